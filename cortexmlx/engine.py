@@ -230,7 +230,7 @@ class Engine(NotCopyable):
         checked_function("on_window", on_window)
         self._worker.check_open()
         core = self._worker.core
-        size = window_size(context, core.scheduler.limits.scored(core.cache.capacity_tokens))
+        size = window_size(context, core.scheduler.limits.scored(core.cache.tables.capacity_tokens))
         complete = partial(self.as_completed, cache=False)
         return measure(Text.read(text, self._tokenizer), complete, size, stride, on_window)
 
@@ -349,7 +349,7 @@ class Engine(NotCopyable):
 
     def blocks(self) -> BlockMap:
         """The owner of every block of the KV arena. Cheap enough to ask a few times a second. Raises EngineClosed."""
-        return self._worker.ask(lambda core: core.cache.block_map())
+        return self._worker.ask(lambda core: core.cache.pools.block_map())
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:
         """What `look(core)` returns, called on the engine's thread between two steps: for measuring and debugging.
@@ -364,7 +364,7 @@ class Engine(NotCopyable):
         `keep_last`, whose rows go on beyond context and memory, as many as can be counted or `max_request_tokens`.
         """
         scheduler = self._worker.core.scheduler
-        return scheduler.limits.room(0, scheduler.cache.capacity_tokens)
+        return scheduler.limits.room(0, scheduler.cache.tables.capacity_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cortexmlx.bench.studies.scheduler import StepCost
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import QueuedRequest
@@ -36,7 +37,7 @@ TEXT = 10
 def measure(blocks: int, cached: int, requests: int = REQUESTS) -> StepCost:
     """Serve `requests` requests in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     random = np.random.default_rng(0)
-    cache = KVCache(group_layers([KVSpec(8, 128, 128, "float16")]), blocks, DEFAULT_BLOCK_SIZE)
+    cache = KVCache(BlockPools(group_layers([KVSpec(8, 128, 128, "float16")]), blocks, DEFAULT_BLOCK_SIZE))
     for text in range(cached // TEXT):
         tokens = random.integers(0, 50_000, TEXT * DEFAULT_BLOCK_SIZE).tolist()
         cache.allocate_for(-1 - text, len(tokens))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
 from cortexmlx.request import QueuedRequest
@@ -59,7 +60,7 @@ class StepCost:
 def measure(rows: int, blocks: int, cached: int, steps: int = STEPS) -> StepCost:
     """Decode `steps` tokens with `rows` rows in a pool of `blocks` blocks, of which `cached` hold unused prefixes."""
     groups = group_layers([KVSpec(8, 128, 128, "float16")])
-    cache = KVCache(groups, blocks, DEFAULT_BLOCK_SIZE)
+    cache = KVCache(BlockPools(groups, blocks, DEFAULT_BLOCK_SIZE))
     scheduler = Scheduler(cache, SchedulerConfig(max_rows=rows, prefill_budget=512, context_length=1 << 20))
     random = np.random.default_rng(0)
     longest = min(100, max(1, cached)) * DEFAULT_BLOCK_SIZE

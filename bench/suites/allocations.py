@@ -18,6 +18,7 @@ from cortexmlx.bench.measure.prompts import Prompts
 from cortexmlx.bench.suites.allocators import Allocator, Buddy, LoopScan, SubstringScan
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, group_layers
 from cortexmlx.request import QueuedRequest
@@ -76,9 +77,9 @@ class Recorded:
 def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> list[Call]:
     """The calls of requests (prompt, tokens to generate) that come through as many rows as an engine has."""
     groups = group_layers([KVSpec(1, 8, 8, "float16")])
-    cache = KVCache(groups, BLOCKS, block_size)
-    recorded = Recorded(cache.allocator(0))
-    cache._pools[0].allocator = recorded  # type: ignore[assignment]
+    cache = KVCache(BlockPools(groups, BLOCKS, block_size))
+    recorded = Recorded(cache.pools[0].allocator)
+    cache.pools[0].allocator = recorded  # type: ignore[assignment]
     scheduler = Scheduler(cache, SchedulerConfig(max_rows=ROWS, prefill_budget=512, context_length=1 << 20))
     waiting = list(reversed(requests))
     while waiting or not scheduler.idle:

@@ -15,7 +15,8 @@ from cortexmlx.execution.boundary import Runner, granted
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.serial.caches import kept_by, not_always_cut, sees_ahead
 from cortexmlx.execution.serial.runner import SerialRunner
-from cortexmlx.execution.serial.sequence import OneSequence
+from cortexmlx.execution.serial.sequence import COUNTED, OneSequence
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import quantized, unquantized
@@ -96,15 +97,16 @@ class PagedMode:
         size = prefix.block_size
         first = tuple(first_blocks(count, size) for count in blocks)
         granted(self._runner.begin(first))
-        return KVCache(
+        pools = BlockPools(
             paged(self.groups),
             first,
             size,
             max_blocks=blocks,
             prefix=prefix,
-            may_resize=self._runner.can_resize,
             snapshots=None if self._snapshots is None else Snapshots(self._snapshots),
+            may_resize=self._runner.can_resize,
         )
+        return KVCache(pools)
 
 
 class SerialMode:
@@ -157,15 +159,9 @@ class SerialMode:
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
         self._runner.begin((1,))
-        return OneSequence(
-            self.groups,
-            1,
-            prefix.block_size,
-            rewind=self._runner.rewind,
-            max_blocks=blocks,
-            prefix=prefix,
-            may_resize=self._runner.can_resize,
-        )
+        resize = self._runner.can_resize
+        pools = BlockPools(COUNTED, 1, prefix.block_size, max_blocks=blocks, prefix=prefix, may_resize=resize)
+        return OneSequence(self.groups, pools, self._runner.rewind)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Pins:
     @property
     def blocks(self) -> int:
         """Blocks of all groups that are there for them."""
-        return self._cache.pinned_blocks
+        return self._cache.pools.pinned_blocks
 
     def add(self, tokens: Sequence[int], salt: str | None) -> tuple[int, int]:
         """Pin the whole blocks of `tokens`, which are shared under `salt`. Returns the pin's number, and how many
@@ -63,12 +63,12 @@ class Pins:
     def _check(self, chain: PinnedKeys) -> None:
         cache = self._cache
         for group, keys in enumerate(chain.of_groups):
-            have, most = cache.pinned_keys(group), int(cache.max_blocks[group] * SHARE)
+            have, most = cache.pools.pinned_keys(group), int(cache.pools.max_blocks[group] * SHARE)
             new = len(set(keys) - have)
             if new and len(have) + new > most:
                 raise PinRefused(
                     f"the pin takes {new} blocks of {cache.block_size} tokens beside {len(have)} that are pinned, and "
-                    f"pins may have {most} of {cache.max_blocks[group]}: unpin something, or raise the KV memory "
+                    f"pins may have {most} of {cache.pools.max_blocks[group]}: unpin something, or raise the KV memory "
                     "(--kv-memory)"
                 )
         snapshots = cache.states.snapshots
@@ -81,7 +81,7 @@ class Pins:
     def _add(self, number: int, chain: PinnedKeys) -> None:
         self._chains[number] = chain
         for group, keys in enumerate(chain.of_groups):
-            self._cache.pin(group, keys)
+            self._cache.pools.pin(group, keys)
 
     def settle(self, number: int) -> None:
         """The text of a pin was computed: its newest recurrent state goes last, too."""
@@ -104,7 +104,7 @@ class Pins:
         """Let go of a pin; nothing happens if there is none."""
         chain = self._chains.pop(number, None)
         for group, keys in enumerate(chain.of_groups if chain is not None else ()):
-            self._cache.unpin(group, keys)
+            self._cache.pools.unpin(group, keys)
         snapshot = self._snapshots.pop(number, None)
         snapshots = self._cache.states.snapshots
         if snapshots is not None and snapshot is not None and snapshot not in self._snapshots.values():

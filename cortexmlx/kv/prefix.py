@@ -207,6 +207,14 @@ class PrefixCache:
         return tuple(self._entries.values())
 
 
+def predecessor(node: Node, steps: int) -> Node:
+    """Return the node `steps` blocks before a node in its chain."""
+    for _ in range(steps):
+        assert isinstance(node, Entry), "a chain is shorter than the blocks that are registered in it"
+        node = node.parent
+    return node
+
+
 def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
     """The newest of a node's successors that has most of `rest` in common, and how many tokens that is."""
     best, longest = None, 0

@@ -1,115 +1,113 @@
-"""The block tables of all sequences, and what a step needs to know of them. Pure Python and NumPy, no mlx."""
+"""The block tables of all sequences, and what a step reads of them. Pure Python and NumPy, no mlx."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
-from cortexmlx.kv.invariants import CacheStats, block_map, cache_stats
 from cortexmlx.kv.sizing import row_blocks
-from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.stats import BlockMap
 
 _UNLIMITED = 1 << 40
 """Tokens of a sequence whose length costs no memory: more than any model's context."""
 
 
-class SequenceTables(BlockPools):
-    """The sequences, by an integer of the caller's choice, with a table of blocks in each group."""
+class SequenceTables:
+    """The sequences of a cache, each with a block table per layer group. Their blocks are those of `pools`.
 
-    def __init__(
-        self, groups: Sequence[LayerGroup], blocks: int | Sequence[int], block_size: int, **options: Any
-    ) -> None:
-        super().__init__(groups, blocks, block_size, **options)
-        self._sequences: dict[int, SequenceBlocks] = {}
-        self._most = [row_blocks(group.spec.attention_window, block_size) for group in groups]
-        self._windows = [g for g, most in enumerate(self._most) if most is not None]
+    The caller chooses the number of a sequence. `KVCache` begins, grows and ends sequences.
+    """
 
-    @property
-    def grows(self) -> bool:
-        """Whether a token takes memory: some layer keeps its keys and values."""
-        return any(group.layers for group in self.groups)
-
-    # -- what a step needs to know ------------------------------------------------------------------------------------
+    def __init__(self, pools: BlockPools) -> None:
+        self._pools = pools
+        self._block_size = pools.block_size
+        self.sequences: dict[int, SequenceBlocks] = {}
+        """The tables of each sequence, by its number."""
+        self.most_blocks = [row_blocks(group.spec.attention_window, self._block_size) for group in pools.groups]
+        """How many blocks of each group a sequence can have; None in a group that sees all tokens."""
+        self.windowed = [group for group, most in enumerate(self.most_blocks) if most is not None]
+        """The groups that see a window of the tokens."""
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens: `ceil(tokens / block_size)`."""
-        return -(-tokens // self.block_size)
+        """Return the number of blocks that hold `tokens` tokens: `ceil(tokens / block_size)`."""
+        return -(-tokens // self._block_size)
 
-    @property
-    def sequences(self) -> set[int]:
-        """The sequences that have blocks."""
-        return set(self._sequences)
+    def front(self, group: int, position: int) -> int:
+        """Return the index of the first block that a query at `position` sees."""
+        return self._pools.groups[group].spec.attention_window.first_block(position, self._block_size)
+
+    # -- one sequence -------------------------------------------------------------------------------------------------
 
     def length(self, seq: int) -> int:
-        """Tokens of the sequence."""
-        return self._sequences[seq].length
+        """Return the number of tokens of a sequence."""
+        return self.sequences[seq].length
 
     def block_table(self, seq: int, group: int) -> IntArray:
-        """The sequence's blocks in token order, `[blocks]` int32; in a group of windows, those that it still has."""
-        return self._sequences[seq].tables[group].array()
+        """Return a sequence's blocks in token order, `[blocks]` int32. A windowed group has given up the first ones."""
+        return self.sequences[seq].tables[group].array()
 
     def row(self, seq: int, group: int, tokens: int, begin: int = 0) -> IntArray:
-        """The blocks of tokens `begin .. tokens`, `[blocks]` int32; the null block for those that are given up. `begin`
-        is the first token of a block.
+        """Return the blocks of tokens `begin .. tokens`, `[blocks]` int32, with the null block for each block that was
+        given up. `begin` is the first token of a block.
         """
-        table = self._sequences[seq].tables[group]
-        return table.row(begin // self.block_size, self.blocks_for(tokens), self.null_block(group))
+        table = self.sequences[seq].tables[group]
+        return table.row(begin // self._block_size, self.blocks_for(tokens), self._pools.null_block(group))
 
     def run(self, seq: int, group: int, tokens: int, begin: int = 0) -> KVHandle | None:
-        """The run that tokens `begin .. tokens` are, or None if they lie in more than one. Where blocks are given up,
-        nobody may look at what lies in their place.
+        """Return the one run that holds tokens `begin .. tokens`, or None if they are in several runs.
+
+        A run may begin with blocks that the sequence has given up. They belong to others, and must not be read.
         """
-        return self._sequences[seq].tables[group].run(begin // self.block_size, self.blocks_for(tokens))
+        return self.sequences[seq].tables[group].run(begin // self._block_size, self.blocks_for(tokens))
 
     def slots(self, seq: int, group: int, start: int, count: int) -> IntArray:
-        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32; the null
-        block's for those that are given up.
+        """Return the flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32. A
+        token whose block was given up has a slot of the null block.
         """
-        return self._sequences[seq].tables[group].slots(start, count, self.block_size, self.null_block(group))
+        null = self._pools.null_block(group)
+        return self.sequences[seq].tables[group].slots(start, count, self._block_size, null)
 
-    # -- looking inside -----------------------------------------------------------------------------------------------
+    def passed(self, seq: int, tokens: int) -> bool:
+        """Return whether a window has given up blocks that the token after a sequence's first `tokens` tokens sees."""
+        tables = self.sequences[seq].tables
+        return any(tables[group].first > self.front(group, tokens) for group in self.windowed)
+
+    def ends_within(self, sequence: SequenceBlocks, end: int) -> list[int]:
+        """Return the end that each group's table gets for a sequence of `end` blocks: less in a windowed group, since
+        no sequence has more than `most_blocks` there.
+        """
+        pairs = zip(sequence.tables, self.most_blocks, strict=True)
+        return [end if most is None else min(end, table.first + most) for table, most in pairs]
+
+    def describe(self, seq: int) -> str:
+        """Return a sequence's blocks as text for people: its runs as `start+count`, with a bar between groups."""
+        return self.sequences[seq].describe()
+
+    # -- room for others ----------------------------------------------------------------------------------------------
 
     def can_obtain(self, blocks: Sequence[int], promised: Mapping[int, int] | None = None) -> bool:
-        """Whether a new sequence can count on so many blocks of each group, if each of the sequences `promised` gave
-        back its blocks beyond so many tokens or its length.
-        """
+        """Return whether a new sequence can get `blocks` blocks of each group; see `obtainable_beside`."""
         return all(needed <= n for needed, n in zip(blocks, self.obtainable_beside(promised or {}), strict=True))
 
     def obtainable_beside(self, promised: Mapping[int, int]) -> list[int]:
-        """How many blocks of each group a new sequence can count on, if each of the sequences `promised` gave back its
-        blocks beyond so many tokens or its length.
+        """Return how many blocks of each group a new sequence can get if sequences give back spare blocks.
+
+        `promised` has the tokens for which a sequence keeps room. It gives back the blocks beyond these tokens and
+        beyond its length.
         """
-        kept = {seq: self.blocks_for(max(n, self.length(seq))) for seq, n in promised.items()}
+        kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
         counts = []
-        for group in range(len(self.groups)):
-            tables = ((self._sequences[seq].tables[group], places) for seq, places in kept.items())
-            spare = sum(min(max(0, table.end - places), len(table.blocks)) for table, places in tables)
-            counts.append(self.obtainable(group) + spare)
+        for group in range(len(self._pools.groups)):
+            tables = ((self.sequences[seq].tables[group], end) for seq, end in kept.items())
+            spare = sum(min(max(0, table.end - end), len(table.blocks)) for table, end in tables)
+            counts.append(self._pools.obtainable(group) + spare)
         return counts
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one sequence alone could have."""
-        pairs = zip(self.max_blocks, self._most, strict=True)
-        return min(_UNLIMITED if most is not None and most <= n else n * self.block_size for n, most in pairs)
-
-    def stats(self) -> CacheStats:
-        """Counts over all groups, at this moment."""
-        return cache_stats(self._pools, self._sequences)
-
-    def block_map(self) -> BlockMap:
-        """Whose every block is, at this moment."""
-        return block_map(self.block_size, self.groups, self._pools, self.max_blocks)
-
-    def describe(self, seq: int) -> str:
-        """A sequence's blocks for people: its runs as `start+count`, groups separated by bars."""
-        return self._sequences[seq].describe()
-
-    def _front(self, group: int, position: int) -> int:
-        """The place of the first block that a query at a position sees."""
-        return self.groups[group].spec.attention_window.first_block(position, self.block_size)
+        pairs = zip(self._pools.max_blocks, self.most_blocks, strict=True)
+        counts = (_UNLIMITED if most is not None and most <= n else n * self._block_size for n, most in pairs)
+        return min(counts)

@@ -99,12 +99,13 @@ class RunningSet:
         if not self.jobs:
             return True
         need = self._blocks_needed(job, match)
-        return self.cache.can_obtain(need) or self.cache.can_obtain(need, {row.id: row.reserved for row in self.jobs})
+        tables = self.cache.tables
+        return tables.can_obtain(need) or tables.can_obtain(need, {row.id: row.reserved for row in self.jobs})
 
     @property
     def room(self) -> list[int]:
         """Blocks of each layer group that a job may need to begin now, if headroom is dropped."""
-        blocks = self.cache.obtainable_beside({row.id: row.reserved for row in self.jobs})
+        blocks = self.cache.tables.obtainable_beside({row.id: row.reserved for row in self.jobs})
         return [count - len(self.jobs) for count in blocks]
 
     def fits_uncached(self, job: Job, room: list[int]) -> bool:
@@ -114,7 +115,7 @@ class RunningSet:
 
     def make_room(self, job: Job, match: Match | None) -> None:
         """Drop headroom, if a job that fits needs it."""
-        if not self.cache.can_obtain(self._blocks_needed(job, match)):
+        if not self.cache.tables.can_obtain(self._blocks_needed(job, match)):
             self.drop_headroom()
 
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
@@ -140,7 +141,7 @@ class RunningSet:
             job.turn = self._turns
         job.state = RequestState.PREFILLING
         job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
-        job.num_computed_tokens = job.num_stored_tokens = self.cache.length(job.id)
+        job.num_computed_tokens = job.num_stored_tokens = self.cache.tables.length(job.id)
         self._enter(job, match)
         return copies
 
@@ -193,7 +194,7 @@ class RunningSet:
         raises KVCacheFull if there is none.
         """
         while True:
-            capacity = self.cache.capacity_tokens
+            capacity = self.cache.tables.capacity_tokens
             if tokens > capacity:
                 fit(job, capacity)
                 tokens = capacity
@@ -202,7 +203,7 @@ class RunningSet:
                 self.cache.reserve(job.id, tokens)
                 return True
             except KVCacheFull:
-                if self.cache.capacity_tokens < capacity or self.drop_headroom():
+                if self.cache.tables.capacity_tokens < capacity or self.drop_headroom():
                     continue
                 if len(self.jobs) == 1:
                     raise

@@ -64,7 +64,7 @@ class Scheduler:
 
     def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
         """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered."""
-        self.limits.check(prompt_tokens, self.cache.capacity_tokens, params, at_least)
+        self.limits.check(prompt_tokens, self.cache.tables.capacity_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
         """Queue a job for a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it
@@ -72,7 +72,7 @@ class Scheduler:
         """
         prompt, params = request.prompt, request.params
         self.check_prompt(len(prompt), params)
-        room = self.limits.room(len(prompt), self.cache.capacity_tokens)
+        room = self.limits.room(len(prompt), self.cache.tables.capacity_tokens)
         salt = None if self.config.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
@@ -137,7 +137,7 @@ class Scheduler:
         self.gate.forget()
         self._builder.forget()
         self._running.take_loads()
-        self.cache.drop_cached()
+        self.cache.pools.drop_cached()
 
     def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
         """Guess at the next tokens of a job: see `drafts.draft`. Unknown jobs are ignored."""
@@ -146,8 +146,8 @@ class Scheduler:
 
     def relieve(self, critical: bool) -> None:
         """Forget half of the unused cached blocks, or (critical) all, and at the next drain the arena's free end."""
-        unused = self.cache.unused_entries
-        self.cache.drop_cached(None if critical else (unused + 1) // 2)
+        unused = self.cache.pools.unused_entries
+        self.cache.pools.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
         self._running.drop_headroom()
@@ -159,7 +159,7 @@ class Scheduler:
         """Give up the free end of the arena, if that is still to be done. Nothing may be in flight."""
         if self._shrinking:
             self._shrinking = False
-            self.cache.shrink(1)
+            self.cache.pools.shrink(1)
 
     @property
     def idle(self) -> bool:
@@ -177,9 +177,10 @@ class Scheduler:
         running, ended = self._running.jobs, self._window.awaiting_flush
         assert len(running) <= self.config.max_rows and all(job.running for job in running)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
-        assert self.cache.sequences == {job.id for job in (*running, *ended)}, "blocks of nobody, or nobody's blocks"
+        with_blocks = {job.id for job in (*running, *ended)}
+        assert self.cache.tables.sequences.keys() == with_blocks, "blocks of nobody, or nobody's blocks"
         for job in running:
-            job.check_invariants(self.cache.length(job.id))
+            job.check_invariants(self.cache.tables.length(job.id))
         self._admission.check_invariants()
         self.cache.check_invariants()
 
@@ -207,16 +208,16 @@ class Scheduler:
 
     def plan(self, in_flight: int) -> StepPlan | None:
         """The next step; None if there is nothing to compute, or nothing before the `in_flight` steps are committed."""
-        limit = self.cache.max_blocks
+        limit = self.cache.pools.max_blocks
         plan = self._plan(in_flight)
-        if self.cache.max_blocks < limit:
+        if self.cache.pools.max_blocks < limit:
             self.fit_cache()
             plan = plan or self._plan(in_flight)
         return plan
 
     def fit_cache(self) -> None:
         """End the jobs that do not fit into the cache, which may not grow any more."""
-        for job in fit_all(self._jobs.values(), self.cache.capacity_tokens):
+        for job in fit_all(self._jobs.values(), self.cache.tables.capacity_tokens):
             if job.generated:
                 self.finish(job.id, FinishReason.LENGTH)
             else:

@@ -55,7 +55,7 @@ class EngineCore:
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:
-                config.keep.check(self.loaded.context_length, self.cache.capacity_tokens)
+                config.keep.check(self.loaded.context_length, self.cache.tables.capacity_tokens)
             model.begin_store()
         except BaseException:
             self.release()
@@ -93,7 +93,7 @@ class EngineCore:
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops) -> None:
         """Queue a request, whose answers end at `stops`; one that cannot run fails at once."""
-        self.cache.expect_back()
+        self.cache.pools.expect_back()
         self.pins.settle_again()
         try:
             self.scheduler.check_prompt(len(request.prompt), params=request.params)
@@ -127,9 +127,9 @@ class EngineCore:
         """
         self._in_flight.clear()
         self.requests.forget()
-        self.cache.expect_back()
+        self.cache.pools.expect_back()
         self.runner.forget()
-        self._begin_empty(self.cache.max_blocks)
+        self._begin_empty(self.cache.pools.max_blocks)
         self.pins.move_to(self.cache)
 
     def relieve(self, critical: bool) -> None:
@@ -151,12 +151,12 @@ class EngineCore:
         """
         if not self.idle:
             return False
-        self.cache.expect_back()
+        self.cache.pools.expect_back()
         self._unless_refused(self.runner.settle(self.cache.states.take()))
-        if self.cache.fragmentation > _FRAGMENTED:
+        if self.cache.pools.fragmentation > _FRAGMENTED:
             self._unless_refused(self._move_together())
         self.scheduler.shrink()
-        if any(count < have for count, have in zip(self.cache.blocks, self.runner.blocks, strict=True)):
+        if any(count < have for count, have in zip(self.cache.pools.blocks, self.runner.blocks, strict=True)):
             self._unless_refused(self._give_end_back())
         if self._at_work:
             self._look(at_work=False)
@@ -169,7 +169,7 @@ class EngineCore:
     @property
     def kv_bytes_in_use(self) -> int:
         """Bytes of the blocks and tails that hold the tokens of running requests."""
-        return self.cache.bytes_in_use + (self.runner.bytes.tail if self.scheduler.rows_running else 0)
+        return self.cache.pools.bytes_in_use + (self.runner.bytes.tail if self.scheduler.rows_running else 0)
 
     def release(self) -> None:
         """Let go of all memory. The core is of no use afterwards. Safe to call again."""
@@ -196,7 +196,7 @@ class EngineCore:
         self._at_work = at_work
         if at_work and not self.measured.timeline.due(seconds):
             return
-        used, cached, free = self.cache.block_counts
+        used, cached, free = self.cache.pools.block_counts
         running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
         self.measured.timeline.add(UsageSample(seconds, used, cached, free, running, waiting))
 
@@ -263,7 +263,7 @@ class EngineCore:
         request that gets no farther alone fails.
         """
         log.warning("memory was refused, and requests begin again with less: %s", refused.why)
-        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.grows_back
+        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.grows_back
         running = self.scheduler.rows_running
         job = None if arena_stays else most_concerned(plan, self.scheduler.jobs)
         if job is not None:
@@ -273,12 +273,12 @@ class EngineCore:
         self.scheduler.start_over(rows=1 if job is not None and job.refusals else running // 2)
         self.cache.states.take()
         if arena_stays:
-            self.cache.stay(self.runner.blocks)
+            self.cache.pools.stay(self.runner.blocks)
             self.scheduler.fit_cache()
             self.requests.end_without_memory()
         else:
             self.runner.release()
-            self.cache.give_all_back()
+            self.cache.pools.give_all_back()
         self.runner.trim()
         if job is not None and job.refusals > 1 and running == 1:
             self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory(job, refused.why))
@@ -295,11 +295,11 @@ class EngineCore:
 
     def _give_end_back(self) -> Refused | None:
         """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
-        refused = self.runner.resize(self.cache.blocks)
+        refused = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
         if refused is None or not refused.of_arena:
             return refused
-        self.cache.grow(self.runner.blocks)
+        self.cache.pools.grow(self.runner.blocks)
         return None
 
     def stats(self) -> EngineStats:

@@ -141,7 +141,7 @@ class OpenRequests:
             if job.finish_reason is FinishReason.LENGTH:
                 self._finish(answer, FinishReason.LENGTH)
             else:
-                self.fail(answer.of_request, cache_full(job, self._scheduler.cache.capacity_tokens))
+                self.fail(answer.of_request, cache_full(job, self._scheduler.cache.tables.capacity_tokens))
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
         """Fail the requests whose logits leave no token to choose, and those whose processors failed."""

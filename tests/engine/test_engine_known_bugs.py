@@ -24,7 +24,7 @@ def test_after_prefill_the_length_is_that_of_the_prompt(tiny: Any, theirs: Any) 
     def committed(*result: Any) -> Any:
         told = commit(*result)
         if job.running:
-            lengths.append((driver.core.cache.length(job.id), len(job.tokens)))
+            lengths.append((driver.core.cache.tables.length(job.id), len(job.tokens)))
         return told
 
     driver.core.scheduler.commit = committed

@@ -61,7 +61,7 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
     handle.cancel()
     assert driver.core.scheduler.idle and not driver.core.idle
     driver.core.relieve(True)
-    assert driver.core.runner.arena.blocks == driver.core.cache.blocks == (1,)
+    assert driver.core.runner.arena.blocks == driver.core.cache.pools.blocks == (1,)
     driver.core.check_invariants()
 
 
@@ -78,7 +78,7 @@ def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: 
         driver.core.cancel(request)
     driver.finish()
     driver.core.tidy()
-    assert driver.core.runner.arena.blocks == driver.core.cache.blocks < before
+    assert driver.core.runner.arena.blocks == driver.core.cache.pools.blocks < before
     driver.core.check_invariants()
     assert driver.answers([PROMPT], 20) == [tuple(theirs("llama", PROMPT, 20))]
     driver.core.tidy()
@@ -107,7 +107,7 @@ def test_pressure_where_the_system_refuses_even_the_smaller_arena_keeps_the_aren
             driver.core.cancel(2)
             driver.finish()
             driver.core.tidy()
-    assert driver.core.runner.arena.blocks == driver.core.cache.blocks == before
+    assert driver.core.runner.arena.blocks == driver.core.cache.pools.blocks == before
     driver.core.check_invariants()
     assert driver.answers([PROMPT], 20) == [wanted]
 

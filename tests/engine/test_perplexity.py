@@ -128,7 +128,7 @@ def test_numpys_tokens_are_tokens_and_what_utf8_lacks_is_a_question_mark(engine:
 def test_a_window_is_no_longer_than_the_memory_holds(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="32KB", block_size=8, max_rows=4) as engine:
         found = engine.perplexity(TEXT)
-        most = engine.inspect(lambda core: core.cache.capacity_tokens) + 1
+        most = engine.inspect(lambda core: core.cache.tables.capacity_tokens) + 1
         assert found.context == most < 512 and found.stride == most // 2
         with pytest.raises(InvalidRequest, match=rf"context is {most + 1}, but must be in 2..{most}: "):
             engine.perplexity(TEXT, context=most + 1)

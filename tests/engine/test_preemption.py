@@ -20,7 +20,7 @@ def test_a_row_that_resumes_finds_what_it_had_computed(tiny: Any, theirs: Any) -
     def watching(job: Job, *match: Any) -> Any:
         copies = begin(job, *match)
         if job.preemptions:
-            resumed.append((driver.core.cache.length(job.id), len(job.tokens)))
+            resumed.append((driver.core.cache.tables.length(job.id), len(job.tokens)))
         return copies
 
     driver.core.scheduler._running.begin = watching  # type: ignore[method-assign]

@@ -49,7 +49,7 @@ def test_a_chat_finds_its_own_answers_and_stays_in_one_run(tiny: Any, theirs: An
         job = next(iter(driver.core.scheduler.jobs), None)
         if job is not None:
             groups = range(len(driver.core.cache.groups))
-            assert all(driver.core.cache.run(job.id, g, len(text)) is not None for g in groups), "one run"
+            assert all(driver.core.cache.tables.run(job.id, g, len(text)) is not None for g in groups), "one run"
         driver.finish()
         done = driver.result(handle)
         assert done.usage.cached_tokens == before
@@ -178,7 +178,7 @@ def test_prompts_that_differ_in_one_early_token_share_nothing_after_it(tiny: Any
     first, second = driver.add(SYSTEM, 30), driver.add(other, 30)
     driver.step(4)
     jobs = driver.core.scheduler.jobs
-    tables = [set(driver.core.cache.block_table(j.id, 0).tolist()[place // 8 :]) for j in jobs]
+    tables = [set(driver.core.cache.tables.block_table(j.id, 0).tolist()[place // 8 :]) for j in jobs]
     assert len(jobs) == 2 and not tables[0] & tables[1]
     driver.finish()
     assert driver.result(second).usage.cached_tokens <= place

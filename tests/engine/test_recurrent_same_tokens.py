@@ -42,8 +42,8 @@ def driver_of(model: Any, tokens: int = 4096, snapshots: int = 32, **config: Any
     assert cache.states.snapshots is not None
     cache.states.snapshots.most = snapshots
     if not any(group.layers for group in cache.groups):  # blocks that take no bytes
-        cache.max_blocks = (tokens // cache.block_size,)
-        cache.shrink(1)
+        cache.pools.max_blocks = (tokens // cache.block_size,)
+        cache.pools.shrink(1)
     return driver
 
 

@@ -143,7 +143,7 @@ def test_a_lone_answer_that_outgrows_the_arena_ends_where_it_is_full(
     driver.step(30)
     generous.append(False)
     driver.finish()
-    result, held = driver.result(handle), driver.core.cache.capacity_tokens
+    result, held = driver.result(handle), driver.core.cache.tables.capacity_tokens
     assert result.finish_reason is FinishReason.LENGTH
     assert len(result.token_ids) == held + 1 - len(prompt) < 300
     assert list(result.token_ids) == theirs("one layer", prompt, 300)[: len(result.token_ids)]
@@ -161,7 +161,7 @@ def test_rows_go_on_or_are_preempted_when_memory_is_refused(
     driver.step(steps)
     generous.append(False)
     driver.finish()
-    held = driver.core.cache.capacity_tokens
+    held = driver.core.cache.tables.capacity_tokens
     for prompt, handle in zip(prompts, handles, strict=True):
         if len(prompt) > held:
             with pytest.raises(KVCacheFull, match=f"{len(prompt)} tokens and the KV cache holds {held}"):

@@ -260,14 +260,14 @@ def test_what_was_given_back_may_be_had_again_later(tiny: Any, theirs: Any, monk
     Refusals(driver.core, where)
     handles = [driver.add(p, 40) for p in PROMPTS[:4]]
     driver.finish()
-    held = driver.core.cache.capacity_tokens
+    held = driver.core.cache.tables.capacity_tokens
     assert held < len(PROMPTS[5])
     for prompt, handle in zip(PROMPTS, handles, strict=False):
         answer = driver.result(handle).token_ids
         assert answer == tuple(theirs("llama", prompt, 40))[: len(answer)] and len(answer) < 40
     most[0] = 1 << 40
     assert driver.answers([PROMPTS[5]], 40) == [tuple(theirs("llama", PROMPTS[5], 40))]
-    assert driver.core.cache.max_blocks[0] >= before > held // 8
+    assert driver.core.cache.pools.max_blocks[0] >= before > held // 8
 
 
 def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
@@ -287,7 +287,7 @@ def test_who_is_refused_once_on_the_way_back_is_not_cut_short(
 
         monkeypatch.setattr(driver.core.runner.arena, "_bring_slabs_to", refused)
         assert driver.answers(PROMPTS, 12) == [tuple(theirs("llama", p, 12)) for p in PROMPTS]
-        assert driver.core.cache.capacity_tokens == 1024
+        assert driver.core.cache.tables.capacity_tokens == 1024
 
 
 def test_a_request_that_no_longer_fits_has_an_end_also_if_it_was_the_only_one(
@@ -330,7 +330,7 @@ def test_a_compaction_that_is_refused_leaves_nothing_that_cannot_be_trusted(
     driver = Driver(tiny("llama"), tokens=512)
     for prompt in (tokens_of(40, seed=1), PROMPTS[2]):
         driver.answers([prompt], 12)
-    driver.core.cache.drop_cached(4)
+    driver.core.cache.pools.drop_cached(4)
     with monkeypatch.context() as patch:
 
         def refused(*args: Any) -> None:

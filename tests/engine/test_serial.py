@@ -236,8 +236,8 @@ def test_memory_that_the_system_refuses_ends_the_answer(
     monkeypatch.setattr(OwnCaches, "can_resize", lambda self, blocks: blocks[0] <= 10)
     driver = Driver(tiny("llama"), tokens=512)
     answer = driver.result_of(PROMPT, 100)
-    assert answer.finish_reason is FinishReason.LENGTH and driver.core.cache.capacity_tokens in (72, 80)
-    assert len(answer.token_ids) == driver.core.cache.capacity_tokens + 1 - len(PROMPT)
+    assert answer.finish_reason is FinishReason.LENGTH and driver.core.cache.tables.capacity_tokens in (72, 80)
+    assert len(answer.token_ids) == driver.core.cache.tables.capacity_tokens + 1 - len(PROMPT)
     assert list(answer.token_ids) == theirs("llama", PROMPT, len(answer.token_ids))
 
 

@@ -48,12 +48,12 @@ class Poison:
 
     def _poison(self, plan: StepPlan) -> None:
         arena, cache = self.core.runner.arena, self.core.cache
-        assert arena.blocks == cache.blocks, "the arena of this test does not grow"
+        assert arena.blocks == cache.pools.blocks, "the arena of this test does not grow"
         size = cache.block_size
         for group, written in enumerate(self._written):
             null = range(arena.null_block(group) * size, (arena.null_block(group) + 1) * size)
             copied = {c.source for c in plan.copies if c.group == group}
-            for run in cache.allocator(group).free_runs():
+            for run in cache.pools[group].allocator.free_runs():
                 gone = np.arange(run.start * size, run.stop * size)
                 written[gone[~np.isin(gone // size, list(copied))]] = False
             stale = np.flatnonzero(~written)

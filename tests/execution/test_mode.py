@@ -121,7 +121,7 @@ def test_the_runner_works_on_the_arena_that_was_begun_last(kind: Any, judged: An
     assert runner.blocks == (0,)
     cache = way.begin((8,), PrefixCache(8))
     first = runner.arena
-    assert (cache.max_blocks, cache.blocks) == ((8,), runner.blocks)
+    assert (cache.pools.max_blocks, cache.pools.blocks) == ((8,), runner.blocks)
     cache = way.begin((8,), PrefixCache(8))
-    assert runner.arena is not first and cache.blocks == runner.blocks
+    assert runner.arena is not first and cache.pools.blocks == runner.blocks
     mx.eval(runner.arena.arrays())

@@ -67,7 +67,7 @@ def decoding(folder: Any, tokens: int, **params: Any) -> Driver:
     driver = Driver(folder, tokens=tokens, max_rows=ROWS, block_size=32, prefill_budget=4096)
     body = driver.core.loaded.model.model
     body.layers[0] = OnlyAttention(body.layers[0])
-    driver.core.cache.grow(driver.core.cache.max_blocks)
+    driver.core.cache.pools.grow(driver.core.cache.pools.max_blocks)
     handles = [driver.add(tokens_of(1750 + 9 * i, seed=i), 200, **params) for i in range(ROWS)]
     while any(handle.state is not RequestState.DECODING for handle in handles):
         driver.step()

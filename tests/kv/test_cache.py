@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.scheduling.blocks import cached_text, capacity, check_block_map
@@ -35,7 +36,7 @@ class CacheMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 8]),
     )
     def begin(self, count: int, blocks: int, more: int, block_size: int) -> None:
-        self.cache = KVCache(groups(count), blocks, block_size, max_blocks=blocks + more)
+        self.cache = KVCache(BlockPools(groups(count), blocks, block_size, max_blocks=blocks + more))
         self.slots = [np.full(blocks * block_size, -1) for _ in range(count)]
         self.tokens: dict[int, list[int]] = {}
         self.room: dict[int, int] = {}
@@ -44,27 +45,32 @@ class CacheMachine(RuleBasedStateMachine):
 
     def books(self) -> Any:
         """Everything that a refused call must leave as it was."""
-        tables = {s: [self.cache.block_table(s, g).tolist() for g in self.each_group()] for s in self.tokens}
-        lengths = {s: self.cache.length(s) for s in self.tokens}
-        return tables, lengths, self.cache.stats(), [self.cache.allocator(g).block_map() for g in self.each_group()]
+        tables = {s: [self.cache.tables.block_table(s, g).tolist() for g in self.each_group()] for s in self.tokens}
+        lengths = {s: self.cache.tables.length(s) for s in self.tokens}
+        return (
+            tables,
+            lengths,
+            self.cache.stats(),
+            [self.cache.pools[g].allocator.block_map() for g in self.each_group()],
+        )
 
     def each_group(self) -> range:
         return range(len(self.cache.groups))
 
     def resize(self) -> None:
         """The slots follow the size of the cache, which grows on demand."""
-        for group, blocks in enumerate(self.cache.blocks):
+        for group, blocks in enumerate(self.cache.pools.blocks):
             size = blocks * self.cache.block_size
             self.slots[group] = np.concatenate([self.slots[group], np.full(size, -1)])[:size]
 
     def owned(self) -> set[int]:
-        return {b for s in self.tokens for b in self.cache.block_table(s, 0).tolist()}
+        return {b for s in self.tokens for b in self.cache.tables.block_table(s, 0).tolist()}
 
     @rule(target=sequences, tokens=st.integers(0, 30), headroom=st.integers(0, 20))
     def allocate(self, tokens: int, headroom: int) -> int:
         self.born += 1
         need = -(-tokens // self.cache.block_size)
-        fits = need <= self.cache.max_blocks[0] - len(self.owned())
+        fits = need <= self.cache.pools.max_blocks[0] - len(self.owned())
         before = self.books()
         try:
             assert self.cache.allocate_for(self.born, tokens, headroom) == ()
@@ -73,7 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.resize()
             held = capacity(self.cache, self.born)
             assert need * self.cache.block_size <= held < tokens + headroom + self.cache.block_size
-            whole = self.cache.run(self.born, 0, held)
+            whole = self.cache.tables.run(self.born, 0, held)
             assert held == need * self.cache.block_size or whole is not None, "headroom never splits a run"
         except KVCacheFull as error:
             assert not fits and str(need) in str(error)
@@ -84,11 +90,11 @@ class CacheMachine(RuleBasedStateMachine):
     def append(self, seq: int, more: int) -> None:
         if seq not in self.tokens:
             with pytest.raises(KeyError):
-                self.cache.length(seq)
+                self.cache.tables.length(seq)
             return
         length = len(self.tokens[seq])
-        need = self.cache.blocks_for(length + more) - len(self.cache.block_table(seq, 0))
-        fits = need <= self.cache.max_blocks[0] - len(self.owned())
+        need = self.cache.tables.blocks_for(length + more) - len(self.cache.tables.block_table(seq, 0))
+        fits = need <= self.cache.pools.max_blocks[0] - len(self.owned())
         before = self.books()
         try:
             self.cache.append(seq, more)
@@ -99,9 +105,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.resize()
         values = list(range(self.written, self.written + more))
         self.written += more
-        owners = Counter(b for s in self.tokens for b in self.cache.block_table(s, 0).tolist())
+        owners = Counter(b for s in self.tokens for b in self.cache.tables.block_table(s, 0).tolist())
         for group in self.each_group():
-            slots = self.cache.slots(seq, group, length, more)
+            slots = self.cache.tables.slots(seq, group, length, more)
             self.slots[group][slots] = values
             if group == 0:
                 assert all(owners[s // self.cache.block_size] == 1 for s in slots), "a shared block is written"
@@ -132,7 +138,7 @@ class CacheMachine(RuleBasedStateMachine):
             copies = self.cache.fork(parent, self.born, cut)
         except KVCacheFull:
             assert self.books() == before
-            assert kept % self.cache.block_size and len(self.owned()) == self.cache.max_blocks[0]
+            assert kept % self.cache.block_size and len(self.owned()) == self.cache.pools.max_blocks[0]
             return self.born
         assert len(copies) == (len(self.cache.groups) if kept % self.cache.block_size else 0)
         self.resize()
@@ -156,7 +162,7 @@ class CacheMachine(RuleBasedStateMachine):
         freed = self.cache.give_back(seq, tokens)
         assert self.cache.stats().free_blocks == free + freed
         kept = max(len(self.tokens[seq]), tokens)
-        assert capacity(self.cache, seq) <= self.cache.blocks_for(kept) * self.cache.block_size
+        assert capacity(self.cache, seq) <= self.cache.tables.blocks_for(kept) * self.cache.block_size
 
     @rule()
     def compact(self) -> None:
@@ -164,12 +170,12 @@ class CacheMachine(RuleBasedStateMachine):
         for copy in self.cache.compact():
             slots = self.slots[copy.group]
             slots[copy.target * size : (copy.target + 1) * size] = slots[copy.source * size : (copy.source + 1) * size]
-        assert all(self.cache.allocator(g).fragmentation() == 0 for g in self.each_group())
+        assert all(self.cache.pools[g].allocator.fragmentation() == 0 for g in self.each_group())
 
     @rule(least=st.integers(1, 12))
     def shrink(self, least: int) -> None:
-        gone = self.cache.shrink(least)
-        assert gone == 0 or min(self.cache.blocks) >= least
+        gone = self.cache.pools.shrink(least)
+        assert gone == 0 or min(self.cache.pools.blocks) >= least
         self.resize()
 
     @invariant()
@@ -179,23 +185,23 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check_invariants()
         check_block_map(self.cache)
         for seq, tokens in self.tokens.items():
-            assert self.cache.length(seq) == len(tokens)
+            assert self.cache.tables.length(seq) == len(tokens)
             for group in self.each_group():
-                slots = self.cache.slots(seq, group, 0, len(tokens))
+                slots = self.cache.tables.slots(seq, group, 0, len(tokens))
                 assert self.slots[group][slots].tolist() == tokens
-                run = self.cache.run(seq, group, len(tokens))
+                run = self.cache.tables.run(seq, group, len(tokens))
                 if run is not None:
                     start = run.start * self.cache.block_size
                     assert slots.tolist() == list(range(start, start + len(tokens)))
         stats = self.cache.stats()
-        owners = Counter(b for s in self.tokens for b in self.cache.block_table(s, 0).tolist())
+        owners = Counter(b for s in self.tokens for b in self.cache.tables.block_table(s, 0).tolist())
         assert stats.used_blocks == sum(len(self.owned_in(g)) for g in self.each_group())
         assert stats.used_blocks + stats.free_blocks == stats.total_blocks
         assert stats.shared_blocks == len(self.cache.groups) * sum(n > 1 for n in owners.values())
         assert stats.tokens == sum(map(len, self.tokens.values())) and stats.sequences == len(self.tokens)
 
     def owned_in(self, group: int) -> set[int]:
-        return {b for s in self.tokens for b in self.cache.block_table(s, group).tolist()}
+        return {b for s in self.tokens for b in self.cache.tables.block_table(s, group).tolist()}
 
     def teardown(self) -> None:
         if hasattr(self, "cache"):
@@ -213,43 +219,43 @@ TestCache.settings = settings(
 
 def test_slots_are_flat_one_dimensional_int32() -> None:
     """An index with one dimension too many gathers something else, and int64 halves the speed of a scatter."""
-    cache = KVCache(groups(1), 4, 8)
+    cache = KVCache(BlockPools(groups(1), 4, 8))
     cache.allocate_for(1, 20)
-    slots = cache.slots(1, 0, 5, 10)
+    slots = cache.tables.slots(1, 0, 5, 10)
     assert slots.dtype == np.int32 and slots.shape == (10,)
     assert slots.tolist() == list(range(5, 15))
-    assert cache.slots(1, 0, 7, 0).shape == (0,)
-    assert cache.block_table(1, 0).dtype == np.int32
+    assert cache.tables.slots(1, 0, 7, 0).shape == (0,)
+    assert cache.tables.block_table(1, 0).dtype == np.int32
 
 
 def test_a_second_group_that_is_full_leaves_the_first_as_it_was() -> None:
-    cache = KVCache(groups(2), 4, 8)
-    cache.allocator(1).allocate(3)
+    cache = KVCache(BlockPools(groups(2), 4, 8))
+    cache.pools[1].allocator.allocate(3)
     with pytest.raises(KVCacheFull, match="2 more blocks of 8 tokens are needed, 1 of 4 are free"):
         cache.allocate_for(1, 16)
-    assert (cache.allocator(0).free_blocks, cache.allocator(1).free_blocks) == (4, 1)
+    assert (cache.pools[0].allocator.free_blocks, cache.pools[1].allocator.free_blocks) == (4, 1)
     cache.allocate_for(2, 8)
     with pytest.raises(KVCacheFull):
         cache.append(2, 9)
-    assert (cache.length(2), capacity(cache, 2)) == (0, 8)
+    assert (cache.tables.length(2), capacity(cache, 2)) == (0, 8)
     with pytest.raises(ValueError, match="sequence 2 already has blocks"):
         cache.allocate_for(2, 8)
 
 
 def test_a_sequence_lies_in_one_run_where_there_is_one_and_grows_in_place() -> None:
-    cache = KVCache(groups(1), 10, 4)
+    cache = KVCache(BlockPools(groups(1), 10, 4))
     cache.allocate_for(1, 8)
     cache.allocate_for(2, 4)
     cache.allocate_for(3, 12)
     cache.free(2)
     cache.reserve(1, 12)
-    assert cache.block_table(1, 0).tolist() == [0, 1, 2], "the hole behind it was free"
+    assert cache.tables.block_table(1, 0).tolist() == [0, 1, 2], "the hole behind it was free"
     cache.append(1, 25)
-    assert cache.run(1, 0, 25) is None and cache.run(1, 0, 12) is not None
+    assert cache.tables.run(1, 0, 25) is None and cache.tables.run(1, 0, 12) is not None
 
 
 def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_would_have_made_its_own() -> None:
-    cache = KVCache(groups(1), 4, 4)
+    cache = KVCache(BlockPools(groups(1), 4, 4))
     text = list(range(6))
     cached_text(cache, text)
     cache.allocate_for(1, 8)
@@ -266,17 +272,17 @@ def test_a_sequence_that_finds_no_room_gives_back_the_partial_block_that_it_woul
 @pytest.mark.parametrize("again", [False, True])
 def test_the_source_of_a_copy_is_nobodys_until_all_of_a_step_is_planned(again: bool) -> None:
     """Not even if another sequence begins with it, and ends, meanwhile."""
-    cache = KVCache(groups(1), 4, 4)
+    cache = KVCache(BlockPools(groups(1), 4, 4))
     whole, text = list(range(5)), [0, 1, 2, 9]
     cached_text(cache, whole)
     (copy,) = cache.allocate_for(1, 4, match=cache.match(text, cache.prefix.keys(text), 3))
     if again:
         cache.allocate_for(2, 5, match=cache.match(whole, cache.prefix.keys(whole), 4))
         cache.free(2)
-    tokens = 4 * (cache.obtainable(0) + 1)
+    tokens = 4 * (cache.pools.obtainable(0) + 1)
     with pytest.raises(KVCacheFull):
         cache.allocate_for(3, tokens)
     cache.let_go_sources()
     cache.allocate_for(3, tokens)
-    assert copy.source in cache.block_table(3, 0)
+    assert copy.source in cache.tables.block_table(3, 0)
     cache.check_invariants()

@@ -6,6 +6,7 @@ import pytest
 
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import Load, arena_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -47,10 +48,10 @@ def test_rows_of_twenty_windows_have_the_blocks_of_one_and_two_more(
             stage.shadow.commit()
         for job in jobs:
             if job.running and plan is not None:
-                held = len(stage.cache.block_table(job.id, 1))
+                held = len(stage.cache.tables.block_table(job.id, 1))
                 extra = -(-48 // size) if plan.kind is StepKind.MIXED else 0
                 most = max(most, held - extra)
-                whole = max(whole, len(stage.cache.block_table(job.id, 0)))
+                whole = max(whole, len(stage.cache.tables.block_table(job.id, 0)))
     assert most <= -(-window // size) + 2
     assert whole >= 20 * window // size
     assert stage.scheduler.preemptions == 0
@@ -77,9 +78,9 @@ def test_a_model_like_gemma_3_at_32k_tokens_takes_a_quarter_of_full_attentions_a
         used = 0
         while job.finish_reason is None:
             stage.shadow.step()
-            if arena.blocks != stage.cache.blocks:
-                arena.resize(stage.cache.blocks)
-            used = max(used, stage.cache.bytes_in_use)
+            if arena.blocks != stage.cache.pools.blocks:
+                arena.resize(stage.cache.pools.blocks)
+            used = max(used, stage.cache.pools.bytes_in_use)
         return arena.nbytes, used
 
     mixed, mixed_used = bytes_at_work([ALL, seeing(AttentionWindow(1024), 5)])
@@ -92,7 +93,7 @@ def cached(cache: KVCache, tokens: list[int], seq: int = 0, step: int = 4) -> No
     """A sequence that was computed in steps, passed by windows, and left what it had."""
     keys = cache.prefix.keys(tokens)
     cache.allocate_for(seq, len(tokens), match=cache.match(tokens, keys, len(tokens) - 1))
-    while (length := cache.length(seq)) < len(tokens):
+    while (length := cache.tables.length(seq)) < len(tokens):
         end = min(length + step, len(tokens))
         cache.reserve(seq, end)
         cache.append(seq, end - length)
@@ -111,20 +112,20 @@ TEXT = list(range(40))
 
 
 def test_a_prefix_hit_needs_only_the_last_windows_blocks() -> None:
-    cache = KVCache([ALL, seeing(AttentionWindow(6))], [20, 6], 4)
+    cache = KVCache(BlockPools([ALL, seeing(AttentionWindow(6))], [20, 6], 4))
     cached(cache, TEXT)
-    assert cache.allocator(1).total_blocks == 6 and found(cache, [*TEXT, 99]) == 40
+    assert cache.pools[1].allocator.total_blocks == 6 and found(cache, [*TEXT, 99]) == 40
     cache.allocate_for(1, 44, match=cache.match([*TEXT, 99], cache.prefix.keys(TEXT), 40))
-    assert (len(cache.block_table(1, 0)), len(cache.block_table(1, 1))) == (11, 3)
-    assert cache.row(1, 1, 40)[:8].tolist() == [6] * 8, "the null block stands where blocks are gone"
+    assert (len(cache.tables.block_table(1, 0)), len(cache.tables.block_table(1, 1))) == (11, 3)
+    assert cache.tables.row(1, 1, 40)[:8].tolist() == [6] * 8, "the null block stands where blocks are gone"
     cache.free(1)
 
 
 def test_a_text_begins_at_the_last_place_behind_a_whole_window() -> None:
-    cache = KVCache([ALL, seeing(AttentionWindow(6))], 40, 4)
+    cache = KVCache(BlockPools([ALL, seeing(AttentionWindow(6))], 40, 4))
     cached(cache, TEXT)
     for _ in range(3):
-        assert cache._evict(1)
+        assert cache.pools._evict(1)
     lengths = {n: found(cache, [*TEXT[:n], 99]) for n in (4, 8, 12, 16, 20, 40)}
     assert lengths == {4: 0, 8: 0, 12: 0, 16: 0, 20: 20, 40: 40}, "the first three blocks are gone"
     assert found(cache, TEXT[:20]) == 19, "the last token is computed again, in a copy of its block"
@@ -133,33 +134,33 @@ def test_a_text_begins_at_the_last_place_behind_a_whole_window() -> None:
 
 
 def test_what_windows_have_passed_goes_before_the_cache_grows_and_whole_prefixes_go_last() -> None:
-    cache = KVCache([ALL, seeing(AttentionWindow(4))], [20, 7], 4, max_blocks=[40, 40])
+    cache = KVCache(BlockPools([ALL, seeing(AttentionWindow(4))], [20, 7], 4, max_blocks=[40, 40]))
     cached(cache, TEXT)
-    assert cache.blocks == (20, 7), "ten blocks went through seven"
+    assert cache.pools.blocks == (20, 7), "ten blocks went through seven"
     other = [100 + t for t in range(16)]
     cached(cache, other, 1)
-    assert cache.blocks == (20, 7)
+    assert cache.pools.blocks == (20, 7)
     assert found(cache, [*TEXT, 99]) == 40 and found(cache, [*other, 99]) == 16
 
 
 def test_a_chain_without_blocks_leads_on_to_those_that_have_some_and_goes_with_them() -> None:
-    cache = KVCache([seeing(AttentionWindow(4))], 6, 4)
+    cache = KVCache(BlockPools([seeing(AttentionWindow(4))], 6, 4))
     cached(cache, TEXT)
     assert found(cache, [*TEXT, 99]) == 40 and len(cache.prefix) == 10
-    assert cache.capacity_tokens > 10**9, "its length costs nothing"
-    cache.drop_cached()
-    assert len(cache.prefix) == 0 and cache.allocator(0).free_blocks == 6
+    assert cache.tables.capacity_tokens > 10**9, "its length costs nothing"
+    cache.pools.drop_cached()
+    assert len(cache.prefix) == 0 and cache.pools[0].allocator.free_blocks == 6
 
 
 def test_a_fork_needs_what_its_next_token_sees() -> None:
-    cache = KVCache([ALL, seeing(AttentionWindow(6))], 40, 4)
+    cache = KVCache(BlockPools([ALL, seeing(AttentionWindow(6))], 40, 4))
     cache.allocate_for(1, 20)
     cache.append(1, 20)
     assert cache.can_fork(1, 3)
     cache.reserve(1, 24)
     assert cache.can_fork(1, 19) and not cache.can_fork(1, 10)
     assert [copy.group for copy in cache.fork(1, 2, 19)] == [0, 1]
-    assert (len(cache.block_table(2, 0)), len(cache.block_table(2, 1))) == (5, 2)
+    assert (len(cache.tables.block_table(2, 0)), len(cache.tables.block_table(2, 1))) == (5, 2)
     with pytest.raises(ValueError, match="windows have passed those at 10"):
         cache.fork(1, 3, 10)
     cache.check_invariants()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -17,7 +18,7 @@ SEQ = 7
 
 def books() -> KVCache:
     """Six tokens that nobody uses in blocks 0 and 1, and a sequence of eight in blocks 2 and 3."""
-    cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 6, 4)
+    cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 6, 4))
     cached_text(cache, list(range(6)))
     cache.allocate_for(SEQ, 8)
     cache.append(SEQ, 8)
@@ -25,36 +26,36 @@ def books() -> KVCache:
 
 
 def entry(cache: KVCache, block: int = 0) -> Entry:
-    return cache._pools[0].cached[block]
+    return cache.pools[0].cached[block]
 
 
 def hold_twice(cache: KVCache) -> None:
-    cache._sequences[SEQ].tables[0].blocks[1] = 2
+    cache.tables.sequences[SEQ].tables[0].blocks[1] = 2
 
 
 def be_longer(cache: KVCache) -> None:
-    cache._sequences[SEQ].length = 9
+    cache.tables.sequences[SEQ].length = 9
 
 
 def count_one_more(cache: KVCache) -> None:
-    cache._pools[0].ref_counts[2] += 1
+    cache.pools[0].ref_counts[2] += 1
 
 
 def lose(cache: KVCache) -> None:
-    cache._pools[0].hold(0)
+    cache.pools[0].hold(0)
 
 
 def free_what_is_used(cache: KVCache) -> None:
-    cache.allocator(0).free(KVHandle(2, 1))
+    cache.pools[0].allocator.free(KVHandle(2, 1))
 
 
 def evict_what_is_used(cache: KVCache) -> None:
     cache.register(SEQ, list(range(20, 28)), 8)
-    cache._pools[0].unused[2] = entry(cache, 2)
+    cache.pools[0].unused[2] = entry(cache, 2)
 
 
 def free_what_is_cached(cache: KVCache) -> None:
-    cache.allocator(0).free(KVHandle(0, 1))
+    cache.pools[0].allocator.free(KVHandle(0, 1))
 
 
 def cache_twice(cache: KVCache) -> None:
@@ -62,7 +63,7 @@ def cache_twice(cache: KVCache) -> None:
 
 
 def lose_what_is_seen(cache: KVCache) -> None:
-    pool, table = cache._pools[0], cache._sequences[SEQ].tables[0]
+    pool, table = cache.pools[0], cache.tables.sequences[SEQ].tables[0]
     pool.give_up(table.pass_by(1), passed=True)
 
 
@@ -80,19 +81,19 @@ def begin_elsewhere(cache: KVCache) -> None:
 
 
 def swap(cache: KVCache) -> None:
-    pool = cache._pools[0]
+    pool = cache.pools[0]
     pool.cached[0], pool.cached[1] = pool.unused[0], pool.unused[1] = pool.cached[1], pool.cached[0]
 
 
 def hold_more_than_a_block(cache: KVCache) -> None:
     found = cache.prefix.insert(cache.prefix.root(), range(30, 35), (2,))
     assert found is not None
-    cache._pools[0].cached[2] = found
+    cache.pools[0].cached[2] = found
 
 
 def wait_although_gone(cache: KVCache) -> None:
     cache.prefix.remove(entry(cache, 1))
-    del cache._pools[0].cached[1]
+    del cache.pools[0].cached[1]
 
 
 DAMAGE: dict[Callable[[KVCache], None], str] = {
@@ -130,5 +131,5 @@ def test_the_counts_are_those_of_the_books() -> None:
     assert (stats.total_blocks, stats.used_blocks, stats.shared_blocks) == (6, 2, 1)
     assert (stats.cached_blocks, stats.free_blocks) == (2, 4), "what is cached and unused counts as free"
     assert (stats.sequences, stats.tokens, stats.single_run_sequences) == (2, 12, 2)
-    assert cache.block_counts == (stats.used_blocks, stats.cached_blocks, stats.free_blocks)
+    assert cache.pools.block_counts == (stats.used_blocks, stats.cached_blocks, stats.free_blocks)
     assert stats.fragmentation == 0.0

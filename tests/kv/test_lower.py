@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier
 from cortexmlx.kv.prefix import PrefixCache
@@ -76,7 +77,7 @@ def test_another_model_has_other_keys() -> None:
 
 def test_nothing_is_asked_for_before_the_model_is_known() -> None:
     """Entries wait; their pieces get the keys that they would have had."""
-    late, cache = LowerTier((ALL,), SIZE, False, lambda load: None, None), KVCache([ALL], 64, SIZE)
+    late, cache = LowerTier((ALL,), SIZE, False, lambda load: None, None), KVCache(BlockPools([ALL], 64, SIZE))
     keys = PrefixCache(SIZE).keys(TEXT)
     assert late.request(TEXT, keys, 0, 0, 39, 1.0) is None
     cached(late, cache, 1, TEXT[:10])
@@ -109,7 +110,7 @@ def cached(lower: LowerTier, cache: KVCache, seq: int, tokens: list[int]) -> Non
 
 
 def test_each_whole_block_is_to_be_stored_once() -> None:
-    lower, cache = tier(ALL), KVCache([ALL], 64, SIZE)
+    lower, cache = tier(ALL), KVCache(BlockPools([ALL], 64, SIZE))
     cached(lower, cache, 1, TEXT[:10])
     cached(lower, cache, 2, TEXT[:14])
     entries = list(lower.leaving())
@@ -123,25 +124,28 @@ def test_each_whole_block_is_to_be_stored_once() -> None:
 
 def test_what_is_evicted_before_it_is_stored_is_counted() -> None:
     lost: list[int] = []
-    lower, cache = LowerTier((ALL,), SIZE, False, lambda load: None, b"", lost.append), KVCache([ALL], 64, SIZE)
+    lower, cache = (
+        LowerTier((ALL,), SIZE, False, lambda load: None, b"", lost.append),
+        KVCache(BlockPools([ALL], 64, SIZE)),
+    )
     cached(lower, cache, 1, TEXT[:12])
-    cache.drop_cached(1)
+    cache.pools.drop_cached(1)
     assert len(list(lower.leaving())) == 2 and sum(lost) == 1
 
 
 def test_a_text_that_its_row_does_not_go_on_with_is_not_stored_but_what_others_have_of_it_is() -> None:
-    lower, cache = tier(ALL), KVCache([ALL], 64, SIZE)
+    lower, cache = tier(ALL), KVCache(BlockPools([ALL], 64, SIZE))
     cached(lower, cache, 0, TEXT[:4])
     for seq, tokens in ((1, TEXT[:12]), (2, TEXT[:6])):
         keys = cache.prefix.keys(tokens)
         cache.allocate_for(seq, len(tokens), match=cache.match(tokens, keys, len(tokens) - 1))
-        cache.append(seq, len(tokens) - cache.length(seq))
+        cache.append(seq, len(tokens) - cache.tables.length(seq))
     cache.release_blocks(1, TEXT[:12], 12, passed=True)
     assert [entry.tokens for entry in lower.leaving()] == [tuple(TEXT[:4])]
 
 
 def test_a_state_is_a_piece_of_the_block_that_it_stands_behind() -> None:
-    lower, cache = tier(ALL, states=True), KVCache([ALL], 64, SIZE, snapshots=Snapshots(4))
+    lower, cache = tier(ALL, states=True), KVCache(BlockPools([ALL], 64, SIZE, snapshots=Snapshots(4)))
     cache.lower = lower
     cache.allocate_for(1, 10)
     cache.append(1, 10)

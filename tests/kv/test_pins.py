@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cortexmlx.errors import InvalidRequest, KVCacheFull, PinRefused
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -29,7 +30,7 @@ class Talk:
     """Texts that are computed and left in a cache, one after the other."""
 
     def __init__(self, *groups: LayerGroup, blocks: int = 12, **options: Any) -> None:
-        self.cache = KVCache(groups or (FULL,), blocks, SIZE, **options)
+        self.cache = KVCache(BlockPools(groups or (FULL,), blocks, SIZE, **options))
         self.pins = Pins(self.cache)
         self.count = 0
 
@@ -39,11 +40,11 @@ class Talk:
         keys = self.cache.prefix.keys(tokens, salt)
         match = self.cache.match(tokens, keys, len(tokens) - 1, salt)
         self.cache.allocate_for(self.count, len(tokens), match=match)
-        found = self.cache.length(self.count)
+        found = self.cache.tables.length(self.count)
         for _ in range(found, len(tokens)):
-            self.cache.reserve(self.count, self.cache.length(self.count) + 1)
+            self.cache.reserve(self.count, self.cache.tables.length(self.count) + 1)
             self.cache.append(self.count, 1)
-            self.cache.register(self.count, tokens, self.cache.length(self.count), keys)
+            self.cache.register(self.count, tokens, self.cache.tables.length(self.count), keys)
         self.cache.release_blocks(self.count, tokens, len(tokens), keys)
         self.cache.check_invariants()
         return found
@@ -89,7 +90,7 @@ def test_pins_have_their_share_and_not_more() -> None:
     with pytest.raises(InvalidRequest, match="whole blocks of 4 tokens, and this has 3 tokens"):
         talk.pins.add(text(3), None)
     first, _ = talk.pins.add(text(20), None)
-    assert [len(talk.cache.pinned_keys(group)) for group in (0, 1)] == [5, 2], "the window sees its newest blocks"
+    assert [len(talk.cache.pools.pinned_keys(group)) for group in (0, 1)] == [5, 2], "the window sees its newest blocks"
     with pytest.raises(
         PinRefused, match=r"takes 2 blocks of 4 tokens beside 5 that are pinned, and pins may have 6 of"
     ):
@@ -98,7 +99,7 @@ def test_pins_have_their_share_and_not_more() -> None:
     assert len(talk.pins) == 2, "the same again takes nothing"
     talk.pins.add(text(4, seed=1), None)
     talk.pins.remove(first)
-    assert len(talk.cache.pinned_keys(0)) == 6, "another pin still holds what one held"
+    assert len(talk.cache.pools.pinned_keys(0)) == 6, "another pin still holds what one held"
     talk.pins.remove(first)
     assert len(talk.pins) == 2
 
@@ -160,7 +161,7 @@ class PinnedTexts(RuleBasedStateMachine):
         try:
             self.talk.tell(text(length, seed))
         except KVCacheFull:
-            if self.talk.count in self.talk.cache.sequences:
+            if self.talk.count in self.talk.cache.tables.sequences:
                 self.talk.cache.free(self.talk.count)
 
     @rule(seed=st.integers(0, 5), length=st.integers(4, 30))
@@ -180,7 +181,7 @@ class PinnedTexts(RuleBasedStateMachine):
 
     @rule(blocks=st.integers(1, 20))
     def take_memory(self, blocks: int) -> None:
-        cache, pools = self.talk.cache, self.talk.cache._pools
+        cache, pools = self.talk.cache, self.talk.cache.pools
         before, others = self.talk.pins.blocks, [p.evictable - len(p.pinned) + p.allocator.free_blocks for p in pools]
         try:
             cache.allocate_for(-1, blocks * SIZE)
@@ -194,7 +195,7 @@ class PinnedTexts(RuleBasedStateMachine):
     def all_fits(self) -> None:
         self.talk.cache.check_invariants()
         if not self.held:
-            assert not any(self.talk.cache.pinned_keys(group) for group in (0, 1))
+            assert not any(self.talk.cache.pools.pinned_keys(group) for group in (0, 1))
 
 
 TestPinnedTexts = PinnedTexts.TestCase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -17,7 +18,7 @@ def test_a_block_in_another_place_has_another_key() -> None:
 
 
 def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
-    cache = KVCache([LAYER], 12, block_size=2)
+    cache = KVCache(BlockPools([LAYER], 12, block_size=2))
     texts = [[i] * 6 for i in (1, 2, 3)]
     for seq, text in enumerate(texts):
         cache.allocate_for(seq, 6)
@@ -31,7 +32,7 @@ def test_what_was_used_last_goes_last_and_ends_go_before_beginnings() -> None:
         return [len(cache.match(t, cache.prefix.keys(t), 6).entries) for t in texts]
 
     seen = []
-    while cache.drop_cached(1):
+    while cache.pools.drop_cached(1):
         seen.append(found())
     assert seen == [[3, 2, 3], [3, 1, 3], [3, 0, 3], [3, 0, 2], [3, 0, 1], [3, 0, 0], [2, 0, 0], [1, 0, 0], [0, 0, 0]]
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import LowerTier
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
@@ -65,7 +66,9 @@ class PrefixMachine(RuleBasedStateMachine):
         each = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(attention_windows)]
         specs = [LayerGroup(spec, (i,)) for i, spec in enumerate(each)]
         self.cache = KVCache(
-            specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, HASHES[hashing])
+            BlockPools(
+                specs, blocks, block_size, max_blocks=blocks + more, prefix=PrefixCache(block_size, HASHES[hashing])
+            )
         )
         self.size = block_size
         self.arena: list[dict[int, Content]] = [{} for _ in attention_windows]
@@ -94,7 +97,7 @@ class PrefixMachine(RuleBasedStateMachine):
         except KVCacheFull:
             return
         self.copy(copies)
-        self.texts[self.next] = tokens[: self.cache.length(self.next)]
+        self.texts[self.next] = tokens[: self.cache.tables.length(self.next)]
         assert len(self.texts[self.next]) < len(tokens), "at least one token is computed again"
         self.write(self.next, tokens[len(self.texts[self.next]) :])
 
@@ -148,20 +151,20 @@ class PrefixMachine(RuleBasedStateMachine):
             self.cache.reserve(seq, length + more)
         except KVCacheFull:
             return
-        places = self.cache.blocks_for(length + more)
+        places = self.cache.tables.blocks_for(length + more)
         for group, attention_window in enumerate(self.attention_windows):
             seen = places - attention_window.oldest(length) // self.size
-            assert len(self.cache.block_table(seq, group)) >= seen
+            assert len(self.cache.tables.block_table(seq, group)) >= seen
             if not more and attention_window.tokens is not None:
-                front = self.cache.row(seq, group, length)[: attention_window.oldest(length) // self.size]
-                assert (front == self.cache.null_block(group)).all()
+                front = self.cache.tables.row(seq, group, length)[: attention_window.oldest(length) // self.size]
+                assert (front == self.cache.pools.null_block(group)).all()
 
     # -- what the engine does under pressure --------------------------------------------------------------------------
 
     @rule(entries=st.one_of(st.none(), st.integers(1, 4)))
     def evict(self, entries: int | None) -> None:
-        unused = self.cache.unused_entries
-        dropped = self.cache.drop_cached(entries)
+        unused = self.cache.pools.unused_entries
+        dropped = self.cache.pools.drop_cached(entries)
         if entries is None:
             assert dropped >= unused and self.cache.stats().cached_blocks == 0
         else:
@@ -169,19 +172,19 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(least=st.integers(1, 8))
     def shrink(self, least: int) -> None:
-        before = self.cache.blocks
-        dropped = self.cache.shrink(least)
-        assert dropped >= 0 and sum(self.cache.blocks) == sum(before) - dropped
+        before = self.cache.pools.blocks
+        dropped = self.cache.pools.shrink(least)
+        assert dropped >= 0 and sum(self.cache.pools.blocks) == sum(before) - dropped
 
     @rule()
     def compact(self) -> None:
-        free = [self.cache.allocator(g).free_blocks for g in range(len(self.arena))]
+        free = [self.cache.pools[g].allocator.free_blocks for g in range(len(self.arena))]
         copies = self.cache.compact()
         assert all(c.target < c.source for c in copies)
         for copy in copies:
             self.copy([copy])
         for group, count in enumerate(free):
-            allocator = self.cache.allocator(group)
+            allocator = self.cache.pools[group].allocator
             assert allocator.free_blocks == count == allocator.free_blocks_at_end, "what is free is one run at the end"
 
     # -- checks -------------------------------------------------------------------------------------------------------
@@ -201,10 +204,10 @@ class PrefixMachine(RuleBasedStateMachine):
         check_block_map(self.cache)
         self.forget_free_blocks()
         for seq, text in self.texts.items():
-            assert self.cache.length(seq) == len(text)
+            assert self.cache.tables.length(seq) == len(text)
             for group, attention_window in enumerate(self.attention_windows):
                 oldest = min(attention_window.oldest(len(text)), len(text))
-                slots = self.cache.slots(seq, group, oldest, len(text) - oldest).tolist()
+                slots = self.cache.tables.slots(seq, group, oldest, len(text) - oldest).tolist()
                 assert [self.arena[group].get(s) for s in slots] == self.prefixes(text, oldest, self.salts[seq])
 
     @invariant()
@@ -237,17 +240,19 @@ class PrefixMachine(RuleBasedStateMachine):
         try:
             self.cache.append(seq, len(more))
         except KVCacheFull:
-            assert self.cache.length(seq) == begin
+            assert self.cache.tables.length(seq) == begin
             return
         self.forget_free_blocks()
         text += more
         for group, arena in enumerate(self.arena):
-            owned = [block for other in self.texts for block in self.cache.block_table(other, group).tolist()]
+            owned = [block for other in self.texts for block in self.cache.tables.block_table(other, group).tolist()]
             for slot, content in zip(
-                self.cache.slots(seq, group, begin, len(more)).tolist(), self.prefixes(text, begin, salt), strict=True
+                self.cache.tables.slots(seq, group, begin, len(more)).tolist(),
+                self.prefixes(text, begin, salt),
+                strict=True,
             ):
                 assert owned.count(slot // self.size) == 1, "a block is written while it is shared"
-                assert slot // self.size not in self.cache._pools[group].cached, "a cached block is written"
+                assert slot // self.size not in self.cache.pools[group].cached, "a cached block is written"
                 arena[slot] = content
         if register:
             self.cache.register(seq, text, len(text), self.keys(text, salt))
@@ -263,10 +268,10 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def forget_free_blocks(self) -> None:
         for group, arena in enumerate(self.arena):
-            for run in self.cache.allocator(group).free_runs():
+            for run in self.cache.pools[group].allocator.free_runs():
                 for slot in range(run.start * self.size, run.stop * self.size):
                     arena.pop(slot, None)
-            for slot in [s for s in arena if s >= self.cache.blocks[group] * self.size]:
+            for slot in [s for s in arena if s >= self.cache.pools.blocks[group] * self.size]:
                 del arena[slot]
 
     def prefixes(self, text: Sequence[int], begin: int, salt: Salt) -> list[Content]:
@@ -283,11 +288,11 @@ class PrefixMachine(RuleBasedStateMachine):
             return
         for seq in self.texts:
             self.cache.free(seq)
-        self.cache.drop_cached()
+        self.cache.pools.drop_cached()
         assert len(self.cache.prefix) == 0
         for group in range(len(self.arena)):
-            allocator = self.cache.allocator(group)
-            assert allocator.free_blocks == allocator.total_blocks == self.cache.blocks[group]
+            allocator = self.cache.pools[group].allocator
+            assert allocator.free_blocks == allocator.total_blocks == self.cache.pools.blocks[group]
 
 
 TestPrefix = PrefixMachine.TestCase
@@ -297,7 +302,7 @@ TestPrefix.settings = settings(
 
 
 def test_a_salt_that_nobody_uses_any_more_leaves_nothing_behind() -> None:
-    cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 8, 2)
+    cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 8, 2))
     for client in range(1000):
         tokens, salt = [1, 2, 3], str(client)
         match = cache.match(tokens, cache.prefix.keys(tokens, salt), 2, salt)

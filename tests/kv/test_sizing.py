@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import (
     Load,
@@ -229,14 +230,14 @@ def test_a_running_row_takes_whole_blocks_and_of_a_window_as_many_as_a_cache_giv
     """A row that decodes window by window in a cache, which is asked at each step."""
     window, tokens = 100, 700
     groups = (LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 4, "float32", window), (1, 2)))
-    cache = KVCache(groups, 1_000, block_size)
+    cache = KVCache(BlockPools(groups, 1_000, block_size))
     cache.allocate_for(0, 1)
     cache.append(0, 1)
     most = 0
-    while cache.length(0) < tokens:
-        cache.reserve(0, min(cache.length(0) + TAIL_COLUMNS, tokens))
-        most = max(most, cache.bytes_in_use)
-        for _ in range(min(TAIL_COLUMNS, tokens - cache.length(0))):
+    while cache.tables.length(0) < tokens:
+        cache.reserve(0, min(cache.tables.length(0) + TAIL_COLUMNS, tokens))
+        most = max(most, cache.pools.bytes_in_use)
+        for _ in range(min(TAIL_COLUMNS, tokens - cache.tables.length(0))):
             cache.append(0, 1)
     said = row_kv_bytes(groups, tokens, block_size)
     assert said - 2 * block_size * groups[1].bytes_per_token <= most <= said

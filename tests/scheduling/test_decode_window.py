@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.request import RequestState
@@ -41,7 +42,7 @@ def test_a_flush_keeps_off_blocks_that_the_arena_grows_by(more: int) -> None:
     stage.steps(6)
     assert short.state is RequestState.FINISHED and long.state is RequestState.DECODING
     stage.finish()
-    assert stage.cache.blocks > (9,)
+    assert stage.cache.pools.blocks > (9,)
 
 
 def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
@@ -52,7 +53,7 @@ def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
     assert short.state is RequestState.FINISHED
     stage.scheduler.relieve(critical=True)
     stage.finish()
-    assert stage.cache.blocks < (60,)
+    assert stage.cache.pools.blocks < (60,)
 
 
 # -- the window alone -------------------------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ class Opened:
     """A window over rows whose prompts are computed, without a scheduler."""
 
     def __init__(self, limits: list[int], layers: tuple[int, ...] = (0,)) -> None:
-        self.cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), layers)], 64, 4)
+        self.cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), layers)], 64, 4))
         self.running = RunningSet(self.cache, 8, headroom=0, share_prefixes=True)
         self.window = DecodeWindow(self.cache, self.running)
         self.jobs = [job_of(i, [i] * (3 + i), limit) for i, limit in enumerate(limits)]
@@ -139,14 +140,14 @@ def test_a_flush_stores_what_ended_well_and_drops_what_did_not() -> None:
     going, well, badly = opened.jobs
     opened.end(well, well=True)
     opened.end(badly, well=False)
-    assert opened.window.awaiting_flush == [well] and opened.cache.sequences == {going.id, well.id}
-    slots = {job: opened.cache.slots(job.id, 0, job.prompt_length, 6).tolist() for job in (going, well)}
+    assert opened.window.awaiting_flush == [well] and opened.cache.tables.sequences.keys() == {going.id, well.id}
+    slots = {job: opened.cache.tables.slots(job.id, 0, job.prompt_length, 6).tolist() for job in (going, well)}
     flush = opened.window.close()
     assert flush is not None and flush.columns == 6
     wanted = [*slots[going], *slots[well], *[SCRATCH_SLOT] * 6]
     assert flush.writes[0].slots.tolist() == wanted
     assert going.num_stored_tokens == going.num_computed_tokens == 9
-    assert opened.cache.sequences == {going.id} and not opened.window.awaiting_flush
+    assert opened.cache.tables.sequences.keys() == {going.id} and not opened.window.awaiting_flush
     found = opened.cache.match(well.tokens, opened.cache.prefix.keys(well.tokens), len(well.tokens))
     assert len(found.entries) * 4 + found.partial_tokens == 10, "its prompt and six tokens; the newest has no key"
     assert (opened.window.lanes, opened.window.column) == ((), 0)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import LogitsProcessorError
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.state.snapshots import Snapshots
@@ -31,7 +32,7 @@ WORDS = 50
 
 def began(answer: int = 40, blocks: int = 64, snapshots: Snapshots | None = None, **options: Any) -> tuple[Shadow, Job]:
     """A job that decodes, on a shadow arena, with nothing in flight."""
-    cache = KVCache([LAYER], blocks, 4, prefix=PrefixCache(4), snapshots=snapshots)
+    cache = KVCache(BlockPools([LAYER], blocks, 4, prefix=PrefixCache(4), snapshots=snapshots))
     config = SchedulerConfig(max_rows=4, prefill_budget=64, context_length=1000, **options)
     shadow = Shadow(Scheduler(cache, config), WORDS)
     return shadow, decoding(shadow, 1, [1, 2, 3, 4, 5], answer)
@@ -72,7 +73,7 @@ def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> Non
     assert shadow.scheduler.plan(1) is None, "how far the row gets is not known yet"
     shadow.commit()
     assert len(job.tokens) - before == (8 if wrong is None else wrong + 1)
-    assert shadow.scheduler.cache.length(job.id) == job.num_computed_tokens == len(job.tokens) - 1
+    assert shadow.scheduler.cache.tables.length(job.id) == job.num_computed_tokens == len(job.tokens) - 1
     assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
     shadow.scheduler.check_invariants()
     shadow.finish(50)

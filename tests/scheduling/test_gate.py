@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
@@ -22,7 +23,7 @@ class Pipeline:
 
     def __init__(self, blocks: int = 64, max_rows: int = 4, **options: Any) -> None:
         config = SchedulerConfig(max_rows=max_rows, prefill_budget=64, context_length=1 << 20, **options)
-        self.scheduler = Scheduler(KVCache([LAYER], blocks, 4), config)
+        self.scheduler = Scheduler(KVCache(BlockPools([LAYER], blocks, 4)), config)
         self.in_flight: list[StepPlan] = []
         self.reasons: list[Drain | None] = []
 

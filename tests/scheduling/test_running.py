@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import RequestState
@@ -21,7 +22,9 @@ GROUPS = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(2)]
 
 
 def running_set(blocks: int, limit: int | None = None, size: int = 4, **settings: Any) -> RunningSet:
-    cache = KVCache(GROUPS, blocks, size, max_blocks=limit, may_resize=settings.pop("may_resize", lambda blocks: True))
+    cache = KVCache(
+        BlockPools(GROUPS, blocks, size, max_blocks=limit, may_resize=settings.pop("may_resize", lambda blocks: True))
+    )
     return RunningSet(cache, **({"backoff": Backoff(8, 512), "headroom": 0, "share_prefixes": True} | settings))
 
 
@@ -33,10 +36,19 @@ def begin(running: RunningSet, job: Job) -> None:
 def books(running: RunningSet) -> Any:
     """Everything that a question must leave as it was."""
     cache, jobs = running.cache, running.jobs
-    tables = [cache.block_table(j.id, g).tolist() for j in jobs for g in range(len(GROUPS))]
-    maps = [cache.allocator(g).block_map() for g in range(len(GROUPS))]
+    tables = [cache.tables.block_table(j.id, g).tolist() for j in jobs for g in range(len(GROUPS))]
+    maps = [cache.pools[g].allocator.block_map() for g in range(len(GROUPS))]
     state = [(j.state, j.reserved, j.max_new_tokens, j.num_computed_tokens) for j in jobs]
-    return cache.stats(), cache.obtainable(0), cache.obtainable(1), cache.blocks, tables, maps, state, running.changes
+    return (
+        cache.stats(),
+        cache.pools.obtainable(0),
+        cache.pools.obtainable(1),
+        cache.pools.blocks,
+        tables,
+        maps,
+        state,
+        running.changes,
+    )
 
 
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
@@ -60,19 +72,19 @@ def test_what_fits_can_begin_and_leaves_every_row_a_block(
         fits = running.fits(job, match)
         assert books(running) == before, "asking changes nothing"
         if not rows:
-            assert fits or len(job.tokens) > running.cache.capacity_tokens
+            assert fits or len(job.tokens) > running.cache.tables.capacity_tokens
         if not fits or len(running.jobs) == running.backoff.rows:
             continue
         running.make_room(job, match)
         running.begin(job, match)
         running.cache.check_invariants()
         assert job.running and running.jobs[-1] is job
-        assert running.cache.length(job.id) == job.num_computed_tokens < len(job.tokens)
+        assert running.cache.tables.length(job.id) == job.num_computed_tokens < len(job.tokens)
         running.cache.append(job.id, len(job.tokens) - job.num_computed_tokens)
         running.store(job, len(job.tokens))
         size = running.cache.block_size
         for row in rows:  # one more block for each, and nobody must go for it
-            kept = running.cache.blocks_for(max(row.reserved, running.cache.length(row.id)))
+            kept = running.cache.tables.blocks_for(max(row.reserved, running.cache.tables.length(row.id)))
             promised = row.reserved
             assert running.reserve(row, kept * size + 1)
             row.reserved = promised
@@ -82,12 +94,12 @@ def test_room_that_is_wanted_only_is_given_up_for_who_needs_it() -> None:
     running = running_set(8, headroom=16)
     first = job_of(0, [1] * 4)
     begin(running, first)
-    assert running.cache.obtainable(0) == 3, "a block, and four of headroom"
+    assert running.cache.pools.obtainable(0) == 3, "a block, and four of headroom"
     late = job_of(1, [2] * 20)
     late.keys = running.keys(late.tokens, None)
     assert running.fits(late, None)
     running.make_room(late, None)
-    assert running.cache.obtainable(0) == 7
+    assert running.cache.pools.obtainable(0) == 7
     running.begin(late, None)
     assert not running.fits(job_of(2, [3] * 4), None), "a block for it and one for each row are more than two"
 
@@ -97,9 +109,9 @@ def test_a_row_asks_for_the_headroom_of_others_before_it_asks_for_a_row() -> Non
     one, other = job_of(0, [1] * 4), job_of(1, [2] * 4)
     begin(running, one)
     begin(running, other)
-    assert running.cache.obtainable(0) == 0
+    assert running.cache.pools.obtainable(0) == 0
     assert running.reserve(one, 16), "two blocks of headroom of each"
-    assert running.cache.obtainable(0) == 1
+    assert running.cache.pools.obtainable(0) == 1
     assert running.reserve(one, 20) and not running.reserve(one, 24), "another row must go first"
     running.release_row(other)
     running.release_blocks(other)
@@ -111,8 +123,8 @@ def test_who_is_alone_and_refused_memory_ends_where_the_cache_is_full() -> None:
     job = job_of(0, [1] * 4, 20)
     begin(running, job)
     assert running.reserve(job, 17)
-    assert running.cache.capacity_tokens == 8 and job.max_new_tokens == 8 + 1 - 4
-    assert running.cache.obtainable(0) == 0
+    assert running.cache.tables.capacity_tokens == 8 and job.max_new_tokens == 8 + 1 - 4
+    assert running.cache.pools.obtainable(0) == 0
 
 
 def test_a_row_alone_that_still_has_no_room_raises() -> None:
@@ -150,7 +162,7 @@ def test_a_fork_shares_its_parents_full_blocks_and_computes_the_last_token() -> 
     running.store(parent, 10)
     parent.state, child.fork_of = RequestState.DECODING, parent
     copies = running.begin(child, None)
-    tables = [running.cache.block_table(j.id, 0).tolist() for j in (parent, child)]
+    tables = [running.cache.tables.block_table(j.id, 0).tolist() for j in (parent, child)]
     assert tables[0][:2] == tables[1][:2] and {(c.source, c.target) for c in copies if c.group == 0} == {
         (tables[0][2], tables[1][2])
     }

@@ -16,7 +16,7 @@ def test_the_token_just_sampled_is_not_counted_as_stored() -> None:
     stage = Stage(blocks=10)
     job = stage.ask([1, 2, 3, 4], 5)
     stage.steps(2)
-    assert job.generated == 1 and stage.cache.length(job.id) == job.num_computed_tokens
+    assert job.generated == 1 and stage.cache.tables.length(job.id) == job.num_computed_tokens
     first, second = stage.shadow.in_flight[0][0].segments[0], job.prompt_length
     assert first.first == second, "the first generated token stands right behind the prompt"
     stage.finish()

@@ -16,6 +16,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from cortexmlx.errors import CortexError
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import DiskLoad, LowerTier
 from cortexmlx.kv.pins import Pins
@@ -79,7 +80,7 @@ class Watched:
     def open(self) -> None:
         """A new engine with the old one's store."""
         groups = [ALL, WINDOW][: len(self.blocks)]
-        self.cache = KVCache(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None)
+        self.cache = KVCache(BlockPools(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None))
         self.requested: list[DiskLoad] = []
         self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.requested.append, b"model")
         self.pins = Pins(self.cache)

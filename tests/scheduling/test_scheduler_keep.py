@@ -24,7 +24,7 @@ def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
         stage.steps(1)
         if job.running:
             used.add(stage.cache.stats().used_blocks)
-            lengths.append(stage.cache.length(job.id))
+            lengths.append(stage.cache.tables.length(job.id))
     stage.finish()
     assert job.generated == 2000 and max(lengths) == 24 and max(used) == 6
     shorter = [b for a, b in pairwise(lengths) if b < a]
@@ -96,7 +96,7 @@ def test_what_a_row_has_dropped_goes_before_the_arena_grows_and_before_what_othe
     stage.finish()
     stage.ask([1, 2, 3], max_tokens=1000)
     stage.finish()
-    assert stage.cache.blocks == (16,)
+    assert stage.cache.pools.blocks == (16,)
     again = stage.ask(others, max_tokens=1)
     stage.finish()
     assert again.cached == 15
@@ -107,11 +107,11 @@ def test_a_row_goes_on_with_the_blocks_of_its_first_tokens() -> None:
     stage = Stage(blocks=16, context_length=60, keep=KeepPolicy(20, 20))
     job = stage.ask(list(range(20)), max_tokens=1000)
     stage.steps(3)
-    first = stage.cache.block_table(job.id, 0)[:5].tolist()
+    first = stage.cache.tables.block_table(job.id, 0)[:5].tolist()
     while job.drops < 3:
         stage.steps(1)
         if job.running:
-            assert stage.cache.block_table(job.id, 0)[:5].tolist() == first
+            assert stage.cache.tables.block_table(job.id, 0)[:5].tolist() == first
     stage.finish()
 
 

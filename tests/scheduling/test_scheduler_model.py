@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
@@ -115,13 +116,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         most = [row_blocks(attention_window, block_size) for attention_window in reaches]
         limits = [first + more if n is None else min(first + more, n + more_than_a_row) for n in most]
         cache = KVCache(
-            groups(reaches),
-            [min(first, limit) for limit in limits],
-            block_size,
-            max_blocks=limits,
-            prefix=PrefixCache(block_size),
-            may_resize=lambda blocks: max(blocks) <= self.allowed,
-            snapshots=None if snapshots is None else Snapshots(snapshots),
+            BlockPools(
+                groups(reaches),
+                [min(first, limit) for limit in limits],
+                block_size,
+                max_blocks=limits,
+                prefix=PrefixCache(block_size),
+                may_resize=lambda blocks: max(blocks) <= self.allowed,
+                snapshots=None if snapshots is None else Snapshots(snapshots),
+            )
         )
         config = SchedulerConfig(
             max_rows=max_rows,
@@ -244,7 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @property
     def longest_prompt(self) -> int:
         """Tokens of a prompt that is not refused. One that keeps a part of its tokens may be longer than the cache."""
-        capacity = self.scheduler.cache.capacity_tokens
+        capacity = self.scheduler.cache.tables.capacity_tokens
         if self.keep is not None and self.keep[0] + 2 * self.keep[1] <= capacity:
             return 1000
         return min(capacity, CONTEXT - 1)
@@ -278,10 +281,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             computing = [job for job in self.open if job.state is RequestState.PREFILLING]
             drops = [(job, job.drops) for job in self.open]
             held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
-            limit = self.scheduler.cache.max_blocks
+            limit = self.scheduler.cache.pools.max_blocks
             self.shadow.step()
             computing += [job for job, before in drops if job.drops > before]
-            if self.scheduler.cache.max_blocks == limit:  # shorter answers change who has its share
+            if self.scheduler.cache.pools.max_blocks == limit:  # shorter answers change who has its share
                 self.nobody_jumped_the_queue(waiting, computing, held)
 
     def lets_others_pass(self, job: Job, computing: list[Job]) -> bool:
@@ -340,7 +343,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def the_system_refuses(self, share: float) -> None:
         """More than the arena has, or all but a part of what it may still grow by."""
         cache = self.scheduler.cache
-        self.allowed = max(cache.blocks) + int(share * (max(cache.max_blocks) - max(cache.blocks)))
+        self.allowed = max(cache.pools.blocks) + int(share * (max(cache.pools.max_blocks) - max(cache.pools.blocks)))
 
     @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
     @rule()
@@ -373,10 +376,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.free_blocks == stats.total_blocks and stats.sequences == 0
         assert self.scheduler.rows_running == self.scheduler.rows_waiting == 0
         self.shadow.states.nothing_is_left_but_snapshots()
-        self.scheduler.cache.drop_cached()
+        self.scheduler.cache.pools.drop_cached()
         assert not self.scheduler.cache.states.snapshots
         for group in range(len(self.scheduler.cache.groups)):
-            allocator = self.scheduler.cache.allocator(group)
+            allocator = self.scheduler.cache.pools[group].allocator
             assert allocator.free_blocks == allocator.total_blocks
 
 

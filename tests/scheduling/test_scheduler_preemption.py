@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ class Crowd:
 
     def __init__(self, blocks: int, max_rows: int, **settings: Any) -> None:
         self.now = 0.0
-        cache = KVCache([LAYER], blocks, 4)
+        cache = KVCache(BlockPools([LAYER], blocks, 4))
         config = SchedulerConfig(max_rows=max_rows, prefill_budget=32, context_length=1 << 20, **settings)
         self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
         self.shadow = Shadow(self.scheduler, VOCAB)

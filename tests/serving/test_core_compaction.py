@@ -20,8 +20,8 @@ def scattered(driver: Driver) -> list[list[int]]:
         match = cache.match(text, cache.prefix.keys(text), 60)
         cache.allocate_for(999, 56, match=replace(match, partial=None, partial_tokens=0))
         cache.free(999)
-    gone = cache.unused_entries - 4 * 7
-    cache.drop_cached(gone)
+    gone = cache.pools.unused_entries - 4 * 7
+    cache.pools.drop_cached(gone)
     return texts[::2]
 
 
@@ -58,16 +58,16 @@ def test_nothing_moves_while_a_row_runs(tiny: Any, theirs: Any) -> None:
 def test_after_compaction_the_free_end_can_be_given_back(tiny: Any, theirs: Any) -> None:
     driver = Driver(tiny("llama"), tokens=1024)
     kept = scattered(driver)
-    blocks = driver.core.cache.blocks
+    blocks = driver.core.cache.pools.blocks
     driver.core.compact()
-    driver.core.cache.shrink(1)
-    assert driver.core.cache.blocks == (driver.core.stats().cached_blocks,) < blocks
+    driver.core.cache.pools.shrink(1)
+    assert driver.core.cache.pools.blocks == (driver.core.stats().cached_blocks,) < blocks
     assert driver.answers(kept, 12) == [tuple(theirs("llama", t, 12)) for t in kept]
 
 
 def test_an_idle_engine_tidies_up_only_when_it_is_badly_fragmented(tiny: Any) -> None:
     driver = Driver(tiny("llama"), tokens=512)
     driver.answers([tokens_of(60, seed=1)], 1)
-    table = driver.core.cache.allocator(0).block_map()
+    table = driver.core.cache.pools[0].allocator.block_map()
     driver.core.tidy()
-    assert driver.core.cache.allocator(0).block_map() == table
+    assert driver.core.cache.pools[0].allocator.block_map() == table

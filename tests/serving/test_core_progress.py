@@ -92,4 +92,4 @@ def test_a_cancelled_prompt_gets_no_further_piece(tiny: Any, pieces: int) -> Non
     handle.cancel()
     driver.step(3)
     assert (asked, handle.state, driver.core.scheduler.steps) == ([handle.id], RequestState.CANCELLED, steps)
-    assert driver.core.scheduler.idle and driver.core.cache.sequences == set()
+    assert driver.core.scheduler.idle and driver.core.cache.tables.sequences.keys() == set()

@@ -77,7 +77,7 @@ def test_a_client_pins_for_itself(engine: Engine) -> None:
 
 
 def test_what_cannot_be_pinned_is_refused_with_the_numbers(tiny: Any, engine: Engine) -> None:
-    blocks = engine.inspect(lambda core: core.cache.max_blocks[0])
+    blocks = engine.inspect(lambda core: core.cache.pools.max_blocks[0])
     with pytest.raises(PinRefused, match=f"beside 0 that are pinned, and pins may have {blocks // 2} of {blocks}"):
         engine.pin(tokens_of(8 * (blocks // 2 + 1)))
     with pytest.raises(InvalidRequest, match="whole blocks of 8 tokens, and this has 7"):
@@ -117,7 +117,7 @@ def test_a_pin_of_a_closed_engine_is_let_go(tiny: Any) -> None:
 
 def test_prompts_that_need_the_memory_of_pins_get_it(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="40KB", block_size=8, max_rows=2) as engine:
-        capacity = engine.inspect(lambda core: core.cache.capacity_tokens)
+        capacity = engine.inspect(lambda core: core.cache.tables.capacity_tokens)
         engine.pin(tokens_of(capacity // 2 // 8 * 8))
         answer = engine.generate(tokens_of(capacity - 5, seed=2), SHORT)
         assert len(answer.token_ids) == 4 and engine.stats().pinned_blocks < capacity // 2 // 8

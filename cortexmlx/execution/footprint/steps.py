@@ -18,6 +18,7 @@ from cortexmlx.execution.footprint.graph import Graph, trace
 from cortexmlx.execution.footprint.replay import peak_bytes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
@@ -104,7 +105,7 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
 
 def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> KVCache:
     """Return a cache with `blocks` free blocks. The block after each one is in use."""
-    cache = KVCache(groups, 2 * blocks, block_size)
+    cache = KVCache(BlockPools(groups, 2 * blocks, block_size))
     for block in range(2 * blocks):
         cache.allocate_for(-1 - block, block_size)
     for block in range(0, 2 * blocks, 2):

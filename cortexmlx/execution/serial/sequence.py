@@ -4,62 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Match
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 
-_COUNTED = (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
-"""The one group of blocks: no layer keeps anything in them."""
+COUNTED = (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
+"""The one group of its pools. Its blocks take no memory: they only count tokens."""
 
 
 class OneSequence(KVCache):
-    """A `KVCache` whose blocks only count tokens, and in which nobody has any while a sequence begins.
+    """A `KVCache` for one sequence at a time. Its blocks only count tokens; the keys and values are in mlx-lm's caches.
 
-    What is cached is what the last sequence left, for only its tokens are kept. A sequence that begins like it takes
-    that over: `rewind(tokens)` brings what is kept back to the first `tokens` tokens, or says that it cannot; then the
-    sequence begins with nothing, and `rewind(0)` forgets everything. `kept` is what the model's layers keep.
+    Only the last sequence is kept, and a new one that begins like it takes it over. `rewind(tokens)` cuts mlx-lm's
+    caches back to the first `tokens` tokens, or returns False if they cannot be cut. Then the new sequence begins
+    empty. `rewind(0)` empties the caches. `kept` is what the model's layers keep, and `pools` have the group `COUNTED`.
     """
 
-    def __init__(
-        self,
-        kept: Sequence[LayerGroup],
-        blocks: int,
-        block_size: int,
-        *,
-        rewind: Callable[[int], bool],
-        **options: Any,
-    ) -> None:
-        super().__init__(_COUNTED, blocks, block_size, **options)
+    def __init__(self, kept: Sequence[LayerGroup], pools: BlockPools, rewind: Callable[[int], bool]) -> None:
+        super().__init__(pools)
         self.needs_ends = True  # not all caches can be cut back
         self._kept = tuple(kept)
         self._rewind = rewind
 
     @property
     def grows(self) -> bool:
-        """Its caches take memory for every token, whatever the blocks that count them do."""
+        """Always: mlx-lm's caches take memory for every token, though the blocks do not."""
         return True
 
     @property
     def bytes_limit(self) -> int:
         """Bytes of the longest sequence."""
-        return sequence_bytes(self._kept, self.capacity_tokens)
+        return sequence_bytes(self._kept, self.tables.capacity_tokens)
 
     def allocate_for(
         self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, loaded: int = 0
     ) -> tuple[BlockCopy, ...]:
-        """Begin a sequence in the place of the last one, with what of `match` is still there. There is nothing to
-        copy. Raises KVCacheFull; then what is kept has not changed.
+        """Begin a sequence that replaces the last one, with the tokens of `match` that mlx-lm's caches can keep.
+
+        Nothing is copied. Raises KVCacheFull; then the caches have not changed.
         """
         super().allocate_for(seq, tokens, headroom, match)
-        self.let_go_sources()  # nothing is copied: a source that is held would stay cached when its text is gone
-        if not self._rewind(self.length(seq)):
+        self.let_go_sources()  # nothing is copied, and a held source would stay cached after its text is gone
+        if not self._rewind(self.tables.length(seq)):
             assert match is not None
             self.free(seq)
             self._rewind(0)
             super().allocate_for(seq, tokens, headroom, replace(match, entries=(), partial=None, partial_tokens=0))
-        self.drop_cached()
+        self.pools.drop_cached()
         return ()

@@ -1,26 +1,27 @@
-"""The pools of all layer groups together: growing, shrinking, pins, and making room by eviction.
+"""The block pools of all layer groups together: growing, shrinking, pins, and making room by eviction.
 
-Groups that see equally far need equally many blocks at all times, so they have equally many. One that sees a window
-needs few of them, whatever the sequences' length.
+Groups that see equally far always need equally many blocks, so they have equally many. A group that sees a window needs
+few blocks, however long the sequences are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from cortexmlx.kv.blocks.allocator import KVBlockAllocator
 from cortexmlx.kv.blocks.pool import BlockPool
+from cortexmlx.kv.invariants import block_map
 from cortexmlx.kv.prefix import GONE, Entry, Key, Node, PrefixCache
 from cortexmlx.kv.spec import Counts, LayerGroup, of_each
+from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.stats import BlockMap
 
 
 class BlockPools:
-    """The pools of all groups, which have `blocks` blocks now and may get `max_blocks`, and the prefix cache, whose
-    entries have their blocks there.
+    """One pool of blocks per layer group, and the prefix cache whose entries have their blocks in these pools.
 
-    `may_resize(blocks)` says whether the arena can follow; once it cannot, what a group has is its limit. What it had
-    before all was given back it may ask for again.
+    An entry that is evicted loses its snapshots of recurrent states, too. Iterating gives the pools in the order of
+    the groups.
     """
 
     def __init__(
@@ -31,72 +32,84 @@ class BlockPools:
         *,
         max_blocks: int | Sequence[int] | None = None,
         prefix: PrefixCache | None = None,
+        snapshots: Snapshots | None = None,
         may_resize: Callable[[Counts], bool] = lambda blocks: True,
     ) -> None:
+        """Begin with `blocks` blocks in each group, one number for all groups or one for each, all of them free.
+
+        The pools grow on demand up to `max_blocks`. `may_resize(blocks)` says whether the arena can get these numbers
+        of blocks. If it cannot, what a group has becomes its limit. Blocks that were given back by `give_all_back` may
+        be asked for again.
+        """
         self.groups = tuple(groups)
         self.block_size = block_size
         self.blocks = of_each(groups, blocks)
         limits = of_each(groups, self.blocks if max_blocks is None else max_blocks)
         self.max_blocks = tuple(map(max, self.blocks, limits))
-        self._given_back: Counts = tuple(0 for _ in groups)
         self.prefix = PrefixCache(block_size) if prefix is None else prefix
+        self.snapshots = snapshots
+        self._given_back: Counts = tuple(0 for _ in groups)
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
-        attention_windows = [group.spec.attention_window for group in groups]
-        self._alike = [
-            {g for g, other in enumerate(attention_windows) if other == attention_window}
-            for attention_window in attention_windows
-        ]
-        self._widest = max(range(len(groups)), key=lambda g: attention_windows[g].tokens or float("inf"))
+        windows = [group.spec.attention_window for group in groups]
+        self._alike = [{g for g, other in enumerate(windows) if other == window} for window in windows]
+        self._widest = max(range(len(groups)), key=lambda g: windows[g].tokens or float("inf"))
+
+    def __iter__(self) -> Iterator[BlockPool]:
+        return iter(self._pools)
+
+    def __getitem__(self, group: int) -> BlockPool:
+        return self._pools[group]
 
     @property
     def unused_entries(self) -> int:
-        """Entries of the prefix cache whose blocks nobody uses or pinned, in the group that sees farthest."""
+        """Cached entries that no sequence uses and no pin names, counted in the group that sees farthest back."""
         pool = self._pools[self._widest]
         return pool.evictable - len(pool.pinned)
 
     @property
     def block_counts(self) -> tuple[int, int, int]:
-        """Used, cached and free blocks as in `CacheStats`, but O(1) however many blocks there are."""
+        """Used, cached and free blocks as in `CacheStats`, in a time that does not depend on their number."""
         used = sum(pool.owned for pool in self._pools)
         return used, sum(pool.evictable for pool in self._pools), sum(self.blocks) - used
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes of the blocks that belong to sequences; cached ones that nobody uses do not count."""
+        """Bytes of the blocks that belong to sequences. Cached blocks that no sequence uses do not count."""
         return sum(p.owned * self.block_size * g.bytes_per_token for p, g in zip(self._pools, self.groups, strict=True))
 
     @property
     def bytes_limit(self) -> int:
-        """Bytes of the blocks that all groups may get."""
+        """Bytes of the blocks of all groups at their limits."""
         pairs = zip(self.max_blocks, self.groups, strict=True)
         return sum(count * self.block_size * group.bytes_per_token for count, group in pairs)
 
-    def null_block(self, group: int) -> int:
-        """The arena's block of zeros, which pads block tables: the first behind those handed out."""
-        return self.blocks[group]
-
-    def allocator(self, group: int) -> KVBlockAllocator:
-        """The group's allocator."""
-        return self._pools[group].allocator
-
     @property
     def fragmentation(self) -> float:
-        """That of the worst group: `1 - longest free run / free blocks`."""
+        """`1 - longest free run / free blocks` of the group in which it is largest."""
         return max(pool.allocator.fragmentation() for pool in self._pools)
+
+    def null_block(self, group: int) -> int:
+        """Return the arena's block of zeros, which pads block tables: the first one after the blocks of a group."""
+        return self.blocks[group]
+
+    def block_map(self) -> BlockMap:
+        """Return the state of every block."""
+        return block_map(self.block_size, self.groups, self._pools, self.max_blocks)
 
     # -- growing and shrinking ----------------------------------------------------------------------------------------
 
     def grow(self, blocks: int | Sequence[int]) -> None:
-        """Bring the groups to so many blocks each, where that is more. The arena must follow before the next step."""
+        """Grow each group to `blocks` blocks if it has fewer. The arena must be resized before the next step."""
         for pool, count, have in zip(self._pools, of_each(self.groups, blocks), self.blocks, strict=True):
             if count > have:
                 pool.grow(count - have)
         self._count()
 
     def shrink(self, least: int | Sequence[int]) -> int:
-        """Give up free blocks at the end, down to `least` in each group. Returns how many blocks went in all. The arena
-        must follow before the next step.
+        """Give up free blocks at the end of each group, down to `least` blocks. Return how many were given up in all.
+
+        The arena must be resized before the next step.
         """
         floors = of_each(self.groups, least)
         ends = [pool.allocator.free_blocks_at_end for pool in self._pools]
@@ -111,37 +124,37 @@ class BlockPools:
         return sum(less)
 
     def stay(self, blocks: Sequence[int]) -> None:
-        """The arena could not follow: have its `blocks` blocks, and no more later. Nobody may have any."""
+        """Keep the arena's `blocks` blocks as the limit, because it could not grow. No sequence may have blocks."""
         self.grow(blocks)
         self.shrink(blocks)
         self.max_blocks = self.blocks
 
     def give_all_back(self) -> None:
-        """The arena has no block any more, for memory is short: have as few as can be. Nobody may have any."""
+        """Shrink to one block in each group, because memory is short. No sequence may have blocks."""
         self._given_back = tuple(map(max, self._given_back, self.blocks))
         self.shrink(1)
 
     @property
     def grows_back(self) -> bool:
-        """It has no more blocks than were given back, so that the arena had as many before."""
+        """Whether the pools have no more blocks than before `give_all_back`, so that the arena once had as many."""
         return all(have <= given for have, given in zip(self.blocks, self._given_back, strict=True))
 
     def expect_back(self) -> None:
-        """What was given back may be had again, even if the system has refused it since."""
+        """Raise the limits to what was given back, even if the system has refused that since."""
         self.max_blocks = tuple(map(max, self.max_blocks, self._given_back))
 
     def _count(self) -> None:
         self.blocks = tuple(len(pool.ref_counts) for pool in self._pools)
 
-    # -- what goes last -----------------------------------------------------------------------------------------------
+    # -- pins ---------------------------------------------------------------------------------------------------------
 
     def pin(self, group: int, keys: Sequence[Key]) -> None:
-        """The blocks of a group that have these keys, or will have them, go after all others."""
+        """Evict the blocks of a group that have these keys, or will have them, after all others."""
         self._pools[group].pins.update(keys)
         self._sort(group, keys)
 
     def unpin(self, group: int, keys: Sequence[Key]) -> None:
-        """Take back as many calls of `pin`."""
+        """Undo one `pin` of these keys."""
         pool = self._pools[group]
         pool.pins -= Counter(keys)
         self._sort(group, keys)
@@ -154,25 +167,27 @@ class BlockPools:
                 pool.let_go(entry.blocks[group])
 
     def pinned_keys(self, group: int) -> set[Key]:
-        """The keys of the blocks that go last in a group."""
+        """Return the keys that are pinned in a group."""
         return set(self._pools[group].pins)
 
     @property
     def pinned_blocks(self) -> int:
-        """Blocks of all groups that are there and go last."""
+        """Pinned blocks of all groups that are cached now."""
         pairs = ((group, self.prefix.get(key)) for group, pool in enumerate(self._pools) for key in pool.pins)
         return sum(entry is not None and entry.blocks[group] != GONE for group, entry in pairs)
 
     # -- making room --------------------------------------------------------------------------------------------------
 
     def obtainable(self, group: int) -> int:
-        """Blocks that a sequence can count on: free, cached but unused, or not yet grown to."""
+        """Return how many blocks of a group a sequence can get: free, cached but unused, or not yet grown to."""
         pool = self._pools[group]
         return pool.allocator.free_blocks + pool.evictable + self.max_blocks[group] - self.blocks[group]
 
     def drop_cached(self, entries: int | None = None) -> int:
-        """Evict up to `entries` unused cached blocks of the group that sees farthest, oldest first, with what other
-        groups keep of the same tokens; None: all that nobody uses in any group. Returns how many went.
+        """Evict unused cached blocks, the least recently used first. Return how many were evicted.
+
+        `entries` is the most blocks to evict in the group that sees farthest back. Blocks of the same tokens in other
+        groups go with them. None evicts all unused blocks of all groups.
         """
         dropped = 0
         while (entries is None or dropped < entries) and self._evict(self._widest):
@@ -182,9 +197,9 @@ class BlockPools:
                 dropped += 1
         return dropped
 
-    def _make_room(self, group: int, blocks: int) -> None:
-        """See to `blocks` free blocks in a group: evict what was passed, then grow towards the limit, then
-        evict what is cached and unused. Raises KVCacheFull.
+    def make_room(self, group: int, blocks: int) -> None:
+        """Make `blocks` blocks of a group free. First evict blocks that windows have passed, then grow towards the
+        limit, then evict other unused cached blocks. Raises KVCacheFull.
         """
         pool = self._pools[group]
         allocator = pool.allocator
@@ -201,7 +216,10 @@ class BlockPools:
             raise pool.full(blocks, self.block_size)
 
     def _grow_by(self, group: int, least: int) -> None:
-        """Grow towards the limit, to twice the size or by `least` blocks; what the system refuses is the limit."""
+        """Grow to twice the size, or else by `least` blocks, within the limit.
+
+        If the system refuses both, lower the limit to what the group has.
+        """
         have, limit = self.blocks[group], self.max_blocks[group]
         for wanted in (max(2 * have, have + least), have + least):
             grown = tuple(min(wanted, limit) if g in self._alike[group] else n for g, n in enumerate(self.blocks))
@@ -211,37 +229,37 @@ class BlockPools:
         self.max_blocks = tuple(have if g in self._alike[group] else n for g, n in enumerate(self.max_blocks))
 
     def _evict(self, group: int) -> bool:
-        """Forget the cached block of a group that nobody has used for the longest time. False if there is none.
+        """Evict the least recently used cached block of a group. Return False if the group has no such block.
 
-        Without the block of a group that sees all tokens, the entry and what follows it are of no use. Without that of
-        a window, texts still begin where the window is behind it.
+        An entry without its block in a group that sees all tokens is useless, so the whole entry goes. Without its
+        block in a windowed group, texts can still begin at a later place, whose window does not see that block.
         """
         entry = self._pools[group].next_to_go
         if entry is None:
             return False
         if self.groups[group].spec.attention_window.tokens is None:
-            self._remove(entry)
+            self.remove(entry)
         else:
             self._pools[group].forget(entry.blocks[group])
             entry.blocks = tuple(GONE if g == group else block for g, block in enumerate(entry.blocks))
             self._prune(entry)
         return True
 
-    def _remove(self, entry: Entry) -> None:
-        """Forget an entry in all groups."""
-        self.prefix.remove(entry)
-        self._forgot(entry)
+    def remove(self, entry: Entry) -> None:
+        """Remove an entry from the prefix cache, with its blocks in all groups and its snapshots."""
+        self._forget(entry)
         for pool, block in zip(self._pools, entry.blocks, strict=True):
             if block != GONE:
                 pool.forget(block)
         self._prune(entry.parent)
 
     def _prune(self, node: Node) -> None:
-        """Forget the end of a chain, as far as it has no blocks."""
+        """Remove the entries at the end of a chain that have no blocks."""
         while isinstance(node, Entry) and set(node.blocks) == {GONE} and not (node.children or node.forgotten):
-            self.prefix.remove(node)
-            self._forgot(node)
+            self._forget(node)
             node = node.parent
 
-    def _forgot(self, entry: Entry) -> None:
-        """An entry is forgotten: what else it had goes, too."""
+    def _forget(self, entry: Entry) -> None:
+        self.prefix.remove(entry)
+        if self.snapshots is not None:
+            self.snapshots.drop_all(entry.states)

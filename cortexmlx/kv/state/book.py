@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from cortexmlx.kv.blocks.table import SequenceBlocks
-from cortexmlx.kv.prefix import Entry, Match
+from cortexmlx.kv.prefix import Entry, Match, predecessor
 from cortexmlx.kv.state.beginning import Lacks, at_block_ends, at_snapshots, whole_blocks, without_gaps
 from cortexmlx.kv.state.snapshots import NOTHING, Row, Save, Snapshots, StateOps
 
@@ -112,10 +112,7 @@ class StateBook:
         index = (tokens - 1) // self._block_size
         if index >= sequence.registered:
             return sequence.states, tokens
-        entry = sequence.parent
-        for _ in range(sequence.registered - 1 - index):
-            assert isinstance(entry, Entry)  # as many predecessors as registered blocks
-            entry = entry.parent
+        entry = predecessor(sequence.parent, sequence.registered - 1 - index)
         assert isinstance(entry, Entry)
         return None if entry.forgotten else entry.states, tokens - index * self._block_size
 

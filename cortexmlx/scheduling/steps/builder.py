@@ -144,7 +144,7 @@ class StepBuilder:
             groups=groups,
             writes=writes,
             column=column,
-            blocks=self.cache.blocks,
+            blocks=self.cache.pools.blocks,
             flush=flush,
             states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),
             scoring=scoring,

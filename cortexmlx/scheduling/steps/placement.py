@@ -46,7 +46,7 @@ def flush_of(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mapping[
         zeros = [EMPTY]
         for i, end in ends.items():
             lane = lanes[i]
-            slots[i, : end - lane.base] = cache.slots(lane.job.id, group, lane.base, end - lane.base)
+            slots[i, : end - lane.base] = cache.tables.slots(lane.job.id, group, lane.base, end - lane.base)
             zeros.append(_opened_rest(cache, lane.job, group, lane.base, end))
         writes.append(ArenaWrite(slots.reshape(-1), np.concatenate(zeros)))
     return Flush(columns, tuple(writes))
@@ -62,26 +62,26 @@ def _group_step(cache: KVCache, group: int, scheduled: ScheduledTokens, written:
     singles = [job for job, count in scheduled if count == 1]
     origins = [origin(job) for job in singles]
     lengths = np.array([j.num_computed_tokens + written - o for j, o in zip(singles, origins, strict=True)], np.int32)
-    width = max((cache.blocks_for(int(n)) for n in lengths), default=0)
-    tables = np.full((len(singles), width), cache.null_block(group), np.int32)
+    width = max((cache.tables.blocks_for(int(n)) for n in lengths), default=0)
+    tables = np.full((len(singles), width), cache.pools.null_block(group), np.int32)
     runs = []
     for row, (job, begin, length) in enumerate(zip(singles, origins, lengths.tolist(), strict=True)):
-        tables[row, : cache.blocks_for(length)] = cache.row(job.id, group, begin + length, begin)
-        runs.append(cache.run(job.id, group, begin + length, begin))
+        tables[row, : cache.tables.blocks_for(length)] = cache.tables.row(job.id, group, begin + length, begin)
+        runs.append(cache.tables.run(job.id, group, begin + length, begin))
     pieces = []
     flat = len(singles)
     for job, count in scheduled:
         if count > 1:
             begin, end = origin(job), job.num_computed_tokens + count
-            run = cache.run(job.id, group, end, begin)
-            slots = None if run is not None else cache.slots(job.id, group, begin, end - begin)
+            run = cache.tables.run(job.id, group, end, begin)
+            slots = None if run is not None else cache.tables.slots(job.id, group, begin, end - begin)
             pieces.append(PrefillPiece(flat, flat + count, job.num_computed_tokens - begin, run, slots))
             flat += count
     return GroupStep(tables, lengths, tuple(runs), tuple(pieces), attention_window)
 
 
 def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> ArenaWrite:
-    slots = [cache.slots(job.id, group, job.num_computed_tokens, count) for job, count in scheduled]
+    slots = [cache.tables.slots(job.id, group, job.num_computed_tokens, count) for job, count in scheduled]
     zeros = [
         _opened_rest(cache, job, group, job.num_computed_tokens, job.num_computed_tokens + count)
         for job, count in scheduled
@@ -93,4 +93,4 @@ def _opened_rest(cache: KVCache, job: Job, group: int, begin: int, end: int) -> 
     """The slots after `end` of a block that writing `begin .. end` opens. They get zeros, as whole blocks are read."""
     rest = -end % cache.block_size
     opened = begin <= end - end % cache.block_size
-    return cache.slots(job.id, group, end, rest) if rest and opened else EMPTY
+    return cache.tables.slots(job.id, group, end, rest) if rest and opened else EMPTY

@@ -92,7 +92,7 @@ def engine_stats(core: Reported) -> EngineStats:
 
 def _line(job: Job, cache: KVCache) -> str:
     """Describe a job in a line: its state, tokens and blocks."""
-    where = f", blocks {cache.describe(job.id)}" if job.running else ""
+    where = f", blocks {cache.tables.describe(job.id)}" if job.running else ""
     most = job.prompt_length + job.max_new_tokens
     counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
     counts += f", {len(job.dropped)} dropped" if job.dropped else ""

@@ -10,7 +10,8 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from cortexmlx.execution.serial.sequence import OneSequence
+from cortexmlx.execution.serial.sequence import COUNTED, OneSequence
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.sampling_params import SamplingParams
@@ -48,9 +49,8 @@ class Machine:
 
     def __init__(self, block_size: int, blocks: int, budget: int, pipeline: bool, share: bool) -> None:
         self.held = Held()
-        self.cache = OneSequence(
-            (), 1, block_size, rewind=self.held.rewind, max_blocks=blocks, prefix=PrefixCache(block_size)
-        )
+        pools = BlockPools(COUNTED, 1, block_size, max_blocks=blocks, prefix=PrefixCache(block_size))
+        self.cache = OneSequence((), pools, self.held.rewind)
         config = SchedulerConfig(
             max_rows=1, prefill_budget=budget, context_length=150, pipeline=pipeline, share_prefixes=share
         )

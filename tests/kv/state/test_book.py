@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import NOTHING, Save, Snapshots
@@ -16,13 +17,13 @@ TEXT = list(range(100, 140))
 
 def cache_of(blocks: int = 20, snapshots: int = 9) -> KVCache:
     group = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
-    return KVCache([group], blocks, SIZE, snapshots=Snapshots(snapshots))
+    return KVCache(BlockPools([group], blocks, SIZE, snapshots=Snapshots(snapshots)))
 
 
 def computed(cache: KVCache, seq: int, text: Sequence[int], kept: Sequence[int], stored: int | None = None) -> None:
     """A sequence of a text, begun with what is cached, with snapshots at some places; `stored` of it are in blocks."""
     begin(cache, seq, text)
-    cache.append(seq, len(text) - cache.length(seq))
+    cache.append(seq, len(text) - cache.tables.length(seq))
     for place in kept:
         assert cache.states.make(seq, place)
     cache.register(seq, text, len(text) if stored is None else stored)
@@ -32,7 +33,7 @@ def begin(cache: KVCache, seq: int, text: Sequence[int]) -> tuple[int, int | Non
     match = cache.match(text, cache.prefix.keys(text), len(text) - 1)
     cache.allocate_for(seq, len(text), match=match)
     cache.check_invariants()
-    return cache.length(seq), match.snapshot
+    return cache.tables.length(seq), match.snapshot
 
 
 @pytest.mark.parametrize(("length", "wanted"), [(5, 4), (8, 7), (10, 9), (20, 10)])
@@ -64,11 +65,11 @@ def test_a_block_that_is_evicted_takes_its_snapshots_along() -> None:
     cache = cache_of()
     computed(cache, 1, TEXT[:10], (4, 9))
     cache.release_blocks(1, TEXT[:10], 10)
-    cache.drop_cached(1)
+    cache.pools.drop_cached(1)
     cache.check_invariants()
     assert begin(cache, 2, TEXT[:20])[0] == 4
     cache.free(2)
-    cache.drop_cached()
+    cache.pools.drop_cached()
     assert not cache.states.snapshots and len(cache.states.take().drops) == 2
 
 
@@ -77,9 +78,9 @@ def test_who_takes_a_partial_block_over_keeps_the_snapshots_within_it() -> None:
     cache = cache_of()
     computed(cache, 1, TEXT[:7], (5, 6, 7))
     cache.release_blocks(1, TEXT[:7], 7)
-    blocks = cache.unused_entries
+    blocks = cache.pools.unused_entries
     text = [*TEXT[:6], 1, 2, 3, 4]
-    assert begin(cache, 2, text)[0] == 6 and cache.unused_entries == blocks - 2
+    assert begin(cache, 2, text)[0] == 6 and cache.pools.unused_entries == blocks - 2
     cache.append(2, 4)
     cache.release_blocks(2, text, 10)
     cache.check_invariants()
@@ -104,7 +105,7 @@ def test_a_block_of_another_that_was_evicted_is_no_home() -> None:
         cache.append(seq, length)
         cache.register(seq, TEXT[:length], 4)
     cache.free(1)
-    cache.drop_cached()
+    cache.pools.drop_cached()
     assert cache.states.make(2, 4) is None and not cache.states.can_fork(2, 4)
     cache.check_invariants()
     assert cache.states.make(2, 6)
@@ -136,7 +137,7 @@ def test_a_row_that_goes_leaves_its_state_behind() -> None:
 
 
 def test_a_model_without_states_begins_wherever_its_blocks_are() -> None:
-    cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 20, SIZE)
+    cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 20, SIZE))
     begin(cache, 1, TEXT[:10])
     cache.append(1, 10)
     cache.states.leave((1, 0), 1, 10)

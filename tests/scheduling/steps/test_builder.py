@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.scheduling.job import Job, JobId, Lane
@@ -16,7 +17,7 @@ from support.scheduling.requests import job_of
 
 def prefilled(prompts: list[list[int]], counts: list[int]) -> tuple[StepBuilder, list[Job], StepPlan]:
     """Jobs whose first step computes so many tokens of each."""
-    cache = KVCache([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 64, 4)
+    cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 64, 4))
     jobs = [job_of(i, prompt) for i, prompt in enumerate(prompts)]
     for job in jobs:
         cache.allocate_for(job.id, len(job.tokens) + 4)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
@@ -30,7 +31,7 @@ class Labels:
     """An arena in which the token of job j at position p is the number 100 * j + p."""
 
     def __init__(self, size: int) -> None:
-        self.cache = KVCache(GROUPS, BLOCKS, size)
+        self.cache = KVCache(BlockPools(GROUPS, BLOCKS, size))
         self.slots = [np.full((BLOCKS + 1) * size, JUNK) for _ in GROUPS]
         for group in self.slots:
             group[BLOCKS * size :] = ZERO  # the null block
@@ -116,9 +117,9 @@ def test_a_flush_brings_each_lanes_columns_to_their_slots_and_the_rest_to_scratc
         arena.cache.allocate_for(job.id, base + done)
         arena.cache.append(job.id, base + done)
         for group in range(2):
-            before = arena.cache.slots(job.id, group, 0, base)
+            before = arena.cache.tables.slots(job.id, group, 0, base)
             arena.slots[group][before] = labels_of(job, 0, base)
-            rest = arena.cache.slots(job.id, group, base, -base % size) if base % size else []
+            rest = arena.cache.tables.slots(job.id, group, base, -base % size) if base % size else []
             arena.slots[group][rest] = ZERO
         lanes.append(Lane(job, job.generation, base))
     ends = {i: base + done for i, (base, done) in enumerate(rows) if done}
@@ -129,7 +130,7 @@ def test_a_flush_brings_each_lanes_columns_to_their_slots_and_the_rest_to_scratc
         assert (write.slots == SCRATCH_SLOT).sum() == columns * len(rows) - sum(done for _, done in rows)
         arena.write(group, write, labels)
         for lane, (base, done) in zip(lanes, rows, strict=True):
-            table = arena.cache.block_table(lane.job.id, group)
+            table = arena.cache.tables.block_table(lane.job.id, group)
             seen = [int(x) for b in table for x in arena.slots[group][b * size : (b + 1) * size]]
             assert seen[: base + done] == labels_of(lane.job, 0, base + done)
             assert set(seen[base + done :]) <= {ZERO}

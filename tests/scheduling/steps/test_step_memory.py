@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import STATE
 from cortexmlx.kv.sizing import row_blocks
@@ -54,11 +55,13 @@ class Mix:
         limits = [most if (row := row_blocks(r, size)) is None else min(most, row + draw.randrange(9)) for r in reaches]
         layers = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
         cache = KVCache(
-            [LayerGroup(spec, (i,)) for i, spec in enumerate(layers)],
-            [min(4, limit) for limit in limits],
-            size,
-            max_blocks=limits,
-            snapshots=None if snapshots is None else Snapshots(snapshots),
+            BlockPools(
+                [LayerGroup(spec, (i,)) for i, spec in enumerate(layers)],
+                [min(4, limit) for limit in limits],
+                size,
+                max_blocks=limits,
+                snapshots=None if snapshots is None else Snapshots(snapshots),
+            )
         )
         self.below = ShadowBelow(cache, number_after)
         config = SchedulerConfig(
@@ -76,7 +79,7 @@ class Mix:
         """How often `collide` is drawn."""
         if draw.random() < 0.5:  # what is only cached goes before what is pinned, however new it is
             for group in range(len(cache.groups)):
-                cache.pin(group, cache.prefix.keys(self.texts[0], None))
+                cache.pools.pin(group, cache.prefix.keys(self.texts[0], None))
         self.seen: Counter[str] = Counter()
         self.number = 0
         self.open: list[Job] = []
@@ -144,7 +147,7 @@ class Mix:
         that is cached and would be evicted first, or one that is just being loaded.
         """
         self.rest()
-        most = min(self.scheduler.cache.capacity_tokens, 100)
+        most = min(self.scheduler.cache.tables.capacity_tokens, 100)
         below = self.draw.choice(self.texts)[: int(most * self.draw.uniform(0.4, 0.8))]
         fresh = [self.draw.randrange(VOCAB) for _ in range(int(most * self.draw.uniform(0.3, 0.7)))]
         for text in (below, fresh):
@@ -169,7 +172,7 @@ class Mix:
 
     def ask(self, text: list[int], max_tokens: int, answers: int, background: bool = False) -> None:
         """Queue a request for a prompt, or for as much of it as fits."""
-        prompt = text[: min(self.scheduler.cache.capacity_tokens, 140)]
+        prompt = text[: min(self.scheduler.cache.tables.capacity_tokens, 140)]
         params = SamplingParams(max_tokens=max_tokens, n=answers)
         first: Job | None = None
         for _ in range(answers):
@@ -181,7 +184,7 @@ class Mix:
             first = first or job
 
     def step(self) -> None:
-        blocks, cached = self.shadow.blocks, self.scheduler.cache.block_counts[1]
+        blocks, cached = self.shadow.blocks, self.scheduler.cache.pools.block_counts[1]
         if (plan := self.shadow.plan()) is not None:
             self.count(plan, blocks, cached)
         if self.shadow.in_flight and (plan is None or len(self.shadow.in_flight) > 1):
@@ -200,7 +203,7 @@ class Mix:
             "loads and a flush": bool(plan.loads and plan.flush),
             "loads and growth": bool(plan.loads) and plan.blocks > blocks,
             "loads of states": states,
-            "eviction": self.scheduler.cache.block_counts[1] < cached,
+            "eviction": self.scheduler.cache.pools.block_counts[1] < cached,
         }
         self.seen.update(name for name, happened in what.items() if happened)
 

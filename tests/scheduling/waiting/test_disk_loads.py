@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import DiskLoad, LowerTier
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -23,7 +24,7 @@ class Below:
     """A scheduler above a tier that answers when the test says so."""
 
     def __init__(self, **settings: Any) -> None:
-        self.cache = KVCache([LAYER], 512, 8)
+        self.cache = KVCache(BlockPools([LAYER], 512, 8))
         self.requested: list[DiskLoad] = []
         self.cache.lower = LowerTier([LAYER], 8, False, self.requested.append, b"")
         config = {"max_rows": 8, "prefill_budget": 512, "context_length": 1 << 20} | settings
@@ -56,7 +57,7 @@ def test_a_prompt_begins_behind_what_was_found_and_the_plan_says_what_to_load() 
     assert not below.scheduler.idle
     plan = below.step()
     assert [load.group for load in plan.loads] == [0] * 6 and plan.positions.tolist() == [48, 49]
-    table = below.cache.block_table(job.id, 0).tolist()
+    table = below.cache.tables.block_table(job.id, 0).tolist()
     assert [load.target for load in plan.loads] == table[:6] and job.cached == 48
     assert below.step().loads == ()
     assert len(below.requested) == 1

@@ -85,7 +85,7 @@ def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
     stats, cache = driver.core.stats(), driver.core.cache
     jobs = driver.core.scheduler.jobs
     assert (stats.rows_running, stats.rows_waiting, len(stats.sequences)) == (2, 1, 3)
-    blocks = [{int(b) for j in jobs[:2] for b in cache.block_table(j.id, g)} for g in range(len(cache.groups))]
+    blocks = [{int(b) for j in jobs[:2] for b in cache.tables.block_table(j.id, g)} for g in range(len(cache.groups))]
     assert stats.used_blocks == sum(map(len, blocks)) and stats.total_blocks == stats.used_blocks + stats.free_blocks
     assert stats.kv_bytes_in_use >= sum(
         len(used) * 8 * group.bytes_per_token for used, group in zip(blocks, cache.groups, strict=True)
@@ -93,5 +93,5 @@ def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
     for job, line in zip(jobs, stats.sequences, strict=True):
         counts = f"{job.prompt_length} + {job.generated} of at most {job.prompt_length + 20} tokens, 0 cached"
         assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.running
-    assert cache.describe(jobs[0].id) in stats.sequences[0]
+    assert cache.tables.describe(jobs[0].id) in stats.sequences[0]
     assert stats.single_run_share == 1.0

@@ -10,7 +10,7 @@ from cortexmlx.stats import BlockState
 
 def capacity(cache: KVCache, seq: int) -> int:
     """Tokens for which the sequence has blocks."""
-    return min(len(cache.block_table(seq, group)) for group in range(len(cache.groups))) * cache.block_size
+    return min(len(cache.tables.block_table(seq, group)) for group in range(len(cache.groups))) * cache.block_size
 
 
 def cached_text(cache: KVCache, tokens: list[int], seq: int = 0) -> None:
@@ -24,13 +24,15 @@ def cached_text(cache: KVCache, tokens: list[int], seq: int = 0) -> None:
 
 def check_block_map(cache: KVCache) -> None:
     """The picture says of every block what the allocator, the block tables and the counts say of it."""
-    picture, stats = cache.block_map(), cache.stats()
-    assert [len(group.states) for group in picture.groups] == [*cache.blocks]
-    assert [group.limit for group in picture.groups] == [*cache.max_blocks]
+    picture, stats = cache.pools.block_map(), cache.stats()
+    assert [len(group.states) for group in picture.groups] == [*cache.pools.blocks]
+    assert [group.limit for group in picture.groups] == [*cache.pools.max_blocks]
     for number, group in enumerate(picture.groups):
-        owners = Counter(b for seq in cache.sequences for b in cache.block_table(seq, number).tolist())
+        owners = Counter(b for seq in cache.tables.sequences for b in cache.tables.block_table(seq, number).tolist())
         below = {e.blocks[number] for e in cache.prefix.entries if number in e.below}
-        for block, (state, mark) in enumerate(zip(group.states, cache.allocator(number).block_map(), strict=True)):
+        for block, (state, mark) in enumerate(
+            zip(group.states, cache.pools[number].allocator.block_map(), strict=True)
+        ):
             kept = BlockState.STORED if block in below else BlockState.CACHED
             owned = {0: kept if mark == "X" else BlockState.FREE, 1: BlockState.PRIVATE}
             assert state == owned.get(owners[block], BlockState.SHARED), f"block {block} of group {number}"
@@ -40,4 +42,4 @@ def check_block_map(cache: KVCache) -> None:
     assert (count(BlockState.SHARED), picture.total) == (stats.shared_blocks, stats.total_blocks)
     assert count(BlockState.CACHED) + count(BlockState.STORED) == stats.cached_blocks
     assert picture.total - stats.used_blocks == stats.free_blocks
-    assert count(BlockState.FREE) == sum(cache.allocator(g).free_blocks for g in range(len(cache.groups)))
+    assert count(BlockState.FREE) == sum(cache.pools[g].allocator.free_blocks for g in range(len(cache.groups)))

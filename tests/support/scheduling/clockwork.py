@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.sampling_params import SamplingParams
@@ -27,7 +28,7 @@ class Clockwork:
             token_target=target,
             share_prefixes=False,
         )
-        self.scheduler = Scheduler(KVCache([LAYER], 4096, 16), config, clock=lambda: self.now)
+        self.scheduler = Scheduler(KVCache(BlockPools([LAYER], 4096, 16)), config, clock=lambda: self.now)
         self.plans: list[tuple[StepPlan, float]] = []
         self.first: dict[int, float] = {}
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState
@@ -23,7 +24,7 @@ class Desk:
     """A scheduler whose results come at once."""
 
     def __init__(self, blocks: int = 1 << 16, *, clock: Callable[[], float] = time.monotonic, **settings: Any) -> None:
-        self.cache = KVCache([LAYER], blocks, 8)
+        self.cache = KVCache(BlockPools([LAYER], blocks, 8))
         defaults = {"max_rows": 16, "prefill_budget": 512, "context_length": 1 << 20}
         self.scheduler = Scheduler(self.cache, SchedulerConfig(**(defaults | settings)), clock)
         self.asked = 0

@@ -47,7 +47,7 @@ class Shadow:
         self._tail: list[np.ndarray] = []
         self._groups: tuple[GroupStep, ...] = ()
         self._last: list[int] = []
-        self.resize(self.cache.blocks)
+        self.resize(self.cache.pools.blocks)
 
     # -- what the engine's core does ----------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class Shadow:
     def _carry_out(self, plan: StepPlan) -> list[int]:
         writes = plan.kind is not StepKind.DECODE or plan.flush is not None or bool(plan.copies or plan.loads)
         assert not (writes and self.in_flight), "the arena is written while a step is in flight"
-        assert plan.blocks == self.cache.blocks
+        assert plan.blocks == self.cache.pools.blocks
         step_memory.prepare(plan, self)
         self.states.carry_out(plan)
         if writes:
@@ -198,7 +198,7 @@ class Shadow:
         length, size = int(part.lengths[row]), self.cache.block_size
         begin, oldest = stored - length, min(self._oldest(group, query), stored)
         assert begin % size == 0 and 0 <= begin <= oldest
-        used = self.cache.blocks_for(length)
+        used = self.cache.tables.blocks_for(length)
         table = part.tables[row]
         assert (table[used:] == self.blocks[group]).all(), "padding must be the null block"
         slots = (table[:used, None].astype(np.int64) * size + np.arange(size)).reshape(-1)
@@ -319,6 +319,6 @@ class Shadow:
         """Free blocks and the scratch block hold junk from now on."""
         size = self.cache.block_size
         for group, arena in enumerate(self._arena):
-            for run in self.cache.allocator(group).free_runs():
+            for run in self.cache.pools[group].allocator.free_runs():
                 arena[run.start * size : run.stop * size] = JUNK
             arena[(self.blocks[group] + 1) * size :] = JUNK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -31,7 +32,7 @@ class Stage:
         groups: Sequence[LayerGroup] = (LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)),),
         **settings: Any,
     ) -> None:
-        self.cache = KVCache(groups, blocks, block_size, max_blocks=limit, prefix=PrefixCache(block_size))
+        self.cache = KVCache(BlockPools(groups, blocks, block_size, max_blocks=limit, prefix=PrefixCache(block_size)))
         defaults = {"max_rows": 4, "prefill_budget": 64, "context_length": 1000, "headroom": 0}
         self.scheduler = Scheduler(self.cache, SchedulerConfig(**(defaults | settings)))
         self.shadow = Shadow(self.scheduler, VOCAB)
