@@ -42,10 +42,8 @@ class Shift:
 
     def change(self, doubt: float) -> Change:
         """With the interval that misses the truth with a probability of `doubt`, if the repetitions are like others."""
-        attention_window = quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
-        low, mid, high = (
-            math.expm1(x) for x in (self.mean - attention_window, self.mean, self.mean + attention_window)
-        )
+        half_width = quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
+        low, mid, high = (math.expm1(x) for x in (self.mean - half_width, self.mean, self.mean + half_width))
         return Change(mid, low, high)
 
 

@@ -63,12 +63,22 @@ def content_key(*parts: str) -> str:
 
 
 def prune(folder: Path, most: int = MAX_CACHED) -> None:
-    """When the cache holds more than `most` files, the quarter that has not been used for longest goes."""
+    """If the cache has more than `most` files, delete the least recently used ones, down to three quarters of `most`.
+
+    Another process may delete files at the same time.
+    """
     files = [path for path in folder.iterdir() if path.is_file()]
     if len(files) > most:
-        files.sort(key=lambda path: path.stat().st_mtime)
+        files.sort(key=_last_used)
         for path in files[: len(files) - most * 3 // 4]:
             path.unlink(missing_ok=True)
+
+
+def _last_used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 @cache

@@ -32,10 +32,10 @@ def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
     """The memory from a strided view's lowest element to its highest, and how many bytes into it the first one lies."""
     if view.flags.c_contiguous:
         return view.reshape(-1), 0
-    reaches = [(n - 1) * s for n, s in zip(view.shape, view.strides, strict=True)]
-    below = -sum(attention_window for attention_window in reaches if attention_window < 0)
-    count = (below + sum(attention_window for attention_window in reaches if attention_window > 0)) // view.itemsize + 1
-    lowest = view[tuple(slice(-1, None) if attention_window < 0 else slice(0, 1) for attention_window in reaches)]
+    spans = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
+    below = -sum(span for span in spans if span < 0)
+    count = (below + sum(span for span in spans if span > 0)) // view.itemsize + 1
+    lowest = view[tuple(slice(-1, None) if span < 0 else slice(0, 1) for span in spans)]
     return np.lib.stride_tricks.as_strided(lowest, (count,), (view.itemsize,)), below
 
 

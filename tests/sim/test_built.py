@@ -55,6 +55,23 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
     assert {path.stem for path in tmp_path.iterdir()} == {str(age) for age in range(12)}
 
 
+def test_another_process_may_prune_the_cache_at_the_same_time(monkeypatch, tmp_path):
+    for age in range(20):
+        (tmp_path / f"{age}.so").touch()
+    is_file = Path.is_file
+
+    def is_file_for_the_last_time(path):
+        found = is_file(path)
+        if path.name in ("3.so", "17.so"):
+            path.unlink(missing_ok=True)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", is_file_for_the_last_time)
+        built.prune(tmp_path, most=16)
+    assert len(list(tmp_path.iterdir())) == 12
+
+
 def test_a_unit_is_the_same_to_the_byte_with_the_precompiled_header_and_without(monkeypatch, tmp_path):
     monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
     execute, units = built._execute, []

@@ -83,12 +83,12 @@ def _bicubic(out_h: int, out_w: int, smooth: bool) -> tuple[Floats, Floats]:
     return _float64(got), np.einsum("ah,bchw,dw->bcad", down, x, across)
 
 
-def _grid_sample(attention_window: float) -> tuple[Floats, Floats]:
+def _grid_sample(reach: float) -> tuple[Floats, Floats]:
     """Bilinear samples at places in [-reach, reach] of an image that spans [-1, 1], zero around it."""
     module = executed("models/kernels.py")
     batch, high, wide = 2, 6, 7
     given, x = _normal(3, batch, high, wide, 3)
-    places = np.random.default_rng(4).uniform(-attention_window, attention_window, (batch, 4, 5, 2)).astype(np.float32)
+    places = np.random.default_rng(4).uniform(-reach, reach, (batch, 4, 5, 2)).astype(np.float32)
     with pretend_metal():
         got = module.grid_sample(given, mx.array(places))
     column = ((places[..., 0].astype(np.float64) + 1) * wide - 1) / 2

@@ -364,7 +364,7 @@ def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> No
         (
             "batch fake {tmp}/in.jsonl -o /dev/null --resume",
             1,
-            "error: /dev/null is no file, so there is nothing to go",
+            "error: /dev/null is no file, so there is nothing to continue",
         ),
         ("batch fake {tmp}/in.csv", 1, "error: {tmp}/in.csv is a table: batch reads JSONL"),
         ("batch missing {tmp}/in.jsonl", 1, "error: no model 'missing'"),
