@@ -1,17 +1,15 @@
-"""The bytes of the KV cache: one preallocated slab per layer and kind, written in place and read through views.
+"""The bytes of the KV cache: one preallocated slab per layer, written in place and read through views.
 
-Layout: a layer's slab is a tuple of arrays (keys, values), each head-major `[kv_heads, slots, dim]`, where slot
-`block * block_size + offset` is the flat coordinate of a token; where values lie in their keys, it is (keys,) alone.
-Quantized keys, and values, are three arrays each (`Quantization`).
-Consecutive blocks are therefore one strided view
-`[kv_heads, tokens, dim]` of the slab, which matrix products read without a copy.
+A layer's slab is a tuple of arrays (keys, values), each head-major `[kv_heads, slots, dim]`. The slot of a token is
+`block * block_size + offset`. If values are part of their keys, the slab is (keys,). Quantized keys, or values, are
+three arrays (`Quantization`). Consecutive blocks are one strided view `[kv_heads, tokens, dim]` of the slab, which
+matrix products read without a copy.
 
-MLX writes into an array in place only while nobody else holds its buffer: no view, no alias, no operation in flight.
-So every write here must happen *drained* (nothing dispatched and unfinished), and no view may outlive the step that
-made it.
+MLX writes into an array in place only while nothing else holds its buffer: no view, no alias, no operation in flight.
+So every write must happen *drained* (all dispatched work is finished), and no view may outlive the step that made it.
 
-Two blocks lie behind the ones that are handed out. The *null block* stays zero: padding entries of block tables point
-to it. The last block is scratch: its last slot takes writes that belong to nobody.
+Two more blocks follow those that are handed out. The *null block* stays zero: padding entries of block tables point to
+it. The last block is scratch: its last slot takes writes that belong to no token.
 """
 
 from __future__ import annotations
@@ -31,42 +29,44 @@ from cortexmlx.machine import obtainable
 Slab = tuple[mx.array, ...]
 
 PARTS = 3
-"""Arrays that say what keys, or values, are: codes, scales, biases."""
+"""Arrays of quantized keys, or values: codes, scales, biases."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How keys and values are quantized, in MLX's affine format, `number = scale * code + bias`: `bits` of a code, 8 or
-    4, and the `group` of numbers along a head that share a scale.
+    """How keys and values are quantized, in MLX's affine format, `number = scale * code + bias`. A code has `bits`
+    bits, 8 or 4, and `group` numbers along a head share a scale and a bias.
 
-    A quantized slab is a `Slab` of six arrays: of keys the codes `[kv_heads, slots, dim * bits / 32]` uint32, scales
-    and biases `[kv_heads, slots, dim / group]`, and the same of values; where these lie in their keys, of three. A tail
-    is as many such arrays `[rows, kv_heads, W, ...]`. It keeps codes, too, because what they stand for, quantized once
-    more, need not be the same bits: so a token is the same before and after it moves to the arena.
+    A quantized slab has six arrays: codes `[kv_heads, slots, dim * bits / 32]` uint32, scales and biases `[kv_heads,
+    slots, dim / group]` of the keys, and the same of the values. It has three if values are part of their keys. A tail
+    has as many arrays `[rows, kv_heads, W, ...]`. The tail keeps codes, too: dequantized numbers that are quantized
+    again can have other bits. So a token is the same before and after it moves to the arena.
     """
 
     bits: int
     group: int
 
     def quantize(self, *numbers: mx.array) -> tuple[mx.array, ...]:
-        """Codes, scales and biases of each array `[..., dim]`, one after the other."""
+        """Return codes, scales and biases of each array `[..., dim]`, one array after the other."""
         return tuple(part for array in numbers for part in mx.quantize(array, group_size=self.group, bits=self.bits))
 
     def dequantize(self, parts: Sequence[mx.array]) -> tuple[mx.array, ...]:
-        """What `quantize` gave for some arrays, as numbers again `[..., dim]`, in the dtype of the scales."""
+        """Return the numbers `[..., dim]` of arrays that `quantize` returned, in the dtype of the scales."""
         each = zip(parts[::PARTS], parts[1::PARTS], parts[2::PARTS], strict=True)
         return tuple(mx.dequantize(c, s, b, group_size=self.group, bits=self.bits) for c, s, b in each)
 
 
 _SPARE = 256 << 20
-"""The arena takes bytes only if as many again, up to so many, are left for the steps: logits, activations, copies."""
+"""The arena takes bytes only if as many again, up to this number, are left for the steps: logits, activations,
+copies.
+"""
 
 
 class KVArena:
-    """Owns the slabs of all layers. `blocks` blocks of `block_size` tokens can be handed out: one number for all layer
-    groups, or one for each; None: no memory is asked for, as after `release`.
+    """The owner of all layers' slabs, with `blocks` blocks of `block_size` tokens: one number for all layer groups, or
+    one for each. None takes no memory, as after `release`.
 
-    Raises MemoryRefused if the system does not give that much.
+    Raises MemoryRefused if the system does not give the memory.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], blocks: int | Sequence[int] | None, block_size: int) -> None:
@@ -90,11 +90,11 @@ class KVArena:
         mx.eval(self.arrays())
 
     def null_block(self, group: int) -> int:
-        """The block of zeros that padding entries of block tables point to."""
+        """Return the block of zeros that padding entries of block tables point to."""
         return self.blocks[group]
 
     def slots(self, group: int) -> int:
-        """Tokens per slab, the null and the scratch block included."""
+        """Return the tokens per slab, the null and the scratch block included."""
         return (self.blocks[group] + 2) * self.block_size
 
     @property
@@ -103,35 +103,36 @@ class KVArena:
         return sum(a.nbytes for a in self.arrays())
 
     def arrays(self) -> list[mx.array]:
-        """Every slab array, for evaluation."""
+        """Return every array of every slab, for evaluation."""
         return [a for slab in self._slabs.values() for a in slab]
 
     def spec(self, layer: int) -> KVSpec:
-        """What a layer keeps."""
+        """Return what a layer keeps."""
         return self.groups[self.group_of[layer]].spec
 
     def quantization(self, layer: int) -> Quantization | None:
-        """How a layer's keys and values are quantized, if they are."""
+        """Return how a layer's keys and values are quantized; None if they are not."""
         spec = self.spec(layer)
         if spec.kv_bits is None or spec.kv_group_size is None:
             return None
         return Quantization(spec.kv_bits, spec.kv_group_size)
 
     def value_in_key(self, layer: int) -> int | None:
-        """How many of a key's first numbers are the value, or None where values are stored beside the keys."""
+        """Return how many of a key's first numbers are the value; None if values are stored beside the keys."""
         spec = self.spec(layer)
         return spec.value_dim if spec.value_in_key else None
 
     def slab(self, layer: int) -> Slab:
-        """The layer's (keys, values), or (keys,), each `[kv_heads, slots, dim]`, or what `Quantization` says. Drop the
-        reference before the next write.
+        """Return the layer's (keys, values) or (keys,), each `[kv_heads, slots, dim]`, or the arrays of `Quantization`.
+        Drop the reference before the next write.
         """
         return self._slabs[layer]
 
     def view(self, layer: int, run: KVHandle, tokens: int) -> Slab:
-        """The first `tokens` tokens of a run as (keys, values), each `[kv_heads, tokens, dim]`: a slice, no copy.
+        """Return the first `tokens` tokens of a run as (keys, values), each `[kv_heads, tokens, dim]`: slices, no
+        copies.
 
-        A view that is still alive at the next write makes MLX copy the whole slab.
+        A view that still exists at the next write makes MLX copy the whole slab.
         """
         if not 0 <= tokens <= run.count * self.block_size:
             raise ValueError(f"a run of {run.count} blocks of {self.block_size} has no {tokens} tokens")
@@ -139,15 +140,16 @@ class KVArena:
         return tuple([a[:, start : start + tokens] for a in self._slabs[layer]])
 
     def blocks_of(self, layer: int) -> Slab:
-        """The slab as matrices for `gather_mm`: `[kv_heads * all blocks, block_size, dim]`, head h block b at `h *
-        all + b`.
+        """Return the slab as matrices for `gather_mm`, `[kv_heads * all blocks, block_size, dim]`. Block b of head h is
+        matrix `h * all blocks + b`.
         """
         return tuple(a.reshape(-1, self.block_size, a.shape[-1]) for a in self._slabs[layer])
 
     def check_slots(self, group: int, slots: np.ndarray) -> None:
-        """Raise KVBlockError unless every slot (`[n]` int) is a block's that is handed out, or -1, the last one.
+        """Raise KVBlockError unless every slot (`[n]` int) belongs to a block that can be handed out, or is -1, the
+        last slot.
 
-        MLX checks no index: it reads and writes whatever lies there.
+        MLX checks no index: it reads and writes whatever is there.
         """
         if slots.size and not -1 <= slots.min() <= slots.max() < self.blocks[group] * self.block_size:
             raise KVBlockError(
@@ -156,7 +158,7 @@ class KVArena:
             )
 
     def check_blocks(self, group: int, blocks: np.ndarray) -> None:
-        """Raise KVBlockError unless every block (int) is one that is handed out, or the null block."""
+        """Raise KVBlockError unless every block (int) can be handed out, or is the null block."""
         if blocks.size and not 0 <= blocks.min() <= blocks.max() <= self.null_block(group):
             raise KVBlockError(
                 f"blocks {blocks.min()} to {blocks.max()} do not all lie in the arena, which has {self.blocks[group]}: "
@@ -164,14 +166,16 @@ class KVArena:
             )
 
     def write(self, layer: int, slots: mx.array | slice, *values: mx.array) -> None:
-        """Write `[kv_heads, tokens, dim]` for each array of the slab to `slots` (`[tokens]` int32, or a slice). Lazy;
-        must be drained.
+        """Write one `[kv_heads, tokens, dim]` for each array of the slab to `slots` (`[tokens]` int32, or a slice). It
+        is lazy, and nothing else may be in flight.
         """
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
     def can_resize(self, blocks: int | Sequence[int]) -> bool:
-        """Whether the system has the memory now that bringing the arena to `blocks` blocks takes on the way."""
+        """Return whether the system has enough memory now to resize the arena to `blocks` blocks, with what that takes
+        on the way.
+        """
         wanted = of_each(self.groups, blocks)
         if wanted == self.blocks:
             return True
@@ -181,10 +185,11 @@ class KVArena:
         return obtainable(slab + growth + min(growth, _SPARE))
 
     def resize(self, blocks: int | Sequence[int]) -> None:
-        """Bring the arena to `blocks` blocks; what lies in blocks that stay is kept. Waits for whatever is in flight.
+        """Resize the arena to `blocks` blocks. The content of the blocks that stay is kept. Waits for all work in
+        flight.
 
-        Layer by layer, so that at most one slab exists twice. Raises MemoryRefused if the system does not give the
-        memory for all layers; then the arena is as it was.
+        Layers are resized one after the other, so at most one slab exists twice. Raises MemoryRefused if the system
+        does not give the memory for all layers; then the arena has not changed.
         """
         wanted = of_each(self.groups, blocks)
         mx.synchronize()
@@ -198,8 +203,8 @@ class KVArena:
         self.blocks = wanted
 
     def release(self) -> None:
-        """Give all bytes back, with what lies in them, also where a step has failed while it wrote. No block is left
-        before `resize` makes some.
+        """Give all bytes back, with their content, also after a step that failed while it wrote. The arena has no
+        blocks until `resize`.
         """
         for layer in self.group_of:
             arrays, heads = self.spec(layer).slab_arrays, self.spec(layer).kv_heads
@@ -207,11 +212,11 @@ class KVArena:
         self.blocks = (0,) * len(self.groups)
 
     def close(self) -> None:
-        """Give all bytes back, for good."""
+        """Give all bytes back for good."""
         self._slabs.clear()
 
     def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
-        """Give every slab the slots of so many blocks, if it has not, keeping what lies in the first of them."""
+        """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones."""
         for layer, slab in self._slabs.items():
             group = self.group_of[layer]
             slots, keep = (
@@ -221,7 +226,7 @@ class KVArena:
             self._slabs[layer] = tuple(a if a.shape[1] == slots else _resized(a, slots, keep) for a in slab)
 
     def _growth(self, blocks: Sequence[int]) -> int:
-        """Bytes that so many blocks take more than the arena has, or 0."""
+        """Return how many bytes more than now `blocks` blocks take, at least 0."""
         more = [max(wanted - have, 0) for wanted, have in zip(blocks, self.blocks, strict=True)]
         return sum(n * self.block_size * g.bytes_per_token for n, g in zip(more, self.groups, strict=True))
 
@@ -233,7 +238,7 @@ class KVArena:
         )
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Copy whole blocks within every layer of a group. Must be drained.
+        """Copy whole blocks within every layer of a group. Nothing else may be in flight.
 
         The copies are evaluated before they are written: a pending read of the slab would make the write copy all of
         it.
@@ -247,7 +252,9 @@ class KVArena:
             self.write(layer, target, *values)
 
     def fill(self, group: int, slots: np.ndarray, value: float) -> None:
-        """Set every number of `slots` (`[n]` int) to `value`: the debug mode that poisons what must never be read."""
+        """Set every number of `slots` (`[n]` int) to `value`. The debug mode uses it to make memory that must not be
+        read visible.
+        """
         if not slots.size:
             return
         where = mx.array(slots.astype(np.int32))
@@ -262,7 +269,7 @@ class KVArena:
 
 
 def _resized(array: mx.array, slots: int, keep: int) -> mx.array:
-    """A copy with so many slots: the first `keep` of the array, then zeros."""
+    """Return a copy with `slots` slots: the first `keep` of the array, then zeros."""
     copy = mx.zeros((array.shape[0], slots, array.shape[2]), array.dtype)
     if keep:
         copy[:, :keep] = array[:, :keep]

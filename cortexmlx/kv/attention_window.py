@@ -1,4 +1,4 @@
-"""AttentionWindow: how far back a query sees. No mlx."""
+"""AttentionWindow: how far back a query sees. Without mlx."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ _Position = TypeVar("_Position", int, npt.NDArray[np.int32], npt.NDArray[np.int6
 
 @dataclass(frozen=True)
 class AttentionWindow:
-    """Which of a row's tokens a query sees: those from `oldest` of its position up to itself.
+    """Which tokens of a row a query sees: those from `oldest` of its position up to itself.
 
-    `tokens` None: all of them. w: the w newest, itself included, which is a sliding window. With `chunked` a row is cut
-    at the multiples of `tokens`, and a query sees its own chunk: as few as itself alone, at most `tokens`.
+    `tokens` None: all of them. w: the newest w, itself included (a sliding window). With `chunked`, a row is cut at the
+    multiples of `tokens`, and a query sees the tokens of its own chunk up to itself.
     """
 
     tokens: int | None = None
     chunked: bool = False
 
     def oldest(self, position: _Position) -> _Position:
-        """The position of the oldest token that a query at `position` (0 or more) sees; elementwise in an array."""
+        """Return the position of the oldest token that a query at `position` (0 or more) sees. Elementwise for an
+        array.
+        """
         if self.tokens is None:
             return position * 0
         if self.chunked:
@@ -32,5 +34,5 @@ class AttentionWindow:
         return beyond * (beyond > 0)
 
     def first_block(self, position: int, block_size: int) -> int:
-        """The place in a row of the block that has the oldest token which a query at `position` sees."""
+        """Return the index in a row of the block that has the oldest token that a query at `position` sees."""
         return self.oldest(position) // block_size

@@ -89,7 +89,7 @@ class KVCache:
         gets only the blocks that its queries see.
 
         seq: the number of the new sequence.
-        headroom: so many more tokens get room, too, if they fit into the same run.
+        headroom: so many more tokens get room, too, if they fit into the run of the last needed block.
         match: cached blocks with which the sequence begins. Full blocks are shared. The partial block is taken over if
             no other sequence uses it, and copied otherwise. What the sequence stores is shared under the match's salt.
         loaded: the first `loaded` tokens will be loaded from disk (see `load`). They are whole blocks, and more tokens

@@ -16,15 +16,17 @@ from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Blocks summed over all layer groups: `used_blocks` belong to sequences (`shared_blocks` of them to more than
-    one), `free_blocks` to nobody, but the content of `cached_blocks` of these may be used again.
-    """
+    """Blocks and sequences, summed over all layer groups."""
 
     total_blocks: int
     used_blocks: int
+    """Blocks that belong to sequences."""
     shared_blocks: int
+    """Those of them that belong to more than one sequence."""
     cached_blocks: int
+    """Free blocks whose content may still be used again."""
     free_blocks: int
+    """Blocks that belong to no sequence."""
     sequences: int
     tokens: int
     single_run_sequences: int
@@ -32,7 +34,7 @@ class CacheStats:
 
 
 def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks]) -> CacheStats:
-    """Counts over all groups, at this moment."""
+    """Return the counts over all groups."""
     entries = sequences.values()
     used, total = sum(p.owned for p in pools), sum(p.allocator.total_blocks for p in pools)
     return CacheStats(
@@ -49,7 +51,7 @@ def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBloc
 
 
 def block_map(block_size: int, groups: Sequence[LayerGroup], pools: Sequence[BlockPool], limits: Counts) -> BlockMap:
-    """Whose every block is, at this moment. Costs a pass over the counts, and over the cached blocks."""
+    """Return the state of every block. Costs a pass over all counts and all cached blocks."""
     pictures = []
     for group, (layers, pool, limit) in enumerate(zip(groups, pools, limits, strict=True)):
         states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)

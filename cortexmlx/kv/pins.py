@@ -1,4 +1,4 @@
-"""Pins: cached beginnings of prompts that are evicted last. No mlx."""
+"""Pins: cached beginnings of prompts that are evicted last. Without mlx."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key
 
 SHARE = 0.5
-"""Of the blocks of a group, and of the snapshots, how many pins may have: the rest is for rows, which must run."""
+"""The share of a group's blocks, and of the snapshots, that pins may have. Rows need the others."""
 
 
 @dataclass(frozen=True)
 class PinnedKeys:
-    """What a pin holds: the keys of the whole blocks of a text, of each group those that its last token sees: a
-    prompt that ends there computes that one again.
-    """
+    """The keys of the whole blocks of a pinned text."""
 
     keys: tuple[Key, ...]
+    """All of them, in order."""
     of_groups: tuple[tuple[Key, ...], ...]
+    """For each group, those that the last token of these blocks sees. A prompt that ends there computes that token
+    again.
+    """
 
 
 class Pins:
-    """The pins of a cache. A pin names blocks by their keys, so it holds whatever has these keys: blocks that are yet
-    to be computed, or are again after they had to go.
+    """The pins of a cache. A pin names blocks by their keys. So it also holds blocks that are computed later, or again
+    after they were evicted.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -40,13 +42,13 @@ class Pins:
 
     @property
     def blocks(self) -> int:
-        """Blocks of all groups that are there for them."""
+        """Pinned blocks of all groups that are cached now."""
         return self._cache.pools.pinned_blocks
 
     def add(self, tokens: Sequence[int], salt: str | None) -> tuple[int, int]:
-        """Pin the whole blocks of `tokens`, which are shared under `salt`. Returns the pin's number, and how many
-        tokens it has. Raises InvalidRequest if there is no whole block, PinRefused if pins would have more than their
-        share.
+        """Pin the whole blocks of `tokens` under `salt`. Return the pin's number, and how many tokens it has.
+
+        Raises InvalidRequest if there is no whole block, PinRefused if pins would exceed their share.
         """
         size = self._cache.block_size
         keys = tuple(self._cache.prefix.keys(tokens, salt))
@@ -84,7 +86,7 @@ class Pins:
             self._cache.pools.pin(group, keys)
 
     def settle(self, number: int) -> None:
-        """The text of a pin was computed: its newest recurrent state goes last, too."""
+        """Pin the last recurrent state of a pin's text, because the text has been computed."""
         snapshots, chain = self._cache.states.snapshots, self._chains.get(number)
         entry = None if chain is None else self._cache.prefix.get(chain.keys[-1])
         if snapshots is not None and entry is not None and entry.states:
@@ -92,7 +94,7 @@ class Pins:
             snapshots.pin(self._snapshots[number])
 
     def settle_again(self) -> None:
-        """Texts whose states had to go were computed again since, perhaps."""
+        """Pin the states of texts whose states were dropped, and have been computed again."""
         snapshots = self._cache.states.snapshots
         if snapshots is not None and self._chains:
             there = snapshots.all()
@@ -101,7 +103,7 @@ class Pins:
                     self.settle(number)
 
     def remove(self, number: int) -> None:
-        """Let go of a pin; nothing happens if there is none."""
+        """Remove a pin. Does nothing if it does not exist."""
         chain = self._chains.pop(number, None)
         for group, keys in enumerate(chain.of_groups if chain is not None else ()):
             self._cache.pools.unpin(group, keys)
@@ -111,7 +113,7 @@ class Pins:
             snapshots.unpin(snapshot)
 
     def move_to(self, cache: KVCache) -> None:
-        """The same pins, with nothing to hold yet, for a cache that begins empty."""
+        """Make the same pins in a cache that begins empty."""
         self._cache = cache
         self._snapshots.clear()
         for number, chain in self._chains.items():

@@ -1,17 +1,16 @@
 """The prefix cache: which blocks hold which tokens, so that a prompt that begins like an earlier one need not be
 computed again.
 
-A full block is keyed by a hash chain: the key of the block before it, and its own tokens; so equal keys mean equal
-text from the very beginning. A key is never trusted alone: a hit must also have the right tokens and the right
-predecessor.
+A full block's key is a hash of the key of the block before it and of its own tokens. So equal keys mean equal text from
+the very beginning. A key is never trusted alone: a hit must also have the right tokens and the right predecessor.
 
-Every chain begins at a root, and each *salt* has a root of its own. So what is stored under one salt is found by
-nobody with another: not whole, not in part, and not by how long it takes. The model is not in the keys: a cache is one
-engine's. The tier below, which others share, adds it.
+Each chain begins at a root, and each *salt* has its own root. So a text stored under one salt is never found under
+another: neither whole nor in part, nor by the time that a look-up takes. The keys do not contain the model, since a
+cache belongs to one engine. The disk tier, which engines share, adds the model.
 
-An entry names a block in every layer group. Those of windows may be evicted alone (`GONE`): who begins behind them
-does not need them, so the entry stays a link of its chain. Who owns which block, and which go first, is known to the
-`BlockPools`. Everything is O(1) per block. No mlx.
+An entry names one block in each layer group. The blocks of windowed groups may be evicted alone (`GONE`). A text that
+begins later does not see them, so the entry stays in its chain. `BlockPools` knows who owns a block, and which block is
+evicted next. All operations take constant time per block. Without mlx.
 """
 
 from __future__ import annotations
@@ -29,17 +28,16 @@ Blocks = tuple[int, ...]
 """The block of each layer group that holds the same tokens."""
 
 GONE = -1
-"""In the place of a block that is no longer cached, or was never."""
+"""Stands for a block that is no longer cached, or never was."""
 
 _CHILDREN_LOOKED_AT = 16
-"""How many successors of a block are compared for a partial match: bounds the work, and the newest are the likeliest.
-"""
+"""How many successors of a block are compared for a partial match, the newest first. It bounds the work."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A place in a chain, and the cached blocks that follow it. One that is no `Entry` is a root: no block is before
-    it.
+    """A place in a chain, with the cached blocks that follow it. A node that is no `Entry` is a root: no block comes
+    before it.
     """
 
     key: Key
@@ -48,56 +46,63 @@ class Node:
 
 @dataclass(eq=False)
 class Entry(Node):
-    """One cached block in all layer groups. `tokens` is the block's content so far; fewer than a block's worth is a
-    partial block. `states` are snapshots of recurrent states, by how many of the tokens they come after, and `below`
-    says which pieces of it the tier below has. A sequence may still go on from an entry that is `forgotten`.
-    """
+    """One cached block in all layer groups."""
 
     parent: Node
+    """The entry of the block before this one, or the root."""
     tokens: tuple[int, ...]
+    """The tokens of the block. Fewer than a full block's make a partial block."""
     blocks: Blocks
+    """The block of each group, or `GONE`."""
     states: dict[int, int] = field(default_factory=dict, kw_only=True)
+    """Snapshots of recurrent states, by the number of this block's tokens that they come after."""
     below: frozenset[int] = field(default=frozenset(), kw_only=True)
+    """The groups, or `STATE`, whose piece of this entry is on disk."""
     forgotten: bool = field(default=False, kw_only=True)
+    """Whether the entry has been removed. A sequence may still continue from it."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """What of a prompt is cached: after `root`, `entries`, full blocks in order, then `partial_tokens` tokens at the
-    beginning of `partial`'s block. Where that takes a recurrent state, it ends at `snapshot`, though the first
-    `chain` tokens are cached.
-    """
+    """The cached beginning of a prompt."""
 
     root: Node
+    """Where the chain begins."""
     entries: tuple[Entry, ...]
+    """The full blocks, in order."""
     partial: Entry | None
+    """The entry of the block after them, of which the first `partial_tokens` tokens match."""
     partial_tokens: int
     snapshot: int | None = None
+    """The recurrent state at the end of the match, for models that need one."""
     chain: int = 0
+    """How many tokens of full blocks are cached, also where the match ends earlier because there is no snapshot at
+    their end.
+    """
 
     def tokens(self, block_size: int) -> int:
-        """How many tokens it has."""
+        """Return how many tokens match."""
         return len(self.entries) * block_size + self.partial_tokens
 
     def block(self, place: int) -> Entry:
-        """The entry of the block at a place; the partial one comes last."""
+        """Return the entry of the block at an index. The partial block comes last."""
         entry = self.entries[place] if place < len(self.entries) else self.partial
         assert entry is not None
         return entry
 
     @property
     def last(self) -> Node:
-        """What the first block that is not cached follows."""
+        """The node that the first block after the match follows."""
         return self.entries[-1] if self.entries else self.root
 
 
 def chain_hash(parent: Key, tokens: Sequence[int]) -> Key:
-    """The key of a block: a hash over the key of the block before it and its tokens."""
+    """Return the key of a block: a hash of the key of the block before it and of its tokens."""
     return hashlib.blake2b(parent + np.asarray(tokens, np.int32).tobytes(), digest_size=16).digest()
 
 
 class PrefixCache:
-    """Entries by key. `hashing` is for tests."""
+    """The entries, by key. Tests may pass another `hashing`."""
 
     def __init__(self, block_size: int, hashing: Callable[[Key, Sequence[int]], Key] = chain_hash) -> None:
         self.block_size = block_size
@@ -108,7 +113,9 @@ class PrefixCache:
     # -- looking up ---------------------------------------------------------------------------------------------------
 
     def root(self, salt: str | None = None) -> Node:
-        """Where the texts of a salt begin. It lives as long as a cached block or a sequence comes after it."""
+        """Return the node where the texts of a salt begin. It lives as long as a cached block or a sequence
+        follows it.
+        """
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = Node(self._root_key(salt))
@@ -121,7 +128,7 @@ class PrefixCache:
         return hashlib.blake2b(name, digest_size=16, person=b"root").digest()  # no block's key, whatever the name
 
     def keys(self, tokens: Sequence[int], salt: str | None = None) -> list[Key]:
-        """The keys of the full blocks of `tokens`, which are shared under `salt`."""
+        """Return the keys of the full blocks of `tokens` under `salt`."""
         keys, key = [], self._root_key(salt)
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
             key = self._hash(key, tokens[start : start + self.block_size])
@@ -129,8 +136,8 @@ class PrefixCache:
         return keys
 
     def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
-        """The longest beginning of `tokens` that is cached under `salt`, at most `max_tokens` of them. `keys` are those
-        of the same tokens and salt.
+        """Return the longest beginning of `tokens` that is cached under `salt`, at most `max_tokens` tokens. `keys` are
+        `keys(tokens, salt)`.
         """
         entries: list[Entry] = []
         last = root = self.root(salt)
@@ -150,8 +157,8 @@ class PrefixCache:
     # -- filling ------------------------------------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: Sequence[int], blocks: Blocks, key: Key | None = None) -> Entry | None:
-        """Cache a block that follows `parent`. Returns its entry; None if those tokens are cached already, or their
-        key is taken. Fewer tokens than a block make a partial entry.
+        """Cache a block that follows `parent`, and return its entry. None if these tokens are cached already, or if
+        another text has the same key. Fewer tokens than a block's make a partial entry.
         """
         key = key or self._hash(parent.key, tokens)
         if key in self._entries:
@@ -161,32 +168,32 @@ class PrefixCache:
         return entry
 
     def find(self, parent: Node, tokens: Sequence[int]) -> Entry | None:
-        """The entry with just these tokens after `parent`."""
+        """Return the entry with exactly these tokens after `parent`; None if there is no such entry."""
         entry = self._entries.get(self._hash(parent.key, tokens))
         return entry if entry is not None and entry.parent is parent and entry.tokens == tuple(tokens) else None
 
     def get(self, key: Key) -> Entry | None:
-        """The entry under a key, which may be another's with the same key."""
+        """Return the entry under a key; None if there is none. It may belong to another text with the same key."""
         return self._entries.get(key)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def remove(self, entry: Entry) -> None:
-        """Forget an entry. Its successors can no longer be reached and go when their turn comes."""
+        """Remove an entry. Its successors can no longer be reached, and are evicted when their turn comes."""
         entry.forgotten = True
         del self._entries[entry.key]
         entry.parent.children.pop(entry.key, None)
 
     def move(self, new_numbers: Sequence[Mapping[int, int]]) -> None:
-        """The blocks of each group have new numbers."""
+        """Give the blocks of each group their new numbers."""
         for entry in self._entries.values():
             pairs = zip(entry.blocks, new_numbers, strict=True)
             entry.blocks = tuple(GONE if block == GONE else new[block] for block, new in pairs)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the ways to an entry disagree, or a key does not belong to its tokens: for tests and
-        debug runs.
+        """Raise AssertionError if the ways to an entry disagree, or if a key does not belong to its tokens. For tests
+        and debug runs.
         """
         roots = set(self._roots.values())
         for key, entry in self._entries.items():
@@ -203,7 +210,7 @@ class PrefixCache:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All of them, those first that were inserted first."""
+        """All entries, in the order in which they were inserted."""
         return tuple(self._entries.values())
 
 
@@ -216,7 +223,9 @@ def predecessor(node: Node, steps: int) -> Node:
 
 
 def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
-    """The newest of a node's successors that has most of `rest` in common, and how many tokens that is."""
+    """Return the successor of a node that has most tokens in common with `rest`, the newest of equals, and how many
+    tokens that is.
+    """
     best, longest = None, 0
     for index, entry in enumerate(reversed(parent.children.values())):
         if index == _CHILDREN_LOOKED_AT or longest == len(rest):
@@ -228,7 +237,7 @@ def _best_child(parent: Node, rest: Sequence[int]) -> tuple[Entry | None, int]:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common beginning of two sequences."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

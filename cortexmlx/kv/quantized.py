@@ -1,4 +1,4 @@
-"""Which keys and values can be quantized, and in groups of how many numbers. No mlx."""
+"""Which keys and values can be quantized, and in groups of how many numbers. Without mlx."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ KV_BITS = (8, 4)
 """Bits of a code."""
 
 GROUP_SIZES = (64, 32)
-"""How many numbers along a head share a scale and a bias, the fewest bytes first."""
+"""How many numbers along a head share a scale and a bias. The first one takes the fewest bytes."""
 
 
 def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | None = None) -> tuple[LayerGroup, ...]:
-    """The same layers, with keys and values of `bits` bits; None: as they are. Layers that keep none stay as they are.
+    """Return the same layers with keys and values of `bits` bits. None leaves them unchanged, and so do layers without
+    keys and values.
 
-    `group_size` None is the largest of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
-    does, or not the one that is asked for, or if there are no keys and values.
+    `group_size` None takes the first of `GROUP_SIZES` that divides every key and value. Raises ModelUnsupported if none
+    does, if the given one does not, or if no layer keeps keys and values.
     """
     if bits is None:
         return tuple(groups)
@@ -41,16 +42,20 @@ def quantized(groups: Sequence[LayerGroup], bits: int | None, group_size: int | 
 
 
 def unquantized(bits: int, why: str) -> ModelUnsupported:
-    """The refusal of a model that is run on other caches than the arena."""
+    """Return the error for a model that does not run on the arena."""
     return ModelUnsupported(f"kv_bits is {bits}, which paged attention alone has: leave it out. {why}")
 
 
 def kv_form(groups: Sequence[LayerGroup]) -> str:
-    """How keys and values are quantized, in words: "8 bits in groups of 64"; nothing where they are not."""
+    """Return in words how keys and values are quantized, such as "8 bits in groups of 64"; an empty text if they are
+    not.
+    """
     spec = next((group.spec for group in groups if group.spec.kv_bits is not None), None)
     return "" if spec is None else f"{spec.kv_bits} bits in groups of {spec.kv_group_size}"
 
 
 def _undivided(specs: Sequence[KVSpec], size: int) -> list[int]:
-    """The dims that groups of `size` do not divide. A value that lies in its key must end where a group does, too."""
+    """Return the dims that groups of `size` do not divide. If a value is a part of its key, it must end where a group
+    ends, too.
+    """
     return sorted({dim for spec in specs for dim in (spec.key_dim, spec.value_dim) if dim % size})

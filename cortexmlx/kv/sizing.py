@@ -1,8 +1,8 @@
-"""How many bytes the KV cache takes, and how many it should get: pure arithmetic, no mlx.
+"""How many bytes the KV cache takes, and how many it should get. Arithmetic without mlx.
 
-The size of a cache is `(Dk + Dv) * kv_heads * layers * bytes` per token: every layer keeps one key of `Dk` and one
-value of `Dv` numbers per KV head. With `Dk = Dv = d` this is the textbook `2 * L * H * d * T * b` (L=32, H=32, d=128,
-T=8192, b=2: 4 GiB).
+The size of a cache is `(Dk + Dv) * kv_heads * layers * bytes` per token: each layer keeps one key of `Dk` and one value
+of `Dv` numbers per KV head. With `Dk = Dv = d` this is the textbook `2 * L * H * d * T * b` (L=32, H=32, d=128, T=8192,
+b=2: 4 GiB).
 """
 
 from __future__ import annotations
@@ -18,32 +18,34 @@ from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, TAIL_COLUMNS, Counts, LayerGroup
 
 DEFAULT_TOKENS_PER_ROW = 32 * 1024
-"""What one row gets in the default arena, where the model's context allows it."""
+"""Tokens that one row gets in the default arena, if the model's context is that long."""
 
 DEFAULT_FULL_ROWS = 4
-"""How many rows of that length the default arena holds: memory is shared with every other app."""
+"""How many rows of that length the default arena holds. Other apps need memory, too."""
 
 SNAPSHOTS_PER_ROW = 4
-"""How many snapshots of its state a row gets in the mean: at the end of a prompt, of turns, where texts part."""
+"""How many snapshots of its state a row gets on average: at the end of a prompt, of turns, and where texts part."""
 
 _FIRST_TOKENS = 2048
-"""Tokens that the arena holds before it grows: small enough to be there at once."""
+"""Tokens that the arena holds before it grows. So few are allocated at once."""
 
 _NO_LIMIT = 1 << 40
-"""Blocks where each more is of use."""
+"""Blocks of a group in which each further block is of use."""
 
 
 def bytes_per_token(groups: Iterable[LayerGroup], itemsize: int | None = None) -> int:
-    """Bytes of one token in all layers, while it is inside every window. 36 layers, 8 KV heads, d=128 at 2 bytes:
-    147,456 bytes (144 KiB).
+    """Return the bytes of one token in all layers while it is inside every window. 36 layers with 8 KV heads of d=128
+    at 2 bytes: 147,456 bytes (144 KiB).
 
-    `itemsize` is the bytes of a number, here and below; None: that of each group's dtype.
+    `itemsize` is the number of bytes of a number, here and below. None takes that of each group's dtype.
     """
     return sum(_per_token(group, itemsize) for group in groups)
 
 
 def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | None = None) -> int:
-    """Bytes of one sequence of `tokens`: a windowed layer keeps at most its window, a recurrent one its fixed state."""
+    """Return the bytes of one sequence of `tokens` tokens. A windowed layer keeps at most its window, a recurrent one
+    its fixed state.
+    """
     return row_bytes(groups := tuple(groups)) + sum(
         _per_token(group, itemsize) * (tokens if group.spec.window is None else min(tokens, group.spec.window))
         for group in groups
@@ -51,19 +53,21 @@ def sequence_bytes(groups: Iterable[LayerGroup], tokens: int, itemsize: int | No
 
 
 def row_bytes(groups: Iterable[LayerGroup]) -> int:
-    """Bytes of the state that a sequence has whatever its length: that of recurrent layers."""
+    """Return the bytes of the recurrent layers' states of one sequence, which do not depend on its length."""
     return sum(group.spec.row_bytes * len(group.layers) for group in groups)
 
 
 def states_bytes(groups: Iterable[LayerGroup], rows: int) -> int:
-    """Bytes of the states of `rows` rows: after a row's last step, and of the step that is being computed."""
+    """Return the bytes of the states of `rows` rows: those after each row's last step, and those that the current step
+    computes.
+    """
     return 2 * rows * row_bytes(groups)
 
 
 def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[int, int]:
-    """Bytes for keys and values, and how many snapshots of a row's state, out of the cache's `memory`.
+    """Split the cache's `memory` into bytes for keys and values, and a number of snapshots of a row's state.
 
-    Snapshots get a quarter of it at most, and all of it where tokens take none.
+    Snapshots get at most a quarter of it, or all of it if tokens take no memory.
     """
     each = row_bytes(groups := tuple(groups))
     if not each:
@@ -74,7 +78,9 @@ def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[
 
 
 def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int | None = None) -> int | None:
-    """The longest single sequence that fits `available` bytes; None where length costs nothing beyond the windows."""
+    """Return the length of the longest single sequence that fits into `available` bytes. None if length costs nothing
+    beyond the windows.
+    """
     groups = tuple(groups)
     growing = bytes_per_token((g for g in groups if g.spec.window is None), itemsize)
     widest = max((g.spec.window for g in groups if g.spec.window is not None), default=0)
@@ -89,9 +95,9 @@ def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int 
 
 
 def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = None) -> int:
-    """Bytes of the tail for `rows` active rows: `TAIL_COLUMNS` tokens of every layer per row, twice.
+    """Return the bytes of the tail for `rows` active rows: `TAIL_COLUMNS` tokens of every layer per row, twice.
 
-    The tail is functional: while a step writes its column, the old and the new tail are both there.
+    The tail is functional: while a step writes its column, the old and the new tail both exist.
     """
     return 2 * rows * TAIL_COLUMNS * bytes_per_token(groups, itemsize)
 
@@ -102,26 +108,28 @@ def _per_token(group: LayerGroup, itemsize: int | None) -> int:
 
 
 def logits_bytes(rows: int, vocab_size: int) -> int:
-    """Bytes of one step's logits: `[rows, vocab_size]`, in float32 where they are sampled."""
+    """Return the bytes of one step's logits, `[rows, vocab_size]`, in float32 as they are sampled."""
     return rows * vocab_size * 4
 
 
 def reserved_bytes(groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int) -> int:
-    """Bytes that are not the cache's: weights, and the tails, states and logits of `rows` rows."""
+    """Return the bytes that the cache must leave: for the weights, and for the tails, states and logits of `rows`
+    rows.
+    """
     groups = tuple(groups)
     return weights + tail_bytes(groups, rows) + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
 
 
 def first_blocks(most: int, block_size: int) -> int:
-    """Blocks of a group that the arena has at first, of at most `most`."""
+    """Return how many blocks of a group the arena has at first, if it may have `most`."""
     return min(most, -(-_FIRST_TOKENS // block_size))
 
 
 def row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None:
-    """Blocks of a group that a decoding row has at most: those that the next token sees, and those of the tail's
-    columns. None: all of its tokens'.
+    """Return how many blocks of a group a decoding row has at most: those that the next token sees, and those of the
+    tail's columns. None: the blocks of all its tokens.
 
-    From blocks of 16 tokens on, a window of w tokens takes at most `ceil(w / block_size) + 2`.
+    With blocks of 16 tokens or more, a window of w tokens takes at most `ceil(w / block_size) + 2`.
     """
     if attention_window.tokens is None:
         return None
@@ -130,7 +138,9 @@ def row_blocks(attention_window: AttentionWindow, block_size: int) -> int | None
 
 
 def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, itemsize: int | None = None) -> int:
-    """Bytes of a running row of `tokens` tokens: whole blocks, of a window as many as it has at most, and its state."""
+    """Return the bytes of a running row of `tokens` tokens: whole blocks, at most `row_blocks` of a windowed group, and
+    its states.
+    """
     places = -(-tokens // block_size)
     return row_bytes(groups := tuple(groups)) + sum(
         _per_token(group, itemsize)
@@ -142,8 +152,8 @@ def row_kv_bytes(groups: Iterable[LayerGroup], tokens: int, block_size: int, ite
 
 @dataclass(frozen=True)
 class Load:
-    """What an arena must do: `rows` rows in blocks of `block_size` tokens, whose prompts are computed in pieces of at
-    most `piece` tokens a step, together.
+    """What an arena must serve: `rows` rows in blocks of `block_size` tokens. Their prompts are computed in pieces, at
+    most `piece` tokens a step for all rows together.
     """
 
     rows: int
@@ -151,28 +161,28 @@ class Load:
     block_size: int = DEFAULT_BLOCK_SIZE
 
     def limit(self, group: LayerGroup) -> int:
-        """Blocks of a group that are of use. Where all tokens are seen there is no limit.
+        """Return how many blocks of a group are of use. A group that sees all tokens has no limit.
 
-        Of a window: what the rows have at most, the pieces of a step, and as much as the rows have for prefixes that
-        are cached, since the last window of each is all that those who begin with it need.
+        A windowed group can use the blocks of all rows, those of the pieces of a step, and as many again as the rows
+        have for cached prefixes: a text that begins with a cached prefix needs only the prefix's last window.
         """
         most = row_blocks(group.spec.attention_window, self.block_size)
         return _NO_LIMIT if most is None else self.rows * (2 * most + 1) - (-self.piece // self.block_size)
 
 
 def default_kv_tokens(context: int, max_rows: int) -> int:
-    """Tokens of the default arena: `min(context, 32k) * min(max_rows, 4)`."""
+    """Return the tokens of the default arena: `min(context, 32k) * min(max_rows, 4)`."""
     return min(context, DEFAULT_TOKENS_PER_ROW) * min(max_rows, DEFAULT_FULL_ROWS)
 
 
 def default_kv_bytes(
     groups: Sequence[LayerGroup], load: Load, context: int, working_set: int, reserved: int, itemsize: int | None = None
 ) -> int:
-    """Bytes of the default cache: `default_kv_tokens` in rows of whole blocks, or what is of use of those, and
-    snapshots of the rows' states, at most half of what the machine has left.
+    """Return the bytes of the default cache: `default_kv_tokens` in rows of whole blocks, less where more blocks are of
+    no use, and snapshots of the rows' states. At most half of what the machine has left.
 
-    `working_set` is what the device recommends to use in all; `reserved` what weights, tails and logits take of it.
-    0 means that nothing is left.
+    `working_set` is how many bytes the device recommends to use in all. `reserved` is how many of these weights, tails
+    and logits take. 0 means that nothing is left.
     """
     room = max(working_set - reserved, 0) // 2
     blocks = -(-context // load.block_size)  # a row's last block is a whole one
@@ -182,7 +192,9 @@ def default_kv_bytes(
 
 
 def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, itemsize: int | None = None) -> Counts:
-    """Blocks of each group in `memory` bytes: equally many, but in no group more than are of use."""
+    """Return how many blocks of each group fit into `memory` bytes: equally many, but in no group more than are
+    of use.
+    """
     limits = [load.limit(group) for group in groups]
     size = [_per_token(group, itemsize) * load.block_size for group in groups]
     blocks = list(limits)
@@ -198,14 +210,14 @@ def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, items
 
 
 def sequences_that_fit(groups: Sequence[LayerGroup], blocks: Counts, block_size: int, tokens: int) -> int:
-    """How many sequences of `tokens` tokens are at once in an arena of so many blocks of each group."""
+    """Return how many sequences of `tokens` tokens fit at once into an arena of `blocks` blocks of each group."""
     needed = -(-tokens // block_size)
     most = [row_blocks(group.spec.attention_window, block_size) or needed for group in groups]
     return min(count // min(needed, each) for count, each in zip(blocks, most, strict=True))
 
 
 def check_kv_memory(asked: int, memory: int, working_set: int, machine: str = "this machine") -> None:
-    """Raise InvalidRequest if more is asked for than the machine has."""
+    """Raise InvalidRequest if `asked` is more than the machine's `memory`."""
     if asked > memory:
         raise InvalidRequest(
             f"a KV memory of {format_bytes(asked)} is more than {machine} has: {format_bytes(memory)}, "
@@ -214,7 +226,7 @@ def check_kv_memory(asked: int, memory: int, working_set: int, machine: str = "t
 
 
 def beyond_note(asked: int, left: int, machine: str = "this machine") -> tuple[str, ...]:
-    """A word about a KV memory that the machine cannot give, if it is one."""
+    """Return a note if a KV memory of `asked` bytes is more than the machine has left, else nothing."""
     if asked <= left:
         return ()
     return (
@@ -224,7 +236,7 @@ def beyond_note(asked: int, left: int, machine: str = "this machine") -> tuple[s
 
 
 def arena_blocks(memory: int, groups: Sequence[LayerGroup], load: Load) -> Counts:
-    """`blocks_that_fit` in an arena of `memory` bytes. Raises InvalidRequest if that is not one of each group."""
+    """Return `blocks_that_fit` for an arena of `memory` bytes. Raises InvalidRequest if no block of some group fits."""
     blocks = blocks_that_fit(memory, groups, load)
     if not min(blocks):
         raise InvalidRequest(
@@ -244,9 +256,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of "4GB" (10**9), "4GiB" or "4G" (2**30), "512MB", "1.5GiB" or a plain number of bytes.
+    """Return the bytes of "4GB" (10**9), "4GiB" or "4G" (2**30), "512MB", "1.5GiB" or a plain number of bytes.
 
-    Raises InvalidRequest for anything else, and for sizes below one byte.
+    Raises InvalidRequest for any other text, and for sizes below one byte.
     """
     match = _SIZE.fullmatch(str(text)) if isinstance(text, (str, Real)) and not isinstance(text, bool) else None
     unit = _UNITS.get(match[2].lower()) if match else None
@@ -261,7 +273,9 @@ def parse_size(text: str | int) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """A size for people, in binary units and at most three digits after 1000: `144 KiB`, `4 GiB`, `1.25 GiB`, `0 B`."""
+    """Return a size as text for people, in binary units and with at most three digits after 1000: `144 KiB`, `4 GiB`,
+    `1.25 GiB`, `0 B`.
+    """
     size = float(size)
     exponent = 0 if abs(size) < 1024 else min(int(math.log2(abs(size)) / 10), 4)
     scaled = size / 1024**exponent

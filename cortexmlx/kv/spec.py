@@ -1,4 +1,4 @@
-"""KVSpec: the shape, dtype and attention window of a layer's keys and values. No mlx."""
+"""KVSpec: the shape, dtype and attention window of a layer's keys and values. Without mlx."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cortexmlx.kv.attention_window import AttentionWindow
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-"""Tokens that a block may have."""
+"""The numbers of tokens that a block may have."""
 
 DEFAULT_BLOCK_SIZE = 32
 
@@ -16,32 +16,35 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one number, by dtype."""
 
 TAIL_COLUMNS = 16
-"""W: decode steps between two flushes, at most, and columns of the tail, where a row's newest tokens wait for one."""
+"""W: columns of the tail, which holds each row's newest tokens until a flush. So there are at most W decode steps
+between two flushes.
+"""
 
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What one layer keeps of a sequence.
+    """What one layer keeps of a sequence. Layers with equal specs form one group and share block tables.
 
-    `kv_heads` heads keep a key of `key_dim` and a value of `value_dim` numbers of `dtype` ("float32", "float16",
-    "bfloat16") for every token; with `value_in_key` the value is the key's first numbers and takes no memory of its own
-    (latent attention). `window` None attends to all earlier tokens; w attends to the w newest, the token itself
-    included, or if it is `chunked`, to those since the last multiple of w (`attention_window`). `row_bytes` is state
-    that does not grow with the tokens: a recurrent layer has that and no heads. Layers with equal specs form one group
-    and share block tables.
-
-    Quantized keys and values are codes of `kv_bits` bits, and for every `kv_group_size` numbers of a head a scale and a
-    bias of `dtype`.
+    Quantized keys and values are codes of `kv_bits` bits, with a scale and a bias of `dtype` for every `kv_group_size`
+    numbers of a head.
     """
 
     kv_heads: int
+    """Heads that keep a key and a value for every token; 0 in a recurrent layer."""
     key_dim: int
+    """Numbers of a key."""
     value_dim: int
+    """Numbers of a value."""
     dtype: str
+    """"float32", "float16" or "bfloat16"."""
     window: int | None = None
+    """How many of the newest tokens a query sees, itself included; None: all tokens."""
     row_bytes: int = 0
+    """Bytes of a state whose size does not depend on the number of tokens: that of a recurrent layer."""
     chunked: bool = False
+    """Whether a query sees the tokens since the last multiple of `window` instead."""
     value_in_key: bool = False
+    """Whether the value is the key's first numbers, and takes no memory of its own (latent attention)."""
     kv_bits: int | None = None
     kv_group_size: int | None = None
 
@@ -52,13 +55,15 @@ class KVSpec:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """How many numbers a layer keeps for a token and head: of its key, and of its value."""
+        """The numbers of the key, and of the value if it is stored, that a layer keeps for one token and head."""
         return (self.key_dim,) if self.value_in_key else (self.key_dim, self.value_dim)
 
     @property
     def slab_arrays(self) -> tuple[tuple[int, str], ...]:
-        """How many numbers, and of which dtype, each array of a layer's slab has for a token and head: the `dims`, or
-        where they are quantized the codes in words of 32 bits, scales and biases of each.
+        """For each array of a layer's slab: how many numbers it has for one token and head, and their dtype.
+
+        Plain keys and values are one array each, of the `dims`. Quantized ones are three: codes in words of 32 bits,
+        scales, and biases.
         """
         if self.kv_bits is None or self.kv_group_size is None:
             return tuple((dim, self.dtype) for dim in self.dims)
@@ -77,13 +82,15 @@ class KVSpec:
         return self.bytes_of(self.itemsize)
 
     def bytes_of(self, itemsize: int) -> int:
-        """The same with numbers, or scales and biases, of `itemsize` bytes."""
+        """Return the bytes that one layer keeps for one token if a number (or a scale, or a bias) has `itemsize`
+        bytes.
+        """
         widths = ((width, 4 if dtype == "uint32" else itemsize) for width, dtype in self.slab_arrays)
         return self.kv_heads * sum(width * size for width, size in widths)
 
 
 Counts = tuple[int, ...]
-"""A number for each layer group: of blocks."""
+"""A number of blocks for each layer group."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,10 @@ class LayerGroup:
 
 
 def paged(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
-    """The groups that keep something for every token. Where there are none, one without layers: its blocks take no
-    memory, but lengths, rows and the prefix cache go by blocks.
+    """Return the groups that keep something for every token.
+
+    If there are none, return one group without layers. Its blocks take no memory, but lengths, rows and the prefix
+    cache need blocks.
     """
     return tuple(group for group in groups if group.spec.kv_heads) or (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)
 
@@ -115,5 +124,5 @@ def group_layers(specs: list[KVSpec]) -> tuple[LayerGroup, ...]:
 
 
 def of_each(groups: Sequence[LayerGroup], blocks: int | Sequence[int]) -> Counts:
-    """`blocks` as a number for each group: one number stands for all."""
+    """Return `blocks` as one number for each group. A single number holds for all groups."""
     return (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)

@@ -1,4 +1,4 @@
-"""GroupStep: where the keys and values of a step lie, as plain data for attention. No mlx."""
+"""GroupStep: where the keys and values of a step are, as plain data for attention. Without mlx."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class BlockCopy:
 
 
 def copies_of(moved: Sequence[Mapping[int, int]]) -> tuple[BlockCopy, ...]:
-    """The copies that bring the blocks of each group to their new numbers."""
+    """Return the copies that bring the blocks of each group to their new numbers."""
     return tuple(
         BlockCopy(g, old, new) for g, numbers in enumerate(moved) for old, new in numbers.items() if old != new
     )
 
 
 def in_group(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArray]:
-    """The sources and the targets of the copies in a group, `[copies]` int32 each."""
+    """Return the sources and the targets of a group's copies, `[copies]` int32 each."""
     pairs = [(c.source, c.target) for c in copies if c.group == group]
     both = np.array(pairs, np.int32).reshape(-1, 2)
     return both[:, 0].copy(), both[:, 1].copy()
@@ -39,16 +39,15 @@ def in_group(copies: Sequence[BlockCopy], group: int) -> tuple[IntArray, IntArra
 
 @dataclass(frozen=True)
 class PrefillPiece:
-    """A prefill piece: flat tokens `begin .. end` are a row's tokens `first .. first + end - begin`.
-
-    Its keys and values up to its last token lie in `run`, or, scattered, in `slots` (`[tokens]` int32).
-    """
+    """A prefill piece: flat tokens `begin .. end` of the step are a row's tokens `first .. first + end - begin`."""
 
     begin: int
     end: int
     first: int
     run: KVHandle | None
+    """The one run that has the keys and values of the row up to the piece's last token; None if they are scattered."""
     slots: npt.NDArray[np.int32] | None
+    """Where these keys and values are if they are scattered, `[tokens]` int32."""
 
     @property
     def tokens(self) -> int:
@@ -60,21 +59,23 @@ class PrefillPiece:
 class GroupStep:
     """Where one layer group finds the keys and values of a step.
 
-    In a group of windows a row's tokens are counted from some token on, not later than the oldest that its queries of
-    the step see; what lies before that may be gone, and must not be looked at: a table names the null block there, and
-    a run may be another's.
-
-    `tables` `[rows, blocks]` int32 and `lengths` `[rows]` describe the arena part of the single-token queries;
-    padding entries of a table name the null block. `runs` has a row's run where it is a single one.
-    `attention_window` is the group's. `listed` says that tables and lengths are those of listed blocks (`only_blocks`).
+    In a windowed group, a row's tokens are counted from some token on, at or before the oldest one that its queries
+    see. Earlier blocks may have been given up, and must not be read: a table has the null block for them, and a run may
+    cover blocks of others.
     """
 
     tables: npt.NDArray[np.int32]
+    """`[rows, blocks]` int32: the blocks of each single-token query. Padding entries are the null block."""
     lengths: npt.NDArray[np.int32]
+    """`[rows]` int32: how many tokens of each such row are in the arena."""
     runs: tuple[KVHandle | None, ...]
+    """The run of each such row if its blocks are one run, else None."""
     pieces: tuple[PrefillPiece, ...]
+    """The prefill pieces."""
     attention_window: AttentionWindow
+    """How far back the group's queries see."""
     listed: bool = False
+    """Whether tables and lengths name only some blocks of their rows (`only_blocks`)."""
 
     @property
     def rows(self) -> int:
@@ -83,20 +84,20 @@ class GroupStep:
 
 
 def only_blocks(step: GroupStep, lists: Sequence[IntArray], block_size: int, null_block: int) -> GroupStep:
-    """The step in which single-token queries attend to some of their row's blocks only, and to the whole tail.
+    """Return the step in which single-token queries attend to some blocks of their row only, and to the whole tail.
 
-    `lists[row]` `[listed]` has the places of these blocks in the row's table, ascending; it may be empty if there is a
-    tail. Lists of a step may differ in length, and those of layer groups and steps in everything. For the backends this
-    is a shorter row: they read any table whose last block alone is partly filled, and with all blocks listed a result
-    has the same bits as without a list. A step of lists needs a `Derived` of its own.
+    `lists[row]` `[listed]` has the indices of these blocks in the row's table, ascending. It may be empty if there is a
+    tail. The lists of a step may differ in length, and those of different groups and steps in everything. To the
+    backends this is a shorter row: in any table, only the last block may be partly filled. If all blocks are listed,
+    the result has the same bits as without a list. A step with lists needs a `Derived` of its own.
 
-    A token's place in such a row is not its position. What has its position in the key already (RoPE) does not mind. A
-    window or a chunk is refused here, because it counts positions; so are ALiBi's slopes by `paged_attention`, because
-    distances across gaps may be meant, or those within what is kept (Xiao et al., "Efficient Streaming Language Models
-    with Attention Sinks", 2024, section 3.2, rolls them up): whoever needs either must say which.
+    A token's index in such a row is not its position. Keys that already contain their position (RoPE) allow that. A
+    window or a chunk is refused here, because it counts positions. `paged_attention` refuses ALiBi's slopes, because
+    distances could be meant with the gaps or without them (Xiao et al., "Efficient Streaming Language Models with
+    Attention Sinks", 2024, section 3.2, leaves them out): a caller who needs either must say which.
 
     Raises:
-        KVBlockError: the step has a window or chunks, or a list is not one of the row's blocks in ascending order.
+        KVBlockError: the step has a window or chunks, or a list does not name blocks of its row in ascending order.
     """
     if step.attention_window.tokens is not None:
         kind = "chunks" if step.attention_window.chunked else "a window"

@@ -79,8 +79,9 @@ class CacheMachine(RuleBasedStateMachine):
             self.resize()
             held = capacity(self.cache, self.born)
             assert need * self.cache.block_size <= held < tokens + headroom + self.cache.block_size
-            whole = self.cache.tables.run(self.born, 0, held)
-            assert held == need * self.cache.block_size or whole is not None, "headroom never splits a run"
+            last_needed = max(need - 1, 0) * self.cache.block_size
+            together = self.cache.tables.run(self.born, 0, held, last_needed)
+            assert held == need * self.cache.block_size or together is not None, "headroom is in a run of its own"
         except KVCacheFull as error:
             assert not fits and str(need) in str(error)
             assert self.books() == before
@@ -215,6 +216,16 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
     max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_headroom_that_fits_beside_the_last_needed_block_is_taken_though_the_sequence_is_scattered() -> None:
+    machine = CacheMachine()
+    machine.begin(count=1, blocks=6, more=0, block_size=8)
+    first = machine.allocate(tokens=9, headroom=0)
+    machine.allocate(tokens=1, headroom=0)
+    machine.give_back(seq=first, tokens=0)
+    last = machine.allocate(tokens=30, headroom=3)  # of the free runs, one has three blocks and one two
+    assert machine.cache.tables.block_table(last, 0).tolist() == [3, 4, 5, 0, 1]
 
 
 def test_slots_are_flat_one_dimensional_int32() -> None:

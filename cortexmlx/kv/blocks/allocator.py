@@ -1,8 +1,8 @@
 """Which blocks of the KV arena are free: contiguous runs of blocks, handed out and taken back in constant time.
 
-Two ideas: the free runs are sorted by length (`freeruns`), so that the shortest run that fits is found without a scan;
-and neighbouring free runs are always merged, for which every free run carries its length at both ends (boundary tags,
-Knuth, TAOCP vol. 1, 2.5), so that a run that is given back finds its neighbours without a search.
+Two ideas make it fast. The free runs are sorted by length (`freeruns`), so that the shortest run that fits is found
+without a scan. Neighbouring free runs are always merged. For that, each free run carries its length at both ends
+(boundary tags, Knuth, TAOCP vol. 1, 2.5), so a run that is given back finds its neighbours without a search.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class KVHandle:
 
 
 class KVBlockAllocator:
-    """Hands out contiguous runs of KV blocks; knows neither sequences nor tensors.
+    """Hands out contiguous runs of KV blocks. It knows neither sequences nor tensors.
 
-    `allocate`, `extend`, `trim` and `free` cost the same whatever the number of blocks and of free runs, beside marking
-    the run's own blocks (one byte each, set and checked at memory speed). The same calls in the same order always give
-    the same blocks. Every call either does all that it says or raises and changes nothing.
+    The cost of `allocate`, `extend`, `trim` and `free` does not depend on the number of blocks or free runs, except
+    that a byte per block of the run is set and checked at memory speed. The same calls in the same order always give
+    the same blocks. A call either does all that it says, or raises and changes nothing.
 
     All methods may be called from any thread, but not from a finalizer or a signal handler that could interrupt one.
     """
@@ -61,7 +61,7 @@ class KVBlockAllocator:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that are free, in whatever runs."""
+        """Free blocks in all runs together."""
         return self._free_blocks
 
     @property
@@ -78,14 +78,14 @@ class KVBlockAllocator:
 
     @property
     def free_blocks_at_end(self) -> int:
-        """The largest n for which the arena's last n blocks are free: how far `shrink` can go."""
+        """The largest n for which the arena's last n blocks are free. `shrink` can drop that many."""
         with self._lock:
             return self._free_at_end()
 
     def allocate(self, n: int) -> KVHandle:
-        """Take a run of n blocks, from the shortest free run that has them.
+        """Take a run of n blocks, out of the shortest free run that is long enough.
 
-        Raises KVCacheFull when no free run has n blocks (then nothing is taken), KVBlockError when n is less than one.
+        Raises KVCacheFull if no free run has n blocks (then nothing is taken), KVBlockError if n is less than one.
         """
         n = _at_least_one(n, "allocate")
         with self._lock:
@@ -96,9 +96,10 @@ class KVBlockAllocator:
             return KVHandle(start, n)
 
     def extend(self, handle: KVHandle, n: int) -> KVHandle | None:
-        """Grow a run in place by the n blocks to its right, and return the longer run; None if they are not all free.
+        """Grow a run in place by the n blocks after it. Return the longer run, or None if these blocks are not all
+        free.
 
-        Raises KVBlockError when n is less than one, or when the handle is empty or names blocks that are not allocated.
+        Raises KVBlockError if n is less than one, or if the handle is empty or names blocks that are not allocated.
         """
         n = _at_least_one(n, "extend")
         with self._lock:
@@ -126,9 +127,9 @@ class KVBlockAllocator:
             return KVHandle(start, keep)
 
     def free(self, handle: KVHandle) -> None:
-        """Give back a run of allocated blocks: a whole run, any part of one, or neighbouring runs together.
+        """Give back a run of allocated blocks: a whole run, a part of one, or several neighbouring runs together.
 
-        Raises KVBlockError, and frees nothing, when any of the blocks is not allocated (freed before, or never taken).
+        Raises KVBlockError, and frees nothing, if one of the blocks is not allocated (freed before, or never taken).
         """
         with self._lock:
             start, stop = self._allocated(handle)
@@ -167,8 +168,9 @@ class KVBlockAllocator:
             self._give_back(total - (tail - n), total)
 
     def fragmentation(self) -> float:
-        """`1 - largest_free_run / free_blocks`: 0.0 when the free blocks are one run (or there are none), towards 1.0
-        when they are scattered."""
+        """Return `1 - largest_free_run / free_blocks`: 0.0 if the free blocks are one run or none is free, near 1.0 if
+        they are scattered.
+        """
         with self._lock:
             return 1.0 - self._free_runs.longest() / self._free_blocks if self._free_blocks else 0.0
 
@@ -201,7 +203,7 @@ class KVBlockAllocator:
             self._free_runs.check({run.start: run.count for run in runs}, total)
 
     def _allocated(self, handle: KVHandle) -> tuple[int, int]:
-        """(start, stop) of a run whose blocks are all allocated; anything else is refused."""
+        """Return (start, stop) of a run. Raises KVBlockError unless all its blocks are allocated."""
         start, count = index(handle.start), index(handle.count)
         stop, total = start + count, self._total_blocks
         if start < 0 or count < 0 or stop > total:
@@ -218,7 +220,7 @@ class KVBlockAllocator:
         return start, stop
 
     def _take(self, start: int, n: int) -> None:
-        """Mark the first n blocks of the free run at `start` as used; the rest stays free."""
+        """Mark the first n blocks of the free run at `start` as used. The others stay free."""
         length = self._free_runs.remove(start)
         if length > n:
             self._free_runs.insert(start + n, length - n)

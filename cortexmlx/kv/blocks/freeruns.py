@@ -1,9 +1,9 @@
-"""The free runs of an arena, sorted by length: the shortest one that fits in two bitmap look-ups.
+"""The free runs of an arena, sorted by length. Two bitmap look-ups find the shortest run that fits.
 
 This is the index of a two-level segregated fit (Masmano et al., "TLSF", 2004). TLSF keeps one list per *range* of
-lengths and rounds a request up to the next range, so that it can miss a run that would fit unless it scans the range
-below. Here a length is a number of blocks, a few millions at most, so there is one list per *exact* length: nothing is
-rounded, nothing is scanned, and a run of n blocks is found exactly when there is one.
+lengths and rounds a request up to the next range. So it can miss a run that would fit unless it scans the range below.
+Here a length is a number of blocks, a few millions at most, so there is one list per *exact* length. Nothing is rounded
+or scanned, and a run of n blocks is found exactly when there is one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ _GROUP_MASK = (1 << _GROUP_BITS) - 1
 
 
 class FreeRuns:
-    """Runs of free blocks in one doubly linked list per length, newest first; two levels of bitmaps say which lists are
-    not empty. Links and lengths lie in flat arrays indexed by block: nothing is allocated per run. Not thread-safe."""
+    """Runs of free blocks in one doubly linked list per length, the newest first. Not thread-safe.
+
+    Two levels of bitmaps say which lists are not empty. Links and lengths are in flat arrays indexed by block, so a run
+    needs no object of its own.
+    """
 
     __slots__ = ("_coarse", "_fine", "_first", "_length", "_next", "_previous")
 
@@ -30,7 +33,7 @@ class FreeRuns:
         self._coarse = 0  # bit g: entry g of _fine is not 0
 
     def resize(self, total_blocks: int) -> None:
-        """Make room for that many blocks; what is cut off holds no free run."""
+        """Make room for `total_blocks` blocks. Blocks that are cut off must not be in a free run."""
         for per_block in (self._next, self._previous, self._length):
             del per_block[total_blocks:]
             per_block.extend(array("i", [NONE]) * (total_blocks - len(per_block)))
@@ -39,18 +42,20 @@ class FreeRuns:
         self._fine.extend([0] * (groups - len(self._fine)))
 
     def length_at(self, block: int) -> int:
-        """Length of the run that begins or ends with this block."""
+        """Return the length of the run that begins or ends with this block."""
         return self._length[block]
 
     def longest(self) -> int:
-        """Length of the longest run, 0 without runs."""
+        """Return the length of the longest run, 0 without runs."""
         if not self._coarse:
             return 0
         group = self._coarse.bit_length() - 1
         return (group << _GROUP_BITS) + self._fine[group].bit_length() - 1
 
     def shortest_of(self, n: int) -> int:
-        """The newest of the shortest runs that have n blocks or more (n at most the arena's), NONE without one."""
+        """Return the first block of the shortest run of at least n blocks, the newest such run; NONE if no run is that
+        long. n is at most the arena's number of blocks.
+        """
         group = n >> _GROUP_BITS
         fine = self._fine[group] >> (n & _GROUP_MASK)
         if fine:
@@ -92,7 +97,7 @@ class FreeRuns:
         return length
 
     def check(self, expected: dict[int, int], total_blocks: int) -> None:
-        """Compare lists, tags and bitmaps with the expected runs (start -> length)."""
+        """Raise AssertionError unless lists, lengths and bitmaps agree with the expected runs (start -> length)."""
         sizes = {len(per_block) for per_block in (self._next, self._previous, self._length)}
         require(sizes == {total_blocks}, f"links and tags for {sizes} blocks, the arena has {total_blocks}")
         found: dict[int, int] = {}
@@ -121,6 +126,6 @@ def _lowest_bit(bits: int) -> int:
 
 
 def require(holds: bool, problem: str) -> None:
-    """An invariant, checked whether or not Python runs with -O. Raises AssertionError."""
+    """Raise AssertionError with `problem` unless `holds`, also when Python runs with -O."""
     if not holds:
         raise AssertionError(problem)

@@ -1,4 +1,4 @@
-"""The blocks of one layer group: which are free, how many sequences own each other one, which are only cached."""
+"""The blocks of one layer group: which are free, how many sequences own each block, and which are only cached."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from cortexmlx.kv.prefix import Entry, Key
 
 
 class BlockPool:
-    """The blocks of one group: an allocator and a reference count per block, `ref_counts` `[blocks]` int32.
+    """The blocks of one layer group: an allocator, and a reference count per block in `ref_counts`, `[blocks]` int32.
 
-    A block without owners is free, or one of those `cached` in an entry of the prefix cache, which the allocator still
-    counts as used. The latter wait to go, the next one first: in `passed` if they were behind a running sequence's
-    window when they lost their last owner, or in a text of which it keeps a part, else in `unused`; in `pinned`, which
-    go after all others, if their key is among the `pins`. A block that is the source of a copy is in `sources`, with
-    whether it was `passed`, and waits nowhere until the copies are let go.
+    A block without owners is either free or cached. The allocator counts a cached block as used. Unowned cached blocks
+    wait in one of three queues, and the first block of the first queue that is not empty is evicted next:
+
+    - `passed`: blocks that a window has passed while their sequence continues, and blocks of text that a row has
+      dropped;
+    - `unused`: other blocks, the least recently used first;
+    - `pinned`: blocks whose keys are in `pins`.
+
+    A block that is the source of a copy is in `sources`, with whether it was `passed`. It is in no queue until
+    `let_go_source`.
     """
 
     __slots__ = ("allocator", "cached", "passed", "pinned", "pins", "ref_counts", "sources", "unused")
@@ -41,40 +46,42 @@ class BlockPool:
 
     @property
     def next_to_go(self) -> Entry | None:
-        """The entry whose block here would be evicted first."""
+        """The entry whose block would be evicted next; None if no block can be evicted."""
         return next(iter((self.passed or self.unused or self.pinned).values()), None)
 
     @property
     def owned(self) -> int:
-        """Blocks that have owners."""
+        """Blocks that belong to at least one sequence."""
         return self.allocator.used_blocks - self.evictable
 
     def share(self, table: BlockTable, block: int) -> None:
-        """One owner more for a block that holds something, at the end of the owner's table."""
+        """Give a cached or owned block one more owner, at the end of the owner's table."""
         self.ref_counts[block] += 1
         self.hold(block)
         table.blocks.append(block)
 
     def hold(self, block: int) -> bool:
-        """A cached block must not be evicted. Returns whether it was `passed`."""
+        """Keep a cached block from being evicted. Return whether it was in `passed`."""
         for waiting in (self.unused, self.pinned):
             waiting.pop(block, None)
         return self.passed.pop(block, None) is not None
 
     def let_go(self, block: int, passed: bool = False) -> None:
-        """The opposite: it may be evicted, if nobody owns it, after those of which that was said before."""
+        """Let a held block be evicted again if it has no owner, after the blocks that are in its queue already."""
         if not self.ref_counts[block]:
             self._wait(block, self.passed if passed else self.unused)
 
     def hold_source(self, block: int) -> bool:
-        """Keep a cached block as it is until `let_go_source`, whoever gives it up. False if it is held already."""
+        """Keep a cached block unchanged until `let_go_source`, also when its owners give it up. Return False if it is
+        held already.
+        """
         if block in self.sources:
             return False
         self.sources[block] = self.hold(block)
         return True
 
     def let_go_source(self, block: int) -> None:
-        """End what `hold_source` began."""
+        """Let the source of a copy be evicted again: the end of `hold_source`."""
         self.let_go(block, self.sources.pop(block))
 
     def _wait(self, block: int, waiting: OrderedDict[int, Entry]) -> None:
@@ -84,8 +91,11 @@ class BlockPool:
         (self.pinned if entry.key in self.pins else waiting)[block] = entry
 
     def extend(self, table: BlockTable, need: int, want: int) -> None:
-        """Bring a table to its first `need` places, or `want` if the last run that is needed holds the others, too: the
-        table's last run grows in place where it can, or runs are added. As many blocks as are needed must be free.
+        """Extend a table to the end `need`, or to `want` if the run that holds the last needed block holds the others,
+        too.
+
+        The table's last run grows in place where it can; otherwise runs are added. `need` blocks more than the table
+        has must be free.
         """
         have = table.end
         while have < need:
@@ -104,9 +114,12 @@ class BlockPool:
             have = table.end
 
     def give_up(self, blocks: list[int], passed: bool = False) -> int:
-        """One owner less for each of some blocks of a sequence, in its order. Those that have none left are free, or
-        if they are cached, wait to be evicted: the last of them first, so that ends of texts go before beginnings.
-        `passed` says that the sequence goes on, but does not see them any more. Returns how many are free now.
+        """Take one owner from each of `blocks`, which are a sequence's blocks in its order. Return how many blocks
+        became free.
+
+        A block without owners is free, or waits to be evicted if it is cached. The last block waits first, so that ends
+        of texts are evicted before beginnings. `passed` says that the sequence continues without these blocks; then the
+        first one waits first.
         """
         if not blocks:
             return 0
@@ -122,14 +135,14 @@ class BlockPool:
         return len(free)
 
     def forget(self, block: int) -> None:
-        """A block is no longer cached: free, if nobody owns it."""
+        """Stop caching a block. It becomes free if it has no owner."""
         self.hold(block)
         del self.cached[block]
         if not self.ref_counts[block]:
             self.allocator.free(KVHandle(block, 1))
 
     def full(self, blocks: int, block_size: int) -> KVCacheFull:
-        """What to tell whoever needs so many more blocks."""
+        """Return the error for a caller who needs `blocks` more blocks."""
         return KVCacheFull(
             f"the KV cache is full: {blocks} more blocks of {block_size} tokens are needed, "
             f"{self.allocator.free_blocks} of {self.allocator.total_blocks} are free; "
@@ -142,16 +155,16 @@ class BlockPool:
         self.ref_counts = np.concatenate([self.ref_counts, np.zeros(more, np.int32)])
 
     def shrink(self, less: int) -> None:
-        """Give up the last `less` blocks, which must be free."""
+        """Drop the last `less` blocks, which must be free."""
         self.allocator.shrink(less)
         self.ref_counts = self.ref_counts[:-less].copy()
 
     def list_free(self) -> list[int]:
-        """The numbers of the blocks that are free."""
+        """Return the numbers of the free blocks."""
         return [b for run in self.allocator.free_runs() for b in range(run.start, run.stop)]
 
     def compact(self) -> dict[int, int]:
-        """Renumber the blocks that hold something from 0, in their order. Returns the new number of each."""
+        """Renumber the used blocks from 0, in their order. Return the new number of each."""
         blocks, free = len(self.ref_counts), set(self.list_free())
         kept = [b for b in range(blocks) if b not in free]
         counts = np.zeros(blocks, np.int32)

@@ -1,4 +1,4 @@
-"""A sequence's block tables: its blocks in token order, one table per layer group. Knows nothing of other sequences."""
+"""A sequence's block tables: its blocks in token order, one table per layer group. It knows no other sequences."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from cortexmlx.kv.prefix import GONE, Blocks, Node
 
 
 class BlockTable:
-    """One sequence's blocks in one group, in token order: those of its places from `first` on. The places before that
-    lie behind the group's window, and their blocks are given up.
+    """One sequence's blocks in one group, in token order. `blocks[0]` is the block at index `first` of the sequence.
+    The blocks before it have been passed by the group's window, and were given up.
     """
 
     __slots__ = ("blocks", "first")
@@ -24,31 +24,36 @@ class BlockTable:
 
     @property
     def end(self) -> int:
-        """The place behind the last block."""
+        """The index after the last block."""
         return self.first + len(self.blocks)
 
     def at(self, place: int) -> int:
-        """The block at a place, `GONE` if it is given up."""
+        """Return the block at an index of the sequence, `GONE` if it was given up."""
         return self.blocks[place - self.first] if place >= self.first else GONE
 
     def array(self) -> IntArray:
-        """The blocks, `[blocks]` int32."""
+        """Return the blocks, `[blocks]` int32."""
         return np.array(self.blocks, np.int32)
 
     def single_run(self) -> bool:
-        """Whether the blocks are consecutive; none are."""
+        """Return whether the blocks are consecutive. An empty table is."""
         return not self.blocks or _ascending(self.blocks)
 
     def row(self, begin: int, end: int, null: int) -> IntArray:
-        """The blocks of the places `begin .. end`, `[end - begin]` int32; `null` stands for those that are given up."""
+        """Return the blocks at the indices `begin .. end`, `[end - begin]` int32, with `null` for blocks that were
+        given up.
+        """
         if begin >= self.first:
             return np.array(self.blocks[begin - self.first : end - self.first], np.int32)
         gone = min(self.first - begin, end - begin)
         return np.array([null] * gone + self.blocks[begin + gone - self.first : end - self.first], np.int32)
 
     def run(self, begin: int, end: int) -> KVHandle | None:
-        """The run that the places `begin .. end` are, or None if they are more than one, or none. Whatever block lies
-        where one of them is given up belongs to somebody else, or to nobody: nobody may look there.
+        """Return the one run that has the blocks at the indices `begin .. end`, or None if there are several runs or no
+        blocks.
+
+        The run also covers the indices of blocks that were given up. The blocks there belong to others, and must not be
+        read.
         """
         gone = max(self.first - begin, 0)
         blocks = self.blocks[begin + gone - self.first : end - self.first]
@@ -57,8 +62,8 @@ class BlockTable:
         return KVHandle(blocks[0] - gone, gone + len(blocks))
 
     def slots(self, start: int, count: int, block_size: int, null: int = GONE) -> IntArray:
-        """The flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32; those of
-        block `null` where the token's is given up.
+        """Return the flat slots `block * block_size + offset` of tokens `start .. start + count`, `[count]` int32.
+        Tokens whose block was given up have slots of block `null`.
         """
         positions = np.arange(start, start + count)
         first, last = start // block_size, -(-(start + count) // block_size)
@@ -67,14 +72,14 @@ class BlockTable:
         return (block * np.int64(block_size) + positions % block_size).astype(np.int32)
 
     def cut(self, keep: int) -> list[int]:
-        """Take the blocks behind the first `keep` places out of the table, and return them."""
+        """Remove the blocks from index `keep` on from the table, and return them."""
         keep = max(keep - self.first, 0)
         rest = self.blocks[keep:]
         del self.blocks[keep:]
         return rest
 
     def pass_by(self, place: int) -> list[int]:
-        """Take the blocks of the places before `place` out of the table, and return them."""
+        """Remove the blocks before index `place` from the table, and return them."""
         count = max(place - self.first, 0)
         passed = self.blocks[:count]
         del self.blocks[:count]
@@ -83,10 +88,7 @@ class BlockTable:
 
 
 class SequenceBlocks:
-    """A sequence's tables (one per group), its length in tokens, and how many of its blocks are in the prefix cache,
-    up to `parent`: a root if there are none. `states` are its snapshots, by place, whose blocks are not in the prefix
-    cache, and `snapshot` is the one that it began with.
-    """
+    """A sequence's block tables, one per group, and what the prefix cache knows of it."""
 
     __slots__ = ("length", "parent", "registered", "snapshot", "states", "tables")
 
@@ -99,7 +101,9 @@ class SequenceBlocks:
         self.snapshot: int | None = None
 
     def blocks_at(self, index: int) -> Blocks:
-        """The block of each group at `index`: they hold the same tokens. `GONE` where it is given up."""
+        """Return each group's block at an index. They hold the same tokens. `GONE` stands for a block that was given
+        up.
+        """
         return tuple(table.at(index) for table in self.tables)
 
     def single_run(self) -> bool:
@@ -107,12 +111,12 @@ class SequenceBlocks:
         return all(table.single_run() for table in self.tables)
 
     def describe(self) -> str:
-        """The runs as `start+count`, groups separated by bars."""
+        """Return the runs as text, `start+count`, with a bar between groups."""
         return " | ".join(" ".join(f"{h.start}+{h.count}" for h in runs_of(t.blocks)) for t in self.tables)
 
 
 def runs_of(blocks: Sequence[int]) -> list[KVHandle]:
-    """Split block numbers into runs of consecutive ones, in the order given."""
+    """Split block numbers into runs of consecutive ones, in the given order."""
     runs: list[KVHandle] = []
     for block in blocks:
         if runs and block == runs[-1].start + runs[-1].count:

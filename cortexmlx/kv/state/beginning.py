@@ -1,4 +1,4 @@
-"""Where a cached text can be resumed: before any gap, and for recurrent layers at a snapshot."""
+"""Where a cached text can be continued: before any missing block, and for recurrent layers at a snapshot."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from itertools import islice
 from cortexmlx.kv.prefix import Entry, Match, common_length
 
 Lacks = Callable[[Match, int], int | None]
-"""The place of a block that is gone, but seen by the token behind a match's first so many ones; None if none is."""
+"""Given a match and a number of tokens: return the index of a missing block that the token after these tokens sees;
+None if no such block is missing.
+"""
 
 _CHILDREN_LOOKED_AT = 16
 """How many successors of a block that have snapshots are compared, the newest first."""
 
 
 def at_snapshots(match: Match, rest: Sequence[int], block_size: int) -> Iterator[Match]:
-    """The parts of a match that end at a snapshot, the longest first, and the empty one. `rest` are the tokens behind
-    its full blocks, as many as may be cached and no more than a block's.
+    """Yield the parts of a match that end at a snapshot, the longest first, and at last the empty part. `rest` has the
+    tokens after the full blocks of the match: at most a block, and at most as many as may come from the cache.
     """
     found = [(place, e) for e in _with_snapshots(match) for place in _places(e, common_length(e.tokens, rest))]
     for place, partial in sorted(found, key=lambda each: each[0], reverse=True):
@@ -33,7 +35,9 @@ def at_snapshots(match: Match, rest: Sequence[int], block_size: int) -> Iterator
 
 
 def at_block_ends(match: Match, block_size: int) -> Iterator[Match]:
-    """The parts of a match that end at a snapshot at a block's end, the longest first, and the empty one."""
+    """Yield the parts of a match that end at a snapshot at the end of a block, the longest first, and at last the empty
+    part.
+    """
     for index in range(len(match.entries) - 1, -1, -1):
         snapshot = match.entries[index].states.get(block_size)
         if snapshot is not None:
@@ -42,16 +46,16 @@ def at_block_ends(match: Match, block_size: int) -> Iterator[Match]:
 
 
 def whole_blocks(match: Match) -> Match:
-    """A match without its partial block."""
+    """Return a match without its partial block."""
     return _cut(match, len(match.entries), None, 0, None)
 
 
 def without_gaps(match: Match, lacks: Lacks, block_size: int) -> Match:
-    """The longest part of a match that lacks nothing where a text needs no state: all of it, or some of its full
-    blocks.
+    """Return the longest part of a match at whose end no block is missing, for models without states. That is all of
+    it, or some of its full blocks.
 
-    All that end behind a block that is gone see it, too, so the next that may be a beginning ends before it. Nothing is
-    made on the way, so that a long match without a window's blocks costs no more than it took to find.
+    All parts that end after a missing block, and see it, are skipped at once: the next candidate ends before that
+    block. Only the result is made, so a long match that lacks its windows' blocks costs no more than it took to find.
     """
     tokens = end = match.tokens(block_size)
     while (gone := lacks(match, end)) is not None:
@@ -64,7 +68,7 @@ def _cut(match: Match, blocks: int, partial: Entry | None, tokens: int, snapshot
 
 
 def _places(entry: Entry, most: int) -> list[int]:
-    """Where an entry has snapshots, the last first."""
+    """Return the places of an entry's snapshots up to `most`, the last first."""
     return sorted((place for place in entry.states if place <= most), reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""StateBook: the snapshots of recurrent states that sequences and cached blocks own. No mlx."""
+"""The snapshots of recurrent states that sequences and cached blocks own. Without mlx."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from cortexmlx.kv.state.snapshots import NOTHING, Row, Save, Snapshots, StateOps
 
 
 class StateBook:
-    """What a `KVCache` knows of states. Without `snapshots` the model has none: then a text can be begun from wherever
-    its keys and values are cached, and nothing here does anything. `sequences` are the cache's.
+    """The recurrent states of a `KVCache`. `sequences` are the cache's.
+
+    Without `snapshots` the model has no recurrent states. Then a text can begin wherever its keys and values are
+    cached, and these methods do nothing.
     """
 
     def __init__(self, block_size: int, snapshots: Snapshots | None, sequences: Mapping[int, SequenceBlocks]) -> None:
@@ -26,18 +28,20 @@ class StateBook:
         return self.snapshots is not None
 
     def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
-        """See `Snapshots.take`."""
+        """Return what the next step must do with states: see `Snapshots.take`."""
         return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
 
     def beginning(self, match: Match, tokens: Sequence[int], max_tokens: int, lacks: Lacks) -> Match:
-        """The longest part of a match of `tokens` that lacks nothing, and has a state where that is needed."""
+        """Return the longest part of a match of `tokens` at whose end a sequence can begin: no block that it sees is
+        missing, and a state exists if the model needs one.
+        """
         if self.snapshots is None:
             return without_gaps(match, lacks, self._block_size)
         rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
         return self._first(at_snapshots(match, rest, self._block_size), lacks)
 
     def beginning_of_blocks(self, match: Match, lacks: Lacks) -> Match:
-        """The same, but without a partial block."""
+        """Return the longest such part without a partial block."""
         if self.snapshots is None:
             return without_gaps(whole_blocks(match), lacks, self._block_size)
         return self._first(at_block_ends(match, self._block_size), lacks)
@@ -46,8 +50,8 @@ class StateBook:
         return next(part for part in parts if lacks(part, part.tokens(self._block_size)) is None)
 
     def begin(self, sequence: SequenceBlocks, match: Match | None, own: Entry | None) -> None:
-        """A sequence begins, with a match if there is one. `own` is the entry, forgotten since, whose block is
-        the sequence's own now: snapshots within what matched stay there.
+        """Begin a sequence, with a match if there is one. `own` is the removed entry whose block the sequence has taken
+        over. Snapshots within the matched tokens move to the sequence.
         """
         if self.snapshots is None or match is None:
             return
@@ -59,16 +63,16 @@ class StateBook:
             self.snapshots.drop_all(own.states)
 
     def fork(self, source: SequenceBlocks, sequence: SequenceBlocks) -> None:
-        """A sequence begins as a copy of another's beginning."""
+        """Begin `sequence` as a copy of the beginning of `source`."""
         if self.snapshots is not None and sequence.length:
             sequence.snapshot = self._at(source, sequence.length)
 
     def can_fork(self, seq: int, tokens: int) -> bool:
-        """Whether a copy of so many of a sequence's tokens can go on."""
+        """Return whether a copy of a sequence's first `tokens` tokens has the state that it needs."""
         return self.snapshots is None or not tokens or self._at(self._sequences[seq], tokens) is not None
 
     def hang(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
-        """The block at `index` of a sequence is cached: its snapshots go to its entry."""
+        """Move the snapshots of a sequence's block at `index` to the block's entry, because the block is cached now."""
         begin = index * self._block_size
         if self.snapshots is None or entry is None:
             return
@@ -76,24 +80,26 @@ class StateBook:
             self.snapshots.move(sequence.states, place, entry.states, place - begin)
 
     def drop(self, states: dict[int, int]) -> None:
-        """A sequence or an entry goes, and its snapshots with it."""
+        """Drop the snapshots of a sequence or an entry that is removed."""
         if self.snapshots is not None:
             self.snapshots.drop_all(states)
 
     def make(self, seq: int, tokens: int) -> int | None:
-        """A snapshot after so many of a sequence's tokens, which the caller sees to; None if none is to be made."""
+        """Return a new snapshot after a sequence's first `tokens` tokens. The caller must have the state kept. None if
+        no snapshot is to be made.
+        """
         assert self.snapshots is not None
         home, place = self._home_of(self._sequences[seq], tokens)
         return None if home is None else self.snapshots.make(home, place)
 
     def enter(self, row: Row, seq: int) -> None:
-        """A sequence gets a row, whose state is that of what the sequence begins with."""
+        """Give a sequence's row the state of the snapshot that the sequence begins with."""
         sequence = self._sequences[seq]
         if self.snapshots is not None and sequence.snapshot is not None:
             self.snapshots.begin(row, sequence.length, sequence.snapshot)
 
     def leave(self, row: Row, seq: int, kept: int) -> None:
-        """A sequence loses its row. Its state after `kept` of its tokens is kept, unless that is 0."""
+        """End a sequence's row. Its state after `kept` tokens is kept, unless `kept` is 0."""
         if self.snapshots is None:
             return
         snapshot = self.make(seq, kept) if kept else None
@@ -106,8 +112,9 @@ class StateBook:
         return None if home is None else home.get(place)
 
     def _home_of(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
-        """Where a snapshot after so many of a sequence's tokens hangs, and at which place there. None: that block was
-        another's with the same tokens, and is evicted.
+        """Return the home of a snapshot after a sequence's first `tokens` tokens, and its place there.
+
+        The home is None if the block belongs to another entry with the same tokens, and has been evicted.
         """
         index = (tokens - 1) // self._block_size
         if index >= sequence.registered:
@@ -117,7 +124,7 @@ class StateBook:
         return None if entry.forgotten else entry.states, tokens - index * self._block_size
 
     def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:
-        """Raise AssertionError unless every snapshot hangs at an entry or a sequence: for tests and debug runs."""
+        """Raise AssertionError unless every snapshot belongs to an entry or a sequence. For tests and debug runs."""
         every = [*of_entries, *(sequence.states for sequence in self._sequences.values())]
         if self.snapshots is None:
             assert not any(every), "snapshots of a model without states"

@@ -1,9 +1,9 @@
-"""Snapshots of recurrent states: which there are, where a text can be begun from one, and which goes first. No mlx.
+"""Snapshots of recurrent states: which exist, where a text can begin from one, and which is dropped next. Without mlx.
 
-Keys and values of any beginning of a text are there as soon as those of the text are. A state is not: it can be had
-only at the places where it was kept. A snapshot hangs at its *home*: the sequence that computed it, and from when the
-block of its last token is cached on, that block's entry. So it goes when the block goes. All are of one size, and when
-there are as many as may be, the one goes that was not begun from or made for the longest time.
+The keys and values of a text's beginning are part of those of the text. A recurrent state is not: it exists only at the
+tokens after which it was kept. A snapshot belongs to its *home*. That is the sequence that computed it, and later the
+cached entry of the block of its last token. It is dropped with that block. All snapshots have the same size. When their
+number is at the limit, the least recently made or used one is dropped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Row = tuple[int, int]
 
 @dataclass(frozen=True)
 class Save:
-    """The state of `row` after `tokens` tokens is kept as snapshot `snapshot`."""
+    """Keep the state of `row` after `tokens` tokens as snapshot `snapshot`."""
 
     row: Row
     tokens: int
@@ -27,26 +27,28 @@ class Save:
 
 @dataclass(frozen=True)
 class StateOps:
-    """Carried out in this order: before the step `saves` of states that there are, `begins` (a row begins with a
-    snapshot's state), `drops` of snapshots, `ends` of rows; then in the step `cuts`, saves of states that the step
-    computes on its way.
-    """
+    """What a step does with states, in this order: `saves`, `begins`, `drops`, `ends`, and `cuts` during the step."""
 
     saves: tuple[Save, ...] = ()
+    """Snapshots of states that the last steps computed."""
     begins: tuple[Save, ...] = ()
+    """Rows that begin with the state of a snapshot."""
     drops: tuple[int, ...] = ()
+    """Snapshots that are no longer needed."""
     ends: tuple[Row, ...] = ()
+    """Rows whose states are no longer needed."""
     cuts: tuple[Save, ...] = ()
+    """Snapshots of states that this step computes within its pieces."""
 
 
 NOTHING = StateOps()
 
 Home = dict[int, int]
-"""Snapshots by place: how many tokens of the sequence, or of the block, they come after."""
+"""Snapshots by the number of tokens, of the sequence or of the block, that they come after."""
 
 
 class Snapshots:
-    """At most `most` snapshots, and what is to be done about rows' states in the next step."""
+    """At most `most` snapshots, and what the next step must do with rows' states."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -62,14 +64,14 @@ class Snapshots:
         return len(self._homes)
 
     def all(self) -> set[int]:
-        """Their names."""
+        """Return the numbers of all snapshots."""
         return set(self._homes)
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
     def make(self, home: Home, place: int) -> int | None:
-        """A new snapshot at a home; None if there is one at that place, or none may be. Whoever makes it sees to it
-        that the state is kept.
+        """Return the number of a new snapshot at `place` of a home. The caller must have the state kept. None if there
+        is a snapshot at that place already, or if no snapshots are allowed.
         """
         if place in home:
             self.use(home[place])
@@ -84,19 +86,19 @@ class Snapshots:
         return self._count
 
     def pin(self, snapshot: int) -> None:
-        """It goes after all others."""
+        """Drop this snapshot after all others."""
         self._pinned.add(snapshot)
 
     def unpin(self, snapshot: int) -> None:
-        """The opposite."""
+        """Undo `pin`."""
         self._pinned.discard(snapshot)
 
     def use(self, snapshot: int) -> None:
-        """A sequence begins here, or would have made it: it goes last."""
+        """Mark a snapshot as the most recently used one, because a sequence begins with it, or would have made it."""
         self._homes.move_to_end(snapshot)
 
     def move(self, home: Home, place: int, to: Home, there: int) -> None:
-        """Hang a snapshot elsewhere; it goes if another is there."""
+        """Move a snapshot to another home. Drop it if that place has a snapshot already."""
         snapshot = home[place]
         if there in to:
             self._drop(snapshot)
@@ -106,7 +108,7 @@ class Snapshots:
         self._homes[snapshot] = (to, there)
 
     def drop_all(self, home: Home) -> None:
-        """The home goes, and its snapshots with it."""
+        """Drop all snapshots of a home."""
         for snapshot in list(home.values()):
             self._drop(snapshot)
 
@@ -119,25 +121,27 @@ class Snapshots:
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def save(self, row: Row, tokens: int, snapshot: int) -> None:
-        """A new snapshot is a row's state after so many of its tokens, which its last step computed."""
+        """Have a row's state after its first `tokens` tokens kept as a new snapshot. The row's last step computed that
+        state.
+        """
         self._saves.append(Save(row, tokens, snapshot))
 
     def begin(self, row: Row, tokens: int, snapshot: int) -> None:
-        """A row begins with a snapshot's state, that after so many tokens. It may have gone while the row got its
-        blocks: it is there until the next step.
+        """Have a row begin with a snapshot's state, that after `tokens` tokens. The snapshot may have been dropped
+        while the row got its blocks; it exists until the next step.
         """
         if snapshot in self._homes:
             self.use(snapshot)
         self._begins.append(Save(row, tokens, snapshot))
 
     def end(self, row: Row) -> None:
-        """A row's state is not needed any more."""
+        """Have a row's state dropped."""
         self._ends.append(row)
 
     def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
-        """All that is to be done since it was asked last; `cuts` are those of the step that does it.
+        """Return all that has to be done since the last call. `cuts` are those of the step that will do it.
 
-        A snapshot that has gone is not made, unless a row begins with it: it is there until then.
+        A dropped snapshot is not saved, unless a row begins with it.
         """
         begun = {begin.snapshot for begin in self._begins}
         saves = tuple(s for s in self._saves if s.snapshot in self._homes or s.snapshot in begun)
@@ -148,7 +152,7 @@ class Snapshots:
         return ops
 
     def check_invariants(self, homes: Sequence[Home]) -> None:
-        """Raise AssertionError unless each snapshot hangs at its place at one of these homes, and nothing else."""
+        """Raise AssertionError unless `homes` have exactly the known snapshots, each at its place."""
         hanging = {snapshot: (id(home), place) for home in homes for place, snapshot in home.items()}
         known = {snapshot: (id(home), place) for snapshot, (home, place) in self._homes.items()}
         assert hanging == known, "a snapshot hangs elsewhere than is known"
