@@ -19,7 +19,7 @@ from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
 from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match, predecessor
 from cortexmlx.kv.sequences import SequenceTables
-from cortexmlx.kv.state.book import StateBook
+from cortexmlx.kv.state.sequence_states import SequenceStates
 from cortexmlx.kv.step import BlockCopy, copies_of
 
 
@@ -33,7 +33,7 @@ class KVCache:
         self.prefix = pools.prefix
         self.tables = SequenceTables(pools)
         self._sequences = self.tables.sequences
-        self.states = StateBook(pools.block_size, pools.snapshots, self._sequences)
+        self.states = SequenceStates(pools.block_size, pools.snapshots, self._sequences)
         self.needs_ends = self.states.needed
         """Whether a text that another sequence left can be of use only to one that continues at its end."""
         self.lower: LowerTier | None = None
@@ -55,7 +55,7 @@ class KVCache:
         can begin. `keys` are `prefix.keys(tokens, salt)`.
         """
         match = self.prefix.match(tokens, keys, max_tokens, salt)
-        return self.states.beginning(match, tokens, max_tokens, self.last_missing_block)
+        return self.states.resume_point(match, tokens, max_tokens, self.last_missing_block)
 
     def last_missing_block(self, match: Match, tokens: int) -> int | None:
         """Return the index of a block that is no longer cached, but that the token after the first `tokens` tokens of a
@@ -115,7 +115,7 @@ class KVCache:
             if copied is None or match is None:
                 raise
             # There is no room for both the partial block and its copy.
-            without_partial = self.states.beginning_of_blocks(match, self.last_missing_block)
+            without_partial = self.states.resume_point_of_blocks(match, self.last_missing_block)
             return self.allocate_for(seq, tokens, headroom, without_partial)
         self.states.begin(sequence, match, taken_over)
         if taken_over is not None:
@@ -191,7 +191,7 @@ class KVCache:
                 return
             sequence.parent = cached
             sequence.registered = index + 1
-            self.states.hang(sequence, cached, index)
+            self.states.attach(sequence, cached, index)
             if self.lower is not None:
                 self.lower.cached(cached)
 
@@ -231,7 +231,7 @@ class KVCache:
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
         if rest and sequence.registered == full:
-            self.states.hang(sequence, self._cache(sequence, full, rest, None), full)
+            self.states.attach(sequence, self._cache(sequence, full, rest, None), full)
         self.free(seq, passed)
 
     def reserve(self, seq: int, tokens: int) -> None:

@@ -8,7 +8,7 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.lower import DiskLoad, PieceLoad
 from cortexmlx.kv.prefix import Key, Match
-from cortexmlx.kv.state.beginning import whole_blocks
+from cortexmlx.kv.state.resume_points import whole_blocks
 from cortexmlx.kv.state.snapshots import Save
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.request import RequestState

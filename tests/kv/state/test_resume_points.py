@@ -11,8 +11,8 @@ import pytest
 
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.state import beginning
-from cortexmlx.kv.state.beginning import at_block_ends, at_snapshots, whole_blocks, without_gaps
+from cortexmlx.kv.state import resume_points
+from cortexmlx.kv.state.resume_points import at_block_ends, at_snapshots, whole_blocks, without_missing_blocks
 
 SIZE = 4
 TEXT = list(range(100, 120))
@@ -137,7 +137,7 @@ def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(attenti
                 place for place in range(attention_window.oldest(tokens) // SIZE, -(-tokens // SIZE)) if place in gone
             ]
 
-        found = without_gaps(match, lambda _, tokens: max(seen(tokens), default=None), SIZE)
+        found = without_missing_blocks(match, lambda _, tokens: max(seen(tokens), default=None), SIZE)
         wanted = next(n for n in (end, *range(end // SIZE * SIZE, -1, -SIZE)) if not seen(n))
         assert found.tokens(SIZE) == wanted
 
@@ -145,7 +145,7 @@ def test_a_text_without_states_begins_at_the_last_place_that_sees_no_gap(attenti
 def test_a_long_match_that_lacks_everything_is_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is matched in many steps: a part made for every block would take the square of a prompt's length."""
     entry = chain({})[1][0]
-    match, made, cut = Match(entry.parent, (entry,) * 5000, None, 0), [], beginning._cut
-    monkeypatch.setattr(beginning, "_cut", lambda *given: made.append(given) or cut(*given))
-    found = without_gaps(match, lambda _, tokens: tokens // SIZE - 1 if tokens else None, SIZE)
+    match, made, cut = Match(entry.parent, (entry,) * 5000, None, 0), [], resume_points._cut
+    monkeypatch.setattr(resume_points, "_cut", lambda *given: made.append(given) or cut(*given))
+    found = without_missing_blocks(match, lambda _, tokens: tokens // SIZE - 1 if tokens else None, SIZE)
     assert (found.entries, len(made)) == ((), 1)

@@ -6,11 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.prefix import Entry, Match, predecessor
-from cortexmlx.kv.state.beginning import Lacks, at_block_ends, at_snapshots, whole_blocks, without_gaps
+from cortexmlx.kv.state.resume_points import (
+    FindMissing,
+    at_block_ends,
+    at_snapshots,
+    whole_blocks,
+    without_missing_blocks,
+)
 from cortexmlx.kv.state.snapshots import NOTHING, Row, Save, Snapshots, StateOps
 
 
-class StateBook:
+class SequenceStates:
     """The recurrent states of a `KVCache`. `sequences` are the cache's.
 
     Without `snapshots` the model has no recurrent states. Then a text can begin wherever its keys and values are
@@ -31,36 +37,36 @@ class StateBook:
         """Return what the next step must do with states: see `Snapshots.take`."""
         return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
 
-    def beginning(self, match: Match, tokens: Sequence[int], max_tokens: int, lacks: Lacks) -> Match:
+    def resume_point(self, match: Match, tokens: Sequence[int], max_tokens: int, find_missing: FindMissing) -> Match:
         """Return the longest part of a match of `tokens` at whose end a sequence can begin: no block that it sees is
         missing, and a state exists if the model needs one.
         """
         if self.snapshots is None:
-            return without_gaps(match, lacks, self._block_size)
+            return without_missing_blocks(match, find_missing, self._block_size)
         rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
-        return self._first(at_snapshots(match, rest, self._block_size), lacks)
+        return self._first(at_snapshots(match, rest, self._block_size), find_missing)
 
-    def beginning_of_blocks(self, match: Match, lacks: Lacks) -> Match:
+    def resume_point_of_blocks(self, match: Match, find_missing: FindMissing) -> Match:
         """Return the longest such part without a partial block."""
         if self.snapshots is None:
-            return without_gaps(whole_blocks(match), lacks, self._block_size)
-        return self._first(at_block_ends(match, self._block_size), lacks)
+            return without_missing_blocks(whole_blocks(match), find_missing, self._block_size)
+        return self._first(at_block_ends(match, self._block_size), find_missing)
 
-    def _first(self, parts: Iterator[Match], lacks: Lacks) -> Match:
-        return next(part for part in parts if lacks(part, part.tokens(self._block_size)) is None)
+    def _first(self, parts: Iterator[Match], find_missing: FindMissing) -> Match:
+        return next(part for part in parts if find_missing(part, part.tokens(self._block_size)) is None)
 
-    def begin(self, sequence: SequenceBlocks, match: Match | None, own: Entry | None) -> None:
-        """Begin a sequence, with a match if there is one. `own` is the removed entry whose block the sequence has taken
-        over. Snapshots within the matched tokens move to the sequence.
+    def begin(self, sequence: SequenceBlocks, match: Match | None, taken_over: Entry | None) -> None:
+        """Begin a sequence, with a match if there is one. `taken_over` is the removed entry whose block the sequence
+        has taken over. Snapshots within the matched tokens move to the sequence.
         """
         if self.snapshots is None or match is None:
             return
         sequence.snapshot = match.snapshot
-        if own is not None:
+        if taken_over is not None:
             begin = sequence.length - match.partial_tokens
-            for place in [place for place in own.states if place <= match.partial_tokens]:
-                self.snapshots.move(own.states, place, sequence.states, begin + place)
-            self.snapshots.drop_all(own.states)
+            for place in [place for place in taken_over.states if place <= match.partial_tokens]:
+                self.snapshots.move(taken_over.states, place, sequence.states, begin + place)
+            self.snapshots.drop_all(taken_over.states)
 
     def fork(self, source: SequenceBlocks, sequence: SequenceBlocks) -> None:
         """Begin `sequence` as a copy of the beginning of `source`."""
@@ -71,7 +77,7 @@ class StateBook:
         """Return whether a copy of a sequence's first `tokens` tokens has the state that it needs."""
         return self.snapshots is None or not tokens or self._at(self._sequences[seq], tokens) is not None
 
-    def hang(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
+    def attach(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
         """Move the snapshots of a sequence's block at `index` to the block's entry, because the block is cached now."""
         begin = index * self._block_size
         if self.snapshots is None or entry is None:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from cortexmlx.kv.prefix import Entry, Match, common_length
 
-Lacks = Callable[[Match, int], int | None]
+FindMissing = Callable[[Match, int], int | None]
 """Given a match and a number of tokens: return the index of a missing block that the token after these tokens sees;
 None if no such block is missing.
 """
@@ -50,7 +50,7 @@ def whole_blocks(match: Match) -> Match:
     return _cut(match, len(match.entries), None, 0, None)
 
 
-def without_gaps(match: Match, lacks: Lacks, block_size: int) -> Match:
+def without_missing_blocks(match: Match, find_missing: FindMissing, block_size: int) -> Match:
     """Return the longest part of a match at whose end no block is missing, for models without states. That is all of
     it, or some of its full blocks.
 
@@ -58,7 +58,7 @@ def without_gaps(match: Match, lacks: Lacks, block_size: int) -> Match:
     block. Only the result is made, so a long match that lacks its windows' blocks costs no more than it took to find.
     """
     tokens = end = match.tokens(block_size)
-    while (gone := lacks(match, end)) is not None:
+    while (gone := find_missing(match, end)) is not None:
         end = gone * block_size
     return match if end == tokens else _cut(match, end // block_size, None, 0, None)
 
