@@ -26,7 +26,7 @@ from cortexmlx.store.folder import SECRET, absolute, shown
 from cortexmlx.store.kept_hashes import KeptHashes
 from cortexmlx.store.record import Record
 from cortexmlx.store.segment_store import SegmentStore
-from cortexmlx.store.store import KVStore, begin_store, open_shelf
+from cortexmlx.store.store import CLOSING_SECONDS, KVStore, begin_store, open_shelf
 from cortexmlx.store.threads import Reading
 
 log = logging.getLogger("cortexmlx")
@@ -138,7 +138,7 @@ class Disk:
 
     def flush(self) -> bool:
         """Wait until what was copied is written; False if it takes too long."""
-        return self._store.flush()
+        return self._store.writer.flush(CLOSING_SECONDS)
 
     def close(self) -> None:
         """Store what there is, as far as that goes in a few seconds, and end."""
@@ -161,7 +161,7 @@ class Disk:
     def _can_copy(self) -> bool:
         """Whether there is more to copy, and room for it."""
         waits = self._identity is not None and self._lower is not None and len(self._lower) > 0
-        return waits and self._store.has_room
+        return waits and self._store.writer.has_room
 
     def _copy(self, seconds: float) -> tuple[float, Refused | None]:
         """Copy entries, for about so many seconds. Returns how many it took, and whether memory was refused."""
@@ -171,7 +171,7 @@ class Disk:
             records = self._records(list(islice(self._lower.leaving(), _AT_ONCE)))
             if isinstance(records, Refused):
                 return took, records
-            self._store.offer(records)
+            self._store.writer.offer(records)
             took = time.perf_counter() - began
         return took, None
 
@@ -197,7 +197,7 @@ class Disk:
         def done(found: dict[bytes, Record]) -> None:
             self._arrived(load, self._right(load, found))
 
-        self._store.ask(Reading(load.wanted(), load.choose, done, max(_PATIENCE, load.seconds)))
+        self._store.reader.ask(Reading(load.wanted(), load.choose, done, max(_PATIENCE, load.seconds)))
 
     def _right(self, load: DiskLoad, found: dict[bytes, Record]) -> dict[bytes, Record]:
         """What was found that has the shapes of this model's blocks. On the reader's thread: no mlx here."""

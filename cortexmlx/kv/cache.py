@@ -83,7 +83,7 @@ class KVCache:
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def allocate_for(
-        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, loaded: int = 0
+        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, load: DiskLoad | None = None
     ) -> tuple[BlockCopy, ...]:
         """Begin a sequence with room for `tokens` tokens, in one run per group if there is such a run. A windowed group
         gets only the blocks that its queries see.
@@ -92,8 +92,7 @@ class KVCache:
         headroom: so many more tokens get room, too, if they fit into the run of the last needed block.
         match: cached blocks with which the sequence begins. Full blocks are shared. The partial block is taken over if
             no other sequence uses it, and copied otherwise. What the sequence stores is shared under the match's salt.
-        loaded: the first `loaded` tokens will be loaded from disk (see `load`). They are whole blocks, and more tokens
-            than the match has.
+        load: blocks that continue the match, which then has no partial block. See `load`.
 
         Return the copies that the caller must make in the arena. Their sources stay cached until `let_go_sources`.
         Raises KVCacheFull; then nothing has changed.
@@ -101,7 +100,7 @@ class KVCache:
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
-        copied, taken_over = (None, None) if match is None else self._adopt(sequence, match, loaded)
+        copied, taken_over = (None, None) if match is None else self._adopt(sequence, match, load)
         sources = () if copied is None else zip(self.pools, copied.blocks, strict=True)
         held = [(pool, block) for pool, block in sources if pool.hold_source(block)]
         try:
@@ -125,7 +124,9 @@ class KVCache:
         full = sequence.length // self.block_size
         return tuple(BlockCopy(g, copied.blocks[g], t.at(full)) for g, t in enumerate(sequence.tables))
 
-    def _adopt(self, sequence: SequenceBlocks, match: Match, loaded: int) -> tuple[Entry | None, Entry | None]:
+    def _adopt(
+        self, sequence: SequenceBlocks, match: Match, load: DiskLoad | None
+    ) -> tuple[Entry | None, Entry | None]:
         """Give a new sequence the blocks of a match.
 
         Return the entry of the partial block: first in the pair if its block must be copied, second if the sequence has
@@ -133,8 +134,8 @@ class KVCache:
         """
         sequence.registered = len(match.entries)
         sequence.parent = match.last
-        sequence.length = max(match.tokens(self.block_size), loaded)
-        partial = None if loaded else match.partial
+        sequence.length = match.tokens(self.block_size) if load is None else load.loaded * self.block_size
+        partial = match.partial
         takes_over = partial is not None and len(partial.tokens) < self.block_size and not self._in_use(partial)
         for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
             table.first = self.tables.front(group, sequence.length)

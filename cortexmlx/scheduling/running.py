@@ -126,11 +126,11 @@ class RunningSet:
         `load`, or those of the job that it forks. Return the block copies that this takes. Raises KVCacheFull;
         then nothing changed.
         """
-        match, loaded = (match, 0) if load is None or match is None else (whole_blocks(match), load.loaded)
+        if load is not None and match is not None:
+            match = whole_blocks(match)
         if job.fork_of is None or job.generated or not self._can_fork(job):
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
-            loaded *= self.cache.block_size
-            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, loaded)
+            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load)
             if load is not None:
                 self._loads += self.cache.load(job.id, load, job.tokens, job.keys)
         else:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from cortexmlx.stats import StoreStats
 from cortexmlx.store.folder import absolute, shown
-from cortexmlx.store.record import Record
 from cortexmlx.store.segment_store import SegmentStore
-from cortexmlx.store.threads import Reader, Reading, Writer
+from cortexmlx.store.threads import Reader, Writer
 
 log = logging.getLogger("cortexmlx")
 
@@ -26,11 +25,11 @@ class KVStore:
 
     def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
         self._shelf = segment_store
-        self._writer = Writer(segment_store, model, on_room)
+        self.writer = Writer(segment_store, model, on_room)
         try:
-            self._reader = Reader(segment_store)
+            self.reader = Reader(segment_store)
         except BaseException:  # no thread is to be had
-            self._writer.stop(0.0)
+            self.writer.stop(0.0)
             raise
 
     @property
@@ -38,47 +37,30 @@ class KVStore:
         """The folder."""
         return self._shelf.path
 
-    @property
-    def has_room(self) -> bool:
-        """Whether `offer` takes records now; if not, `on_room` says when."""
-        return self._writer.has_room
-
-    def offer(self, records: Sequence[Record]) -> bool:
-        """Write records soon; False if they are dropped, since too many wait."""
-        return self._writer.offer(records)
-
     def may_have(self, key: bytes) -> bool:
         """Whether it is worth asking for a record; one that another process has just written may not be known yet, and
         nothing is of a disk that was too slow.
         """
         known = self._shelf.may_have(key)
         if not known:
-            self._reader.refresh()
-        return known and not self._reader.paused
-
-    def ask(self, reading: Reading) -> None:
-        """Read records soon."""
-        self._reader.ask(reading)
+            self.reader.refresh()
+        return known and not self.reader.paused
 
     def drop(self, records: int) -> None:
         """So many records left memory before they could be offered."""
-        self._writer.dropped += records
-
-    def flush(self, seconds: float = CLOSING_SECONDS) -> bool:
-        """Wait until all that was offered is written; False if it takes longer."""
-        return self._writer.flush(seconds)
+        self.writer.dropped += records
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
         """Write what was offered and end both threads, in so many seconds at most: one that a disk holds ends later."""
         until = time.monotonic() + seconds
-        self._reader.stop(0.0)
-        self._writer.stop(seconds)
-        self._reader.stop(max(0.0, until - time.monotonic()))
+        self.reader.stop(0.0)
+        self.writer.stop(seconds)
+        self.reader.stop(max(0.0, until - time.monotonic()))
         self._shelf.close()
 
     def stats(self) -> StoreStats:
         """Counts since the store was opened."""
-        writer, reader = self._writer, self._reader
+        writer, reader = self.writer, self.reader
         return StoreStats(
             path=str(self._shelf.path),
             bytes_limit=self._shelf.limit,

@@ -207,12 +207,12 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(
     store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
     tokens = {RECORDS[0].key: RECORDS[0].tokens}
     for _ in range(2):
-        store.ask(Reading(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
+        store.reader.ask(Reading(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
     assert [told.get(timeout=PATIENCE) for _ in range(2)] == [0, 0] and not store.may_have(RECORDS[0].key)
     store.close(0.1)
-    assert store._reader._thread.is_alive(), "closing does not wait for it"
+    assert store.reader._thread.is_alive(), "closing does not wait for it"
     goes_on.set()
-    store._reader._thread.join(PATIENCE)
+    store.reader._thread.join(PATIENCE)
     assert told.empty()
 
 
@@ -222,10 +222,10 @@ def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(
     goes_on = threading.Event()
     monkeypatch.setattr(segment_store, "_opened", lambda: (goes_on.wait(PATIENCE), Index(segment_store.path))[1])
     store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
-    store.ask(Reading({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
+    store.reader.ask(Reading({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
     assert told.get(timeout=PATIENCE) == 0
     store.close(0.1)
-    assert store._writer._thread.is_alive(), "closing does not wait for it"
+    assert store.writer._thread.is_alive(), "closing does not wait for it"
     goes_on.set()
-    store._writer._thread.join(PATIENCE)
+    store.writer._thread.join(PATIENCE)
     assert segment_store._index is None, "the thread that opened it has closed it"

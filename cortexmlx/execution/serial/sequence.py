@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.lower import DiskLoad
 from cortexmlx.kv.prefix import Match
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -41,7 +42,7 @@ class OneSequence(KVCache):
         return sequence_bytes(self._kept, self.tables.capacity_tokens)
 
     def allocate_for(
-        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, loaded: int = 0
+        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, load: DiskLoad | None = None
     ) -> tuple[BlockCopy, ...]:
         """Begin a sequence that replaces the last one, with the tokens of `match` that mlx-lm's caches can keep.
 

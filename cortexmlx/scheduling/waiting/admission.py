@@ -36,8 +36,11 @@ only if it fits with nothing of it cached: to find that out takes microseconds.
 _PASSED = 2048
 """How many clients are passed over in a step because their first job is too large: bounds its work, too."""
 
-Gate = Key | Job | DiskLoad
-"""What holds a job: a block that another computes, the job that it forks, or a load from the tier below."""
+WaitsFor = Key | Job | DiskLoad
+"""What a job waits for: a block that another job computes, the job that it forks, or a load from disk."""
+
+Beginning = tuple[Job, Match | None, DiskLoad | None]
+"""A job that can begin, what of its tokens is cached, and the load that continues the match."""
 
 
 class Admission:
@@ -67,8 +70,8 @@ class Admission:
         self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
         self._disk_loads = DiskLoads(running.cache.lower)
-        self._gates: dict[Job, Gate] = {}
-        self._held: dict[Gate, dict[Job, None]] = {}
+        self._gates: dict[Job, WaitsFor] = {}
+        self._held: dict[WaitsFor, dict[Job, None]] = {}
         self.count = 0
         """How many wait."""
         self._nobody_at = _NEVER
@@ -179,11 +182,10 @@ class Admission:
     def _admit(self) -> list[BlockCopy]:
         copies: list[BlockCopy] = []
         while (found := self._next()) is not None:
-            job, match = found
+            job, match, load = found
             self._running.make_room(job, match)
             try:
-                below = None if match is None else self._disk_loads.found(job, match)
-                copies += self._running.begin(job, match, below)
+                copies += self._running.begin(job, match, load)
             except KVCacheFull:
                 self._nobody_at = self._running.changes
                 break
@@ -200,8 +202,8 @@ class Admission:
             self._in_flight_prefixes.claim(job)
         return copies
 
-    def _next(self) -> tuple[Job, Match | None] | None:
-        """The first job that can begin now, and what of its tokens is cached; None if none can."""
+    def _next(self) -> Beginning | None:
+        """The first job that can begin now; None if none can."""
         running = self._running
         if not self.count or len(running.jobs) >= running.backoff.rows or self._nobody_at == running.changes:
             return None
@@ -210,7 +212,7 @@ class Admission:
         finally:
             self._queues.bring_back()
 
-    def _look(self) -> tuple[Job, Match | None] | None:
+    def _look(self) -> Beginning | None:
         running, tokens = self._running, self._tokens_of_clients()
         looked: Counter[Client] = Counter()
         limit, too_large = math.inf, 0
@@ -243,11 +245,12 @@ class Admission:
                 too_large += 1
                 room = room or running.room
                 self._queues.pass_over(job.client)
-            elif (load := self._below(job, match)) is not None:
+            else:
+                load = self._load_for(job, match)
+                if load is None or load.pieces is not None:
+                    return job, match, load
                 self._queues.remove(job)
                 self._hold(job, load)
-            else:
-                return job, match
         if _LOOKED_AT not in looked.values():
             self._nobody_at = running.changes
         return None
@@ -266,23 +269,23 @@ class Admission:
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
         return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
 
-    def _below(self, job: Job, match: Match | None) -> DiskLoad | None:
-        """What a job waits for that is read from the tier below."""
+    def _load_for(self, job: Job, match: Match | None) -> DiskLoad | None:
+        """The disk load that continues a job's match, which may still be being read. A fork takes its parent's blocks."""
         if job.fork_of is not None and not job.generated:
             return None
-        return self._disk_loads.awaited(job, match, self._costs.seconds_per_token)
+        return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)
 
     def _release_reading(self, job: Job) -> None:
         load = self._disk_loads.release(job)
         if load is not None:
             self._let_go([load])
 
-    def _hold(self, job: Job, gate: Gate) -> None:
+    def _hold(self, job: Job, gate: WaitsFor) -> None:
         """Hold a job, so that others pass it."""
         self._gates[job] = gate
         self._held.setdefault(gate, {})[job] = None
 
-    def _let_go(self, gates: Iterable[Gate]) -> None:
+    def _let_go(self, gates: Iterable[WaitsFor]) -> None:
         """Put jobs back in line: what they waited for has happened, or never will."""
         for gate in gates:
             for job in self._held.pop(gate, ()):

@@ -27,16 +27,19 @@ class DiskLoads:
         """Whether a load is being read for a job that waits."""
         return any(own is load and own.pieces is None for own in self._loads.values())
 
-    def awaited(self, job: Job, match: Match | None, seconds_per_token: float | None) -> DiskLoad | None:
-        """The load that a job waits for, its own or another's; None if it can begin. One whose text is to be scored
-        computes all of it.
+    def load_for(self, job: Job, match: Match | None, seconds_per_token: float | None) -> DiskLoad | None:
+        """Return the load that continues a job's match, its own or another job's; None if the job begins without one.
+
+        If the load's `pieces` are None, it is still being read, and the job should wait for it. A job whose prompt is
+        scored computes all of it.
         """
         lower = self._lower
-        if lower is None or match is None or job.being_scored or self.found(job, match) is not None:
+        if lower is None or match is None or job.being_scored:
             return None
         blocks = len(match.entries)
-        if (blocks + 1) * lower.block_size > job.num_reusable_tokens:
-            return None
+        read = self._read(job, blocks)
+        if read is not None or (blocks + 1) * lower.block_size > job.num_reusable_tokens:
+            return read
         reading = [load for load in self._loads.values() if load.pieces is None]
         for load in reading:
             if load.brings(job.keys, blocks):
@@ -48,7 +51,7 @@ class DiskLoads:
         if own is None:
             return None
         if len(reading) >= _MOST_AT_ONCE:
-            return reading[0]
+            return reading[0]  # of another text: the job waits for its end, and asks again
         self._loads[job.id] = own
         lower.ask(own)
         return own
@@ -60,11 +63,9 @@ class DiskLoads:
         load.pieces = pieces
         return True
 
-    def found(self, job: Job, match: Match) -> DiskLoad | None:
-        """The load that continues a job's match, its own or another's, with no more than the job may reuse."""
-        if job.being_scored:
-            return None
-        blocks, most = len(match.entries), job.num_reusable_tokens
+    def _read(self, job: Job, blocks: int) -> DiskLoad | None:
+        """The load with pieces that continues the first `blocks` blocks of a job, with no more than it may reuse."""
+        most = job.num_reusable_tokens
         loads = self._loads.values()
         return next((load for load in loads if load.continues(job.tokens, job.keys, blocks, most)), None)
 
