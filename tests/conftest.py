@@ -73,15 +73,14 @@ def attention(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def patient_store() -> Iterator[None]:
     """Engines wait for a disk as long as tests wait: what a busy machine reads and writes late is read and written."""
-    from cortexmlx.execution import disk
+    from cortexmlx.execution import store_connector
     from cortexmlx.store.store import KVStore
     from support.patience import PATIENCE
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(disk, "_PATIENCE", PATIENCE)
-        patched.setattr(disk, "_CLOSING_SECONDS", PATIENCE)
-        for wait in (KVStore.flush, KVStore.close):
-            patched.setattr(wait, "__defaults__", (PATIENCE,))
+        for seconds in ("_PATIENCE", "_CLOSING_SECONDS", "_FLUSH_SECONDS"):
+            patched.setattr(store_connector, seconds, PATIENCE)
+        patched.setattr(KVStore.close, "__defaults__", (PATIENCE,))
         yield
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
+from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
-from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match, predecessor
 from cortexmlx.kv.sequences import SequenceTables
 from cortexmlx.kv.state.sequence_states import SequenceStates
@@ -36,7 +36,7 @@ class KVCache:
         self.states = SequenceStates(pools.block_size, pools.snapshots, self._sequences)
         self.needs_ends = self.states.needed
         """Whether a text that another sequence left can be of use only to one that continues at its end."""
-        self.lower: LowerTier | None = None
+        self.disk_tier: DiskTier | None = None
 
     @property
     def grows(self) -> bool:
@@ -160,13 +160,13 @@ class KVCache:
         The sequence has begun by `allocate_for` with the tokens of this load. Return the pieces that the caller must
         load into the arena before the next step.
         """
-        sequence, lower = self._sequences[seq], self.lower
-        assert lower is not None
+        sequence, tier = self._sequences[seq], self.disk_tier
+        assert tier is not None
         first, loads = sequence.registered, []
         for group, table in enumerate(sequence.tables):
             indices = range(max(table.first, first), load.loaded)
             loads += [PieceLoad(group, table.at(index), load.piece(index, group)) for index in indices]
-        if lower.states:
+        if tier.states:
             sequence.snapshot = self.states.make(seq, sequence.length)
             assert sequence.snapshot is not None  # without snapshots nothing is loaded
             loads.append(PieceLoad(STATE, sequence.snapshot, load.piece(load.loaded - 1, STATE)))
@@ -174,8 +174,8 @@ class KVCache:
         entry = sequence.parent
         for _ in range(sequence.registered - first):
             assert isinstance(entry, Entry)  # as many predecessors as registered blocks
-            for group, _piece in tuple(lower.new_pieces(entry)):
-                lower.stored(entry, group)
+            for group, _piece in tuple(tier.unstored_pieces(entry)):
+                tier.mark_stored(entry, group)
             entry = entry.parent
         return tuple(loads)
 
@@ -193,8 +193,8 @@ class KVCache:
             sequence.parent = cached
             sequence.registered = index + 1
             self.states.attach(sequence, cached, index)
-            if self.lower is not None:
-                self.lower.cached(cached)
+            if self.disk_tier is not None:
+                self.disk_tier.on_cached(cached)
 
     def _cache(self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None) -> Entry | None:
         """Return the entry for a sequence's block with the tokens `content`, new or already cached. None if another
@@ -332,8 +332,8 @@ class KVCache:
         self.states.drop(sequence.states)
         for pool, table in zip(self.pools, sequence.tables, strict=True):
             pool.give_up(table.blocks[::-1] if passed else table.blocks, passed)
-            if passed and self.lower is not None:
-                self.lower.passed(pool.passed[block] for block in table.blocks if block in pool.passed)
+            if passed and self.disk_tier is not None:
+                self.disk_tier.on_passed(pool.passed[block] for block in table.blocks if block in pool.passed)
 
     def compact(self) -> tuple[BlockCopy, ...]:
         """Move all used blocks to the front, in their order. Runs stay runs, and the free blocks become one run.

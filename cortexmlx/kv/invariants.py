@@ -57,8 +57,8 @@ def block_map(block_size: int, groups: Sequence[LayerGroup], pools: Sequence[Blo
         states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
         for waiting in (pool.passed, pool.unused, pool.pinned):
             blocks = np.fromiter(waiting, np.intp, len(waiting))
-            below = np.fromiter((group in entry.below for entry in waiting.values()), bool, len(waiting))
-            states[blocks] = np.where(below, BlockState.STORED, BlockState.CACHED)
+            on_disk = np.fromiter((group in entry.on_disk for entry in waiting.values()), bool, len(waiting))
+            states[blocks] = np.where(on_disk, BlockState.STORED, BlockState.CACHED)
         bytes_each = block_size * layers.bytes_per_token
         pictures.append(GroupBlocks(len(layers.layers), layers.spec.window, bytes_each, limit, states.tobytes()))
     return BlockMap(block_size, tuple(pictures))

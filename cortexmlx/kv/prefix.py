@@ -56,7 +56,7 @@ class Entry(Node):
     """The block of each group, or `GONE`."""
     states: dict[int, int] = field(default_factory=dict, kw_only=True)
     """Snapshots of recurrent states, by the number of this block's tokens that they come after."""
-    below: frozenset[int] = field(default=frozenset(), kw_only=True)
+    on_disk: frozenset[int] = field(default=frozenset(), kw_only=True)
     """The groups, or `STATE`, whose piece of this entry is on disk."""
     forgotten: bool = field(default=False, kw_only=True)
     """Whether the entry has been removed. A sequence may still continue from it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import DiskLoad, PieceLoad
+from cortexmlx.kv.disk_tier import DiskLoad, PieceLoad
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.state.resume_points import whole_blocks
 from cortexmlx.kv.state.snapshots import Save
@@ -164,7 +164,9 @@ class RunningSet:
         self.cache.states.enter(job.row, job.id)
         forked = max(job.params.n, job.params.best_of or 1) > 1
         wanted = {job.prompt_kept - 1} if self.shares(job) or forked else set()
-        if self.cache.lower is not None and self.shares(job):  # where a text begins in whole blocks, as those stored
+        if self.cache.disk_tier is not None and self.shares(
+            job
+        ):  # where a text begins in whole blocks, as those stored
             wanted |= {(job.prompt_kept - 1) // self.cache.block_size * self.cache.block_size}
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 

@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
-from cortexmlx.execution.disk import Disk, StoreOpening, not_stored
 from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
@@ -38,10 +38,10 @@ class OpenedModel:
         self._config = config
         if config.kv_bytes is not None:
             check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
-        self._store: StoreOpening | None = None
+        self._store: StoreSetup | None = None
         if config.kv_store is not None and config.prefix_cache:
-            self._store = StoreOpening(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
-        self.disk: Disk | None = None
+            self._store = StoreSetup(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
+        self.disk: StoreConnector | None = None
         try:
             self._load()
             self._open(wake)
@@ -96,7 +96,7 @@ class OpenedModel:
             sampling=tuple(loaded.sampling.items()),
         )
 
-    def _opened_disk(self, wake: Callable[[Call], None]) -> Disk | None:
+    def _opened_disk(self, wake: Callable[[Call], None]) -> StoreConnector | None:
         """The tier below, if one is asked for and can be had."""
         if self._store is None:
             return None

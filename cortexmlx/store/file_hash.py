@@ -1,4 +1,4 @@
-"""Hashes of files, cached until size, inode or change time differ."""
+"""Hashes of files, kept until their size, inode or change time differ."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from cortexmlx.store.piece_hash import PieceHash
 _BUFFER = 1 << 20
 
 _TICK = 0.02
-"""Seconds. Two changes of a file that are closer together may have the same time: kernels count in steps of 1 to 10 ms.
+"""Seconds. Two changes of a file that are closer together may have the same time, since kernels count in steps of 1 to
+10 ms.
 """
 
 _COARSE_NS = 10_000_000
-"""A change time that is a multiple of this comes from a file system that counts in hundredths or in whole seconds, as
-FAT does: there a file may change and keep its times.
+"""A change time that is a multiple of this comes from a file system that counts in hundredths of a second or in whole
+seconds, as FAT does. There a file may change and keep its times.
 """
 
 
 @dataclass(frozen=True)
 class FileStamp:
-    """What the file system says of a file. Writing to it changes `changed_ns`, which no program can set."""
+    """What the file system says of a file. Writing to the file changes `changed_ns`, which no program can set."""
 
     path: str
     device: int
@@ -45,7 +46,9 @@ class FileStamp:
 
 
 def stamp_of(path: Path) -> FileStamp:
-    """The stamp of a file. Opening it makes a network's file system look again. Raises OSError if it is no file."""
+    """Return the stamp of a file. Opening the file makes a network file system look again. Raises OSError if it is no
+    regular file.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return _stamp(os.path.realpath(path), descriptor)
@@ -61,9 +64,10 @@ def _stamp(path: str, descriptor: int) -> FileStamp:
 
 
 class FileHash:
-    """The hash of some files, in order. It is computed by threads from the beginning on, of those that `kept` lacks;
-    they let all others go first. `kept` opens the hashes of earlier times, if there are any; it is called again when
-    there are new ones to keep.
+    """The hash of several files, in order. Threads of low priority begin to compute it at once, for files whose hash is
+    not kept.
+
+    `kept` returns the hashes of earlier runs, or None. It is called again when there are new hashes to keep.
 
     Make it before anybody else reads the files, and ask for the `digest` after that: then both have read the same.
     """
@@ -91,17 +95,19 @@ class FileHash:
 
     @property
     def share(self) -> float:
-        """Which part of the bytes that must be read is hashed, from 0 to 1."""
+        """Which part of the bytes to read is hashed, from 0 to 1."""
         return self._hash.share
 
     def when_ready(self, call: Callable[[bytes | None], None]) -> None:
-        """Have `call` called once with the digest: here and now if it is `ready`, else by a thread. A cancelled hash
-        calls nothing.
+        """Have `call` called once with the digest: here and now if it is `ready`, otherwise by a thread. After `cancel`
+        it is not called.
         """
         self._hash.when_ready(lambda: call(self.digest()))
 
     def digest(self) -> bytes | None:
-        """Wait for the hash; None if nobody can know that the files are what they were when this was made."""
+        """Wait for the hash and return it. None if it is not certain that the files are what they were when this was
+        made.
+        """
         if self._stamps is None:
             return None
         try:
@@ -116,12 +122,14 @@ class FileHash:
         return hashlib.sha256(b"".join(found[stamp] for stamp in self._stamps)).digest()
 
     def cancel(self) -> None:
-        """End the threads. Nobody may ask for the digest afterwards."""
+        """End the threads. Do not ask for the digest afterwards."""
         self._hash.cancel()
 
 
 def _settled(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] | None:
-    """The stamps of files, taken later than the tick in which they were written; None if their times tell nothing."""
+    """Return the stamps of files, taken later than the clock tick in which the files were written. None if the file
+    system's times are too coarse.
+    """
     if any(time.time_ns() - stamp.changed_ns < _TICK * 1e9 for stamp in stamps):
         time.sleep(_TICK)
         stamps = [stamp_of(path) for path in paths]
@@ -133,8 +141,8 @@ def _settled(stamps: list[FileStamp], paths: Sequence[Path]) -> list[FileStamp] 
 class _FileSource:
     """A file, as long as it has this stamp.
 
-    What others have written through a memory mapping is brought to the disk before the file is read. Writing to a page
-    that is dirty changes no time of the file, so without this nobody could tell that it was written again.
+    Before the file is read, writes through memory mappings are brought to disk. Writing to a page that is dirty already
+    changes no time of the file, so otherwise such a write would go unnoticed.
     """
 
     def __init__(self, stamp: FileStamp) -> None:
@@ -144,11 +152,11 @@ class _FileSource:
 
     @property
     def size(self) -> int:
-        """As the stamp says."""
+        """Its bytes, as the stamp says."""
         return self._stamp.size
 
     def add(self, digest: Any, begin: int, end: int) -> None:
-        """Read a part of it into a digest. Raises OSError if the file has changed."""
+        """Read a part of the file into a digest. Raises OSError if the file has changed."""
         descriptor = os.open(self._stamp.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as file:
             self._sync(descriptor)

@@ -19,23 +19,23 @@ SECRET = "secret"
 HASHES = "weights.hashes"
 _SECRET_BYTES = 32
 _OTHERS = 0o077
-"""Bits of a file's mode that let others than its user read, write or execute it."""
+"""Bits of a file's mode that let other users read, write or execute it."""
 
 _OURS = re.compile(r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished)")
 _TAKEN = {SECRET, HASHES, "index.sqlite"}
-"""Names that other programs give, too."""
+"""Names that other programs use, too."""
 
 _ELSEWHERE = "CORTEXMLX_KV_STORE"
 
 
 def default_folder() -> Path:
-    """Where the commands keep their store: what `CORTEXMLX_KV_STORE` says, else a folder in the user's cache."""
+    """Return the folder of the commands' store: `CORTEXMLX_KV_STORE`, or else a folder in the user's cache."""
     return Path(os.environ.get(_ELSEWHERE) or cache_folder() / "kv")
 
 
 def absolute(path: str | Path) -> Path:
-    """The path of a folder, which stays right if the program changes its working directory. One that cannot be told
-    is returned as it is: who opens it hears why.
+    """Return the absolute path of a folder, which stays right if the program changes its working directory. A path that
+    cannot be resolved is returned unchanged: opening it will raise.
     """
     try:
         return Path(os.path.expanduser(path)).absolute()
@@ -44,18 +44,18 @@ def absolute(path: str | Path) -> Path:
 
 
 def shown(path: str | Path) -> str:
-    """A path in a message, which any log can write: a name on a disk need not be UTF-8."""
+    """Return a path as text that any log can write, since a name on a disk need not be UTF-8."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def open_folder(path: Path) -> bytes:
-    """Make the folder, mode 0700, if it is not there, and return its secret, which all who share it have.
+    """Create the folder, mode 0700, if it does not exist, and return its secret, which all users of the folder share.
 
-    The secret goes into the keys and proofs of all that is stored: so files from elsewhere are not believed, and nobody
-    can guess the key of another's text. Without it nothing here is of use; a new one is made if it is lost, damaged, or
-    if others than its user could read or write it. Raises
-    OSError if the folder cannot be made or written, if its secret is somebody else's, who could make files that are
-    believed, or if it has files of a store's names that belong to something else.
+    The secret is part of the keys and proofs of everything that is stored. So files from elsewhere are not believed,
+    and nobody can guess the key of another's text. A new secret is made if it is lost or damaged, or if other users
+    could read or write it; then earlier records are no longer found. Raises OSError if the folder cannot be created or
+    written, if the secret belongs to another user, or if the folder holds other things beside files with a store's
+    names.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for _ in range(3):
@@ -83,8 +83,8 @@ def open_folder(path: Path) -> bytes:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A file to be read. Raises OSError for what is there without being one: a link leads elsewhere, and whoever opens
-    a pipe waits.
+    """Open a regular file for reading. Raises OSError for anything else: a link leads elsewhere, and opening a pipe
+    waits.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
@@ -97,8 +97,8 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def _check_ours(path: Path) -> None:
-    """Of a folder without a secret. Raises OSError if a file of a store's name lies there among other things: it may be
-    theirs, and would be written over.
+    """Check a folder without a secret. Raises OSError if it has a file with a store's name among other things: the file
+    may belong to them, and would be overwritten.
     """
     names = set(os.listdir(path))
     others = sorted(name for name in names if not _OURS.fullmatch(name))
@@ -114,7 +114,7 @@ def _check_owner(path: Path, owner: int) -> None:
 
 
 def _make_secret(path: Path) -> None:
-    """As a whole or not at all, and never in the place of one that another process has just made."""
+    """Write a new secret, completely or not at all, and never over one that another process has just made."""
     made = path / f"{secrets.token_hex(16)}.unfinished"
     descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:

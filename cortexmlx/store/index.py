@@ -1,9 +1,9 @@
-"""The index: which record lies where, and which segment was used last. An SQLite file that processes share.
+"""The index: where each record is, and which segment was used last. An SQLite file that processes share.
 
-It can always be made again from the segments, so whatever is wrong with it, it is thrown away, and nothing waits for
-the disk to have it. Its journal is SQLite's old one, with a rollback: the newer one (WAL) maps a file into memory that
-all processes share, and a machine that cuts that file short kills them. What is used last goes by a count, not by a
-clock, which may go back.
+It can always be made again from the segments. So a damaged index is thrown away, and nothing waits until the index is
+on disk. Its journal is SQLite's old one, with a rollback. The newer one (WAL) maps a file into memory that all
+processes share, and if somebody cuts that file short, the processes die. The order of use is a count, not a clock,
+which may go back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "index.sqlite"
 
 _BUSY_SECONDS = 2.0
 _AT_ONCE = 500
-"""Keys of one question: SQLite counts its parameters."""
+"""Keys in one query: SQLite limits the number of parameters."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS segments(
@@ -39,22 +39,28 @@ CREATE INDEX IF NOT EXISTS segments_by_use ON segments(used);
 """
 
 _COLUMNS = "key, segment, begin, size, layout, proof"
-"""Of a record. A file without them is damaged, and one with more is used."""
+"""The columns of a record. A file that lacks one is damaged. Further columns are allowed."""
 
 
 @dataclass(frozen=True)
 class SegmentLine:
-    """A segment as the index knows it: `bytes` of its file, `used` counts uses of all, `records` are found in it."""
+    """A segment as the index knows it."""
 
     name: str
     model: str
+    """The name of the model, for people."""
     bytes: int
+    """Bytes of its file."""
     used: int
+    """When it was last used: a count of uses of all segments."""
     records: int
+    """How many records the index finds in it."""
 
 
 class Index:
-    """Any thread may use it. Raises sqlite3.Error for whatever is wrong: the file, the folder, others in the way."""
+    """The index file. Any thread may use it. Its methods raise sqlite3.Error for every problem: the file, the folder,
+    or other processes in the way.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / NAME
@@ -72,7 +78,7 @@ class Index:
             raise
 
     def close(self) -> None:
-        """Close the file, or leave it to whoever is held by it."""
+        """Close the file. If another thread is stuck in it, leave it open."""
         if self._lock.acquire(timeout=_BUSY_SECONDS):
             try:
                 self._file.close()
@@ -81,7 +87,7 @@ class Index:
 
     @property
     def lost(self) -> bool:
-        """Whether its file is not in the folder any more: it was removed, or another process made a new one."""
+        """Whether its file is no longer in the folder: it was removed, or another process made a new one."""
         try:
             status = os.stat(self._path)
         except OSError:
@@ -90,8 +96,10 @@ class Index:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[sqlite3.Connection]:
-        """The file, for this thread alone. Python raises ValueError for a damage that SQLite cites in its message, if
-        that is no text.
+        """Yield the file for this thread alone.
+
+        If SQLite's message quotes damaged bytes that are no text, Python raises ValueError. This becomes
+        sqlite3.DatabaseError.
         """
         with self._lock:
             try:
@@ -112,12 +120,14 @@ class Index:
                 raise
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
-        """Where the records of some keys lie, of those that are there."""
+        """Return where the records with these keys are. Records that the index does not know are left out."""
         with self._held() as file:
             return _found(file, keys)
 
     def add(self, name: str, model: str, size: int, places: Sequence[RecordLocation]) -> None:
-        """A segment was written just now: its records are found there, and it was used last."""
+        """Add a segment that was just written. It counts as the most recently used one, and its records are found
+        there.
+        """
         with self._change() as file:
             _add(file, name, model, size, places, "coalesce((SELECT max(used) FROM segments), 0) + 1", "REPLACE")
             keys = [p.key for p in places]
@@ -125,46 +135,48 @@ class Index:
                 raise sqlite3.DatabaseError("what was added is not there")
 
     def add_old(self, segments: Iterable[tuple[str, str, int, Sequence[RecordLocation]]]) -> None:
-        """Segments were found again (name, model, bytes, places), each used before all others. What lies elsewhere,
-        too, is found there. All are one change, for each change takes SQLite milliseconds.
+        """Add segments (name, model, bytes, places) that were found again. Each counts as less recently used than all
+        others. A record that another segment also has is found there, as before.
+
+        All are one change, since each change takes SQLite milliseconds.
         """
         with self._change() as file:
             for name, model, size, places in segments:
                 _add(file, name, model, size, places, "coalesce((SELECT min(used) FROM segments), 1) - 1", "IGNORE")
 
     def use(self, names: Sequence[str]) -> None:
-        """Segments were read, the last of them last."""
+        """Mark segments as the most recently used ones, the last name last."""
         with self._change() as file:
             for name in names:
                 file.execute("UPDATE segments SET used = (SELECT max(used) + 1 FROM segments) WHERE name = ?", (name,))
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Records are not there, whatever the index said."""
+        """Remove records that turned out to be missing."""
         with self._change() as file:
             file.executemany("DELETE FROM records WHERE key = ?", [(key,) for key in keys])
             if _found(file, keys):  # nobody else can have written them again yet
                 raise sqlite3.DatabaseError("what was forgotten is still there")
 
     def remove(self, names: Sequence[str]) -> None:
-        """Segments are gone, with their records."""
+        """Remove segments and their records."""
         with self._change() as file:
             for name in names:
                 file.execute("DELETE FROM records WHERE segment = ?", (name,))
                 file.execute("DELETE FROM segments WHERE name = ?", (name,))
 
     def keys(self) -> list[bytes]:
-        """Those of all records."""
+        """Return the keys of all records."""
         with self._held() as file:
             rows = file.execute("SELECT key FROM records").fetchall()
         return [key for (key,) in rows if isinstance(key, bytes) and len(key) == 16]
 
     def version(self) -> int:
-        """Another number whenever somebody else has changed something."""
+        """Return a number that changes whenever another process has changed the index."""
         with self._held() as file:
             return int(file.execute("PRAGMA data_version").fetchone()[0])
 
     def segments(self) -> list[SegmentLine]:
-        """All segments, those first that were not used for the longest time."""
+        """Return all segments, the least recently used first."""
         question = (
             "SELECT name, model, bytes, used, (SELECT count(*) FROM records WHERE segment = name) FROM segments "
             "ORDER BY used, name"
@@ -188,8 +200,10 @@ def _add(
 
 
 def _make(path: Path) -> tuple[int, int]:
-    """An empty file, mode 0600, if none is there. What is there and no file of this user's is no index, and no journal,
-    which SQLite believes: it writes what that says, and removes the file that it names. Returns which file it is.
+    """Create an empty file with mode 0600 if none exists. Return its device and inode.
+
+    Raises sqlite3.DatabaseError if the file, or a journal beside it, is not a regular file of this user. SQLite
+    believes a journal: it writes what the journal says, and removes the file that it names.
     """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -220,7 +234,7 @@ def _found(file: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Recor
 
 
 def _place(row: Sequence[Any]) -> RecordLocation | None:
-    """Where a record lies; None if the row is damaged: then it is not there."""
+    """Return where a record is; None if its row is damaged."""
     key, segment, begin, size, layout, proof = row
     try:
         place = RecordLocation(key, _checked(segment), int(begin), int(size), layout_from(layout), proof)
@@ -231,13 +245,15 @@ def _place(row: Sequence[Any]) -> RecordLocation | None:
 
 
 def _checked(name: Any) -> str:
-    """A segment's name; nothing else of the index becomes a path."""
+    """Return the name of a segment. Raises ValueError for anything else, so that nothing else in the index becomes a
+    path.
+    """
     if not isinstance(name, str) or not SEGMENT_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no segment")
     return name
 
 
 def throw_away(folder: Path) -> None:
-    """Remove the index, which is to be made again. Raises OSError."""
+    """Remove the index, so that it is made again. Raises OSError."""
     for ending in ("", "-journal", "-wal", "-shm"):
         (folder / (NAME + ending)).unlink(missing_ok=True)

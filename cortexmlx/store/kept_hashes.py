@@ -1,4 +1,4 @@
-"""The cache of file hashes, in a file of the store's folder."""
+"""The hashes of weight files, kept in a file of the store's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import SupportsBytes, TypeVar
 from cortexmlx.store.folder import HASHES, open_plain
 
 _MOST = 1000
-"""Hashes that are kept: the newest."""
+"""How many hashes are kept: the newest."""
 
 _LINE = re.compile(rb"([0-9a-f]{32}) ([0-9a-f]{64}) ([0-9a-f]{32})")
 _LINE_BYTES = 32 + 64 + 32 + 3
@@ -23,10 +23,10 @@ Stamped = TypeVar("Stamped", bound=SupportsBytes)
 
 
 class KeptHashes:
-    """Hashes by a stamp: by what the file system says of a file, as bytes.
+    """Hashes by stamp. A stamp is what the file system says of a file, as bytes.
 
-    Each line has a proof that needs the secret of the folder, so a line that is damaged or foreign is none.
-    The file is replaced as a whole: of two processes that add at once one may lose what it added. Nothing here raises.
+    Each line has a proof that needs the folder's secret, so damaged or foreign lines are ignored. The file is replaced
+    as a whole: if two processes add at once, one may lose what it added. Nothing here raises.
     """
 
     def __init__(self, folder: Path, secret: bytes) -> None:
@@ -34,7 +34,7 @@ class KeptHashes:
         self._secret = secret
 
     def find(self, stamps: Iterable[Stamped]) -> dict[Stamped, bytes]:
-        """The hashes of those stamps that are known."""
+        """Return the hashes of those stamps that are known."""
         lines = self._lines()
         names = {stamp: self._keyed(b"stamp", bytes(stamp)) for stamp in stamps}
         return {stamp: lines[name] for stamp, name in names.items() if name in lines}
@@ -59,7 +59,7 @@ class KeptHashes:
                 unfinished.unlink(missing_ok=True)
 
     def _lines(self) -> dict[bytes, bytes]:
-        """The hash of each name, the oldest first."""
+        """Return the hash of each name, the oldest first."""
         try:
             with open_plain(self._folder / HASHES) as file:
                 text = file.read(_MOST * _LINE_BYTES)

@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 PIECE = 8 << 20
-"""Bytes that one thread hashes at once."""
+"""Bytes that one thread hashes at a time."""
 
 THREADS = 4
-"""Threads at most. Each hashes 1 to 2 GB/s, so that four are faster than the drive."""
+"""How many threads there are at most. Each hashes 1 to 2 GB/s, so four are faster than a drive."""
 
 
 class Source(Protocol):
-    """Bytes that are hashed."""
+    """Bytes to hash."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """How many bytes there are."""
         ...
 
     def add(self, digest: Any, begin: int, end: int) -> None:
-        """Update a digest with the bytes from `begin` to `end`. On any thread. Raises OSError."""
+        """Update a digest with the bytes from `begin` to `end`. Any thread may call it. Raises OSError."""
         ...
 
 
@@ -37,19 +37,19 @@ class BytesSource:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """How many bytes there are."""
         return len(self._data)
 
     def add(self, digest: Any, begin: int, end: int) -> None:
-        """Update a digest with a part of them."""
+        """Update a digest with the bytes from `begin` to `end`."""
         digest.update(self._data[begin:end])
 
 
 class PieceHash:
     """The digest of each source: SHA-256 over its size and the SHA-256 of each of its pieces.
 
-    Threads begin at once, each with a call of `prepare`, unless all sources together are less than a piece. `digests`
-    helps them, so it ends although no thread could be started. Threads that are cancelled end, each after its piece.
+    Threads begin at once, each with a call of `prepare`, unless all sources together are smaller than a piece.
+    `digests` helps them, so it ends even if no thread could be started. A cancelled thread ends after its piece.
     """
 
     def __init__(self, sources: Sequence[Source], prepare: Callable[[], None] = lambda: None) -> None:
@@ -82,8 +82,8 @@ class PieceHash:
         return 1 - self._left / self._bytes if self._bytes else 1.0
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Have `call` called once: here and now if it is `ready`, else by the last of the threads. A cancelled hash
-        calls nothing.
+        """Have `call` called once: here and now if it is `ready`, otherwise by the last thread. After `cancel` it is
+        not called.
         """
         with self._changed:
             if not self.ready:
@@ -92,7 +92,9 @@ class PieceHash:
         call()
 
     def digests(self) -> list[bytes]:
-        """Wait for the digests, in the order of the sources. Raises OSError or MemoryError if one cannot be read."""
+        """Wait for the digests, and return them in the order of the sources. Raises OSError or MemoryError if a source
+        cannot be read.
+        """
         self._work()
         with self._changed:
             self._changed.wait_for(lambda: self._over)
@@ -104,7 +106,7 @@ class PieceHash:
         ]
 
     def cancel(self) -> None:
-        """End the threads, each after its piece. Nobody may wait for digests afterwards."""
+        """End the threads, each after its piece. Do not wait for digests afterwards."""
         self._next.clear()
         self._call = None
 

@@ -1,4 +1,4 @@
-"""A record: the arrays of one KV block, with a keyed hash that proves them."""
+"""A record: the arrays of one KV block, with a keyed hash that proves their content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
-"""The dtype, in safetensors' word, and the shape of each array of a record, in order."""
+"""The dtype, by its name in safetensors, and the shape of each array of a record, in order."""
 
 DTYPES = {
     "BOOL": "|b1",
@@ -26,44 +26,46 @@ DTYPES = {
     "F32": "<f4",
     "I64": "<i8",
 }
-"""NumPy's words by safetensors'. NumPy has no bfloat16: its bits travel as U16."""
+"""NumPy's name of each dtype, by its name in safetensors. NumPy has no bfloat16: its bits are stored as U16."""
 
 _WORDS = {word: name for name, word in DTYPES.items()}
 
 _MOST_BYTES = 1 << 34
-"""Bytes that an array of a record has at most: what is more is damage."""
+"""Bytes that an array of a record can have. A larger one is damage."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """Arrays under a key of 16 bytes, and the tokens that they belong to, which whoever reads it compares."""
+    """Arrays under a key of 16 bytes, with the tokens that they belong to. Readers compare the tokens."""
 
     key: bytes
     tokens: tuple[int, ...]
     arrays: tuple[Array, ...] = field(repr=False)
 
     def stored(self) -> tuple[Array, ...]:
-        """What is written: the tokens as int32, then the arrays, each dense and little-endian."""
+        """Return the arrays that are written: the tokens as int32, then the record's arrays, each dense and
+        little-endian.
+        """
         return np.array(self.tokens, "<i4"), *(_dense(array) for array in self.arrays)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is written."""
+        """Bytes of all arrays that are written."""
         return 4 * len(self.tokens) + sum(array.nbytes for array in self.arrays)
 
 
 def layout_of(arrays: Sequence[Array]) -> Layout:
-    """What arrays that are written look like."""
+    """Return the layout of arrays."""
     return tuple((_WORDS[array.dtype.str], array.shape) for array in arrays)
 
 
 def layout_text(layout: Layout) -> str:
-    """A layout as text, always the same for the same."""
+    """Return a layout as text. Equal layouts have equal texts."""
     return json.dumps([[dtype, list(shape)] for dtype, shape in layout], separators=(",", ":"))
 
 
 def layout_from(text: str) -> Layout:
-    """The opposite. Raises ValueError if the text is none."""
+    """Return the layout of such a text. Raises ValueError if it is not one."""
     try:
         layout = tuple((str(dtype), tuple(int(n) for n in shape)) for dtype, shape in json.loads(text))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -74,7 +76,7 @@ def layout_from(text: str) -> Layout:
 
 
 def size_of(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes of an array."""
+    """Return the bytes of an array."""
     size = np.dtype(DTYPES[dtype]).itemsize
     for n in shape:
         size *= n
@@ -82,8 +84,8 @@ def size_of(dtype: str, shape: Sequence[int]) -> int:
 
 
 def proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]) -> bytes:
-    """What only a record with just this content has, in a folder with this secret: 16 bytes. `data` are its arrays, one
-    after the other, in any pieces.
+    """Return 16 bytes that only a record with exactly this content has, in a folder with this secret. `data` has the
+    bytes of its arrays, one array after the other, in any pieces.
     """
     text = layout_text(layout).encode()
     digest = hashlib.sha256(b"%d:%d:%d:" % (len(secret), len(key), len(text)) + secret + key + text)
@@ -93,7 +95,9 @@ def proof(secret: bytes, key: bytes, layout: Layout, data: Sequence[Any]) -> byt
 
 
 def restored(key: bytes, layout: Layout, data: bytes) -> Record:
-    """The record that was written as `data`. The arrays are views of it. Raises ValueError if it cannot be one."""
+    """Return the record that was written as `data`. Its arrays are views of `data`. Raises ValueError if `data` is no
+    record.
+    """
     arrays, begin = [], 0
     for dtype, shape in layout:
         size = size_of(dtype, shape)

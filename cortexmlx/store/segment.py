@@ -1,4 +1,4 @@
-"""Segments: safetensors files of many records. Each is written once and readable without the index."""
+"""Segments: safetensors files of many records. Each is written once, and can be read without the index."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from cortexmlx.store.folder import open_plain
 from cortexmlx.store.record import Layout, Record, layout_from, layout_of, layout_text, proof, size_of
 
 FORMAT = "cortexmlx-kv-1"
-"""Changes when older files cannot be read any more."""
+"""Changes when older files can no longer be read."""
 
 SEGMENT_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
 UNFINISHED_NAME = re.compile(r"[0-9a-f]{32}\.unfinished")
 
 _MOST_HEADER = 64 << 20
-"""Bytes of a header at most: this version writes no longer one."""
+"""Bytes that a header has at most in this version."""
 
 
 class ForeignSegment(ValueError):
-    """A file that another version may have written, and may read."""
+    """A file that another version may have written, and can read."""
 
 
 @dataclass(frozen=True)
 class RecordLocation:
-    """Where a record lies: `size` bytes of a segment, from `begin` on, what they look like, and their proof."""
+    """Where a record is: `size` bytes of a segment from `begin` on, with their layout and proof."""
 
     key: bytes
     segment: str
@@ -45,8 +45,9 @@ class RecordLocation:
 def write_segment(
     folder: Path, secret: bytes, model: str, records: Sequence[Record]
 ) -> tuple[str, int, list[RecordLocation]]:
-    """Write records to a new file of the folder, mode 0600: its name, its bytes, and where each record lies. It is
-    there as a whole or not at all. `model` is for people. Raises OSError.
+    """Write records to a new file of the folder, mode 0600. Return its name, its bytes, and where each record is.
+
+    The file appears complete or not at all. `model` is for people. Raises OSError.
     """
     stored = [(record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored(),)]
     proofs = [proof(secret, key, layout, arrays) for key, arrays, layout in stored]
@@ -74,8 +75,9 @@ def write_segment(
 
 
 def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
-    """The model's name of a segment and where its records lie, by its own word. Raises OSError, ForeignSegment
-    for one of another format, or ValueError if the file is no whole segment.
+    """Return the model's name of a segment and where its records are, as the file itself says.
+
+    Raises OSError, ForeignSegment for another format, or ValueError if the file is no complete segment.
     """
     with open_plain(folder / name) as file:
         total = os.fstat(file.fileno()).st_size
@@ -96,12 +98,14 @@ def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
 
 
 def printable(model: str) -> str:
-    """A model's name as text that any file and any terminal takes: a folder's name may be none."""
+    """Return a model's name as text that any file and any terminal can take. A folder's name may not be printable."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in model)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove the files of writers that are gone: those that nobody holds. An empty one may be held at any moment."""
+    """Remove the unfinished files of writers that have died: those that no process has locked. Empty ones stay, since a
+    writer may be about to lock them.
+    """
     for path in folder.iterdir():
         if UNFINISHED_NAME.fullmatch(path.name) and path.stat().st_size:
             with contextlib.suppress(OSError), path.open("rb") as file:
@@ -110,7 +114,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def _header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple[bytes, int]:
-    """The header, padded to 8 bytes, and the bytes that follow it."""
+    """Return the header, padded to 8 bytes, and the number of bytes that follow it."""
     about = {"format": FORMAT, "model": model}
     tensors: dict[str, Any] = {"__metadata__": about}
     end = 0
@@ -141,7 +145,9 @@ def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[Any]:
-    """A new file, mode 0600, locked as long as it is open: so others can tell it from that of a process that died."""
+    """Yield a new file, mode 0600, that is locked while it is open. So others can tell it from the file of a process
+    that died.
+    """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         with contextlib.suppress(OSError):  # a file system without locks

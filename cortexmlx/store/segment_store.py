@@ -1,4 +1,4 @@
-"""SegmentStore: the segments of one folder and their index. Every fault is a miss, and is logged once."""
+"""SegmentStore: the segments of one folder and their index. Every fault counts as a miss, and is logged once."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from cortexmlx.store.segment import (
 log = logging.getLogger("cortexmlx")
 
 SPARE = 1 << 30
-"""Bytes of the file system that are left to others."""
+"""Bytes of the file system that the store leaves free."""
 
 _CLOSING_SECONDS = 0.1
 
 _AT_ONCE = 200
-"""Segments that become known together, with one change of the index."""
+"""How many segments one change of the index adds."""
 
 
 class SegmentStore:
-    """At most `limit` bytes of records in the folder `path`, those that were used last. Any thread may use it, and any
-    number of processes the same folder.
+    """Records in the folder `path`, at most `limit` bytes; the least recently used ones are removed. Any thread may use
+    it, and any number of processes the same folder.
 
-    `secret` is the folder's. Raises OSError if the folder cannot be used; nothing else here raises but `write`.
+    `secret` is the folder's. Raises OSError if the folder cannot be used. Of the methods only `write` raises.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -57,8 +57,8 @@ class SegmentStore:
         self._version = -1
 
     def open(self) -> None:
-        """Open the index, and bring it and the files to agree: it may be lost or old, and writers may have died. May
-        take a while, so it is not the constructor's.
+        """Open the index, and make the index and the files agree: the index may be lost or old, and writers may have
+        died. It may take a while, so the constructor does not do it.
         """
         try:
             with contextlib.suppress(OSError):
@@ -76,12 +76,12 @@ class SegmentStore:
         self._opened_once.wait()
 
     def stop_opening(self) -> bool:
-        """Leave the rest of opening to the next one; return whether it is not open yet."""
+        """Leave the rest of opening to the next process. Return whether it was not open yet."""
         self._closed = self._closed or self._opening
         return self._opening
 
     def close(self) -> None:
-        """Close the index. A thread that is just opening it closes it then."""
+        """Close the index. If another thread is opening it, that thread closes it."""
         self._closed = True
         if self._lock.acquire(timeout=_CLOSING_SECONDS):
             try:
@@ -95,16 +95,18 @@ class SegmentStore:
             index.close()
 
     def warn(self, what: str, error: object, then: str = "what it had is computed anew") -> None:
-        """Tell of the first trouble; who wants to know of all of it asks for the log of level DEBUG."""
+        """Log the first problem as a warning, and further ones at level DEBUG."""
         level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
         log.log(level, "the KV store %s %s (%s); %s", self.path, what, error, then)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, model: str, records: Sequence[Record]) -> int:
-        """Store what is not there yet, in one segment; returns how many records that were. What was not used for the
-        longest time goes for it. Raises OSError if the disk takes no more, or if the index cannot be had: nobody
-        would find the segment, or know when it may go.
+        """Store the records that are not stored yet, in one segment. Return how many these are. The least recently used
+        segments are removed for it.
+
+        Raises OSError if the disk takes no more, or if there is no index: without one, nobody would find the segment,
+        or know when to remove it.
         """
         try:
             return self._write(model, records)
@@ -137,7 +139,9 @@ class SegmentStore:
         return len(new)
 
     def _there(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
-        """As `find`, for who is to write. An index that turns out to be broken is made again. Raises sqlite3.Error."""
+        """Return where records are, for a writer. An index that turns out to be damaged is made again. Raises
+        sqlite3.Error.
+        """
         try:
             with self._used() as index:
                 return index.find(keys)
@@ -158,7 +162,7 @@ class SegmentStore:
             spare += line.bytes
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Remove segments: from the index first, so that nobody is sent to what is not there."""
+        """Remove segments, first from the index, so that no reader is sent to a missing file."""
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             index.remove(names)
         for name in names:
@@ -168,12 +172,14 @@ class SegmentStore:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def may_have(self, key: bytes) -> bool:
-        """Whether a record may be there, as far as is known without looking; before it is open, any may."""
+        """Return whether a record may exist, as far as is known without a look at the disk. Before the store is open,
+        any record may.
+        """
         known = self._known  # the writer's thread may take it away
         return known is None or key in known
 
     def refresh(self) -> None:
-        """Learn of what other processes have written since."""
+        """Learn of the records that other processes have written."""
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             version = index.version()
             if version != self._version:
@@ -182,13 +188,15 @@ class SegmentStore:
                 self._version, self._known = version, known
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, RecordLocation]:
-        """Where the records of some keys lie, of those that are there."""
+        """Return where the records with these keys are. Records that do not exist are left out."""
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             return index.find(keys)
         return {}
 
     def read(self, place: RecordLocation, tokens: Sequence[int]) -> Record | None:
-        """The record that lies there, if it is really the one of these tokens; else it is forgotten."""
+        """Return the record at a place if it really belongs to these tokens. Otherwise return None and forget the
+        record.
+        """
         try:
             with open_plain(self.path / place.segment) as file:
                 if os.fstat(file.fileno()).st_size < place.begin + place.size:
@@ -214,7 +222,9 @@ class SegmentStore:
         return record
 
     def use(self, places: Sequence[RecordLocation]) -> None:
-        """Records were read, a chain's beginning first: their segments go last, beginnings after ends."""
+        """Mark the segments of records that were read as the most recently used ones. `places` begins with the first
+        record of a chain, whose segment becomes the very last to be removed.
+        """
         names = list(dict.fromkeys(place.segment for place in reversed(places)))
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             index.use(names)
@@ -226,20 +236,22 @@ class SegmentStore:
     # -- looking inside -----------------------------------------------------------------------------------------------
 
     def segments(self) -> list[SegmentLine]:
-        """All segments, those first that were not used for the longest time."""
+        """Return all segments, the least recently used first."""
         with contextlib.suppress(sqlite3.Error), self._used() as index:
             return index.segments()
         return []
 
     def others(self) -> int:
-        """Bytes of the segments that are not in the index: another version's. They do not count to the limit."""
+        """Return the bytes of segments that are not in the index, because another version wrote them. They do not count
+        to the limit.
+        """
         known = {line.name for line in self.segments()}
         with contextlib.suppress(OSError):
             return sum(size for name, size in self._files().items() if name not in known)
         return 0
 
     def clear(self) -> int:
-        """Remove all segments, another version's too. Returns their bytes."""
+        """Remove all segments, also those of other versions. Return their bytes."""
         freed = 0
         with contextlib.suppress(OSError):
             for name, size in self._files().items():
@@ -251,7 +263,7 @@ class SegmentStore:
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[Index]:
-        """The index; if it turns out to be broken, it is made again before the next segment is written. Raises
+        """Yield the index. If it turns out to be damaged, it is made again before the next write. Raises
         sqlite3.Error.
         """
         index = self._index
@@ -266,8 +278,8 @@ class SegmentStore:
             raise
 
     def _mend(self) -> bool:
-        """Open the index if it is not; if it is broken or lost, make it again from the segments. Return whether this
-        was done.
+        """Open the index if it is not open. If it is damaged or lost, make it again from the segments. Return whether
+        it was opened or made again.
         """
         with self._lock:
             lost = self._index is not None and self._index.lost
@@ -303,8 +315,9 @@ class SegmentStore:
         return index
 
     def _agree(self, index: Index) -> None:
-        """Let an index know of all segments that are in the folder and of this format, and of no others. If there are
-        many that it does not know, nobody waits for them: until then nothing is found.
+        """Make an index agree with the segments of this format in the folder.
+
+        If it does not know many of them, nobody waits for them: until they are added, nothing is found.
         """
         files, known = self._files(), {line.name for line in index.segments()}
         index.remove(sorted(known - set(files)))
@@ -318,8 +331,8 @@ class SegmentStore:
             index.add_old(self._read_headers({name: files[name] for name in new[start : start + _AT_ONCE]}))
 
     def _read_headers(self, files: Mapping[str, int]) -> list[tuple[str, str, int, list[RecordLocation]]]:
-        """What the segments say of themselves, given their bytes. Damaged ones are removed; those of another format are
-        left to whichever version wrote them.
+        """Return what the segments say of themselves, given their bytes. Damaged segments are removed. Segments of
+        another format are left to the version that wrote them.
         """
         found = []
         for name in files:
@@ -334,7 +347,7 @@ class SegmentStore:
         return [(name, model, files[name], places) for name, model, places in found]
 
     def _files(self) -> dict[str, int]:
-        """The segments in the folder, with their bytes. Raises OSError if it cannot be said which there are."""
+        """Return the bytes of each segment in the folder. Raises OSError if the folder cannot be listed."""
         files = {}
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -358,13 +371,17 @@ _NOT_THE_INDEX = {
 
 
 def _in_the_way(error: sqlite3.Error) -> bool:
-    """Whether it is others, or the disk, or that the store was closed, and not the index itself."""
+    """Return whether an error comes from other processes, from the disk or from a closed store, and not from the index
+    itself.
+    """
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code in _NOT_THE_INDEX or isinstance(error, sqlite3.ProgrammingError)
 
 
 def _passes(error: Exception) -> bool:
-    """Whether it is the process or the machine that has not enough of something, and not the file."""
+    """Return whether an error means that the process or the machine lacks something for now, and not that the file is
+    damaged.
+    """
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NOT_THE_FILE)
 
 

@@ -19,12 +19,12 @@ CLOSING_SECONDS = 5.0
 
 
 class KVStore:
-    """At most `limit` bytes of records in a folder, of the model that is called `model` among them. `on_room`: see
-    `Writer`. Nothing here waits but `flush` and `close`.
+    """A segment store with a `writer` and a `reader`, for one engine. `model` is the model's name for people.
+    `on_room`: see `Writer`. Nothing here waits but `close`.
     """
 
     def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
-        self._shelf = segment_store
+        self._segments = segment_store
         self.writer = Writer(segment_store, model, on_room)
         try:
             self.reader = Reader(segment_store)
@@ -35,35 +35,39 @@ class KVStore:
     @property
     def path(self) -> Path:
         """The folder."""
-        return self._shelf.path
+        return self._segments.path
 
     def may_have(self, key: bytes) -> bool:
-        """Whether it is worth asking for a record; one that another process has just written may not be known yet, and
-        nothing is of a disk that was too slow.
+        """Return whether a record is worth requesting.
+
+        A record that another process has just written may not be known yet. If the disk was too slow lately, nothing is
+        worth requesting.
         """
-        known = self._shelf.may_have(key)
+        known = self._segments.may_have(key)
         if not known:
             self.reader.refresh()
         return known and not self.reader.paused
 
     def drop(self, records: int) -> None:
-        """So many records left memory before they could be offered."""
+        """Count `records` records that left memory before they could be offered."""
         self.writer.dropped += records
 
     def close(self, seconds: float = CLOSING_SECONDS) -> None:
-        """Write what was offered and end both threads, in so many seconds at most: one that a disk holds ends later."""
+        """Write what was offered and end the threads, in at most `seconds`. A thread that waits for the disk ends
+        later.
+        """
         until = time.monotonic() + seconds
         self.reader.stop(0.0)
         self.writer.stop(seconds)
         self.reader.stop(max(0.0, until - time.monotonic()))
-        self._shelf.close()
+        self._segments.close()
 
     def stats(self) -> StoreStats:
-        """Counts since the store was opened."""
+        """Return the counts since the store was opened."""
         writer, reader = self.writer, self.reader
         return StoreStats(
-            path=str(self._shelf.path),
-            bytes_limit=self._shelf.limit,
+            path=str(self._segments.path),
+            bytes_limit=self._segments.limit,
             stored_blocks=writer.stored,
             stored_bytes=writer.stored_bytes,
             dropped_blocks=writer.dropped,
@@ -73,8 +77,8 @@ class KVStore:
         )
 
 
-def begin_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> KVStore | None:
-    """The KVStore of an open segment store; None, and a warning, if the system gives it no threads."""
+def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> KVStore | None:
+    """Return the KVStore of an open segment store. None, with a warning, if the system gives it no threads."""
     try:
         return KVStore(segment_store, model, on_room)
     except RuntimeError as error:
@@ -83,8 +87,10 @@ def begin_store(segment_store: SegmentStore, model: str, on_room: Callable[[], N
         return None
 
 
-def open_shelf(path: str | Path, limit: int) -> SegmentStore | None:
-    """The segment store of a folder, which is made if it is not there; None, and a warning, if it cannot be used."""
+def open_segment_store(path: str | Path, limit: int) -> SegmentStore | None:
+    """Return the segment store of a folder, which is created if it does not exist. None, with a warning, if it cannot
+    be used.
+    """
     try:
         return SegmentStore(absolute(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has

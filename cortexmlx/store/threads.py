@@ -1,6 +1,6 @@
-"""The threads of a store: one writes, one reads, one watches how long reading takes. Nobody waits for any.
+"""The threads of a store: one writes, one reads, one watches how long reading takes. Nobody waits for them.
 
-All are started when the store is opened. None is started later, on the engine's thread, where a failure would end
+All are started when the store is opened. No thread is started later, on the engine's thread, where a failure would end
 every running request.
 """
 
@@ -17,49 +17,51 @@ from cortexmlx.store.record import Record
 from cortexmlx.store.segment_store import SegmentStore
 
 MOST_WAITING = 64 << 20
-"""Bytes of records that wait to be written, at most: more are dropped."""
+"""Bytes of records that may wait to be written. Beyond them, records are dropped."""
 
 SEGMENT_BYTES = 32 << 20
-"""Bytes of records after which a segment is written, however soon the next come."""
+"""Bytes of records after which a segment is written, however soon more records come."""
 
 _SEGMENTS = 4
-"""Segments that a store holds at least, so that one may go for another."""
+"""How many segments fit into a store at least, so that one can be replaced by another."""
 
 LINGER = 0.25
-"""Seconds after the last record in which more may come for the same segment."""
+"""Seconds after the last record in which further records can still join the same segment."""
 
 MOST_LINGER = 1.0
-"""Seconds after the first one in which it is written, whatever comes."""
+"""Seconds after its first record in which a segment is written, whatever comes."""
 
 _PAUSE = 60.0
-"""Seconds without a write after the disk has refused one, and without a reading after one that took too long."""
+"""Seconds without a write after the disk has refused one, and without a read after one that took too long."""
 
 _GRACE = 0.25
-"""Seconds that a record may take when the time of its reading is over."""
+"""Seconds that a record may still take when the time of its request is over."""
 
 START_RATE = 1e9
-"""Bytes per second that reading is taken for before anything was read: what is read was written lately, and is in the
+"""The estimate of bytes read per second until something was read. What is read was written lately, so it is in the
 system's own cache, or on a drive that is about as fast.
 """
 
 REFRESH_SECONDS = 1.0
-"""After which what other processes have written is looked for again, if somebody misses something."""
+"""After this time, a missing record makes the reader look again for what other processes have written."""
 
 _FORGETTING = 0.3
-"""Weight of the newest reading in the running mean of the rate."""
+"""Weight of the newest measurement in the running mean of the rate."""
 
 _LEAST_MEASURED = 1 << 20
-"""Bytes below which a reading says more about its beginning than about the rate."""
+"""Bytes below which a measurement tells more about the start of reading than about the rate."""
 
 
 class Writer:
-    """Takes records and writes them, some at a time. `on_room` is called from its thread when it takes records again
-    after it has refused some. `stored` records of `stored_bytes` bytes are written, `dropped` ones never will be.
+    """A thread that writes records, several in one segment. `on_room` is called from this thread when it accepts
+    records again after it has refused some.
+
+    `stored` records with `stored_bytes` bytes have been written. `dropped` records never will be.
     """
 
     def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> None:
         self.stored = self.stored_bytes = self.dropped = 0
-        self._shelf = segment_store
+        self._segments = segment_store
         self._model = model
         self._on_room = on_room
         self._records: deque[Record] = deque()
@@ -73,13 +75,13 @@ class Writer:
 
     @property
     def has_room(self) -> bool:
-        """Whether a record would be taken now; if not, `on_room` says when."""
+        """Whether a record would be accepted now. If not, `on_room` is called when it would."""
         with self._changed:
             self._refused = self._waiting >= MOST_WAITING and not self._stopping
             return not self._refused
 
     def offer(self, records: Sequence[Record]) -> bool:
-        """Write records soon; False if too many wait, and these are dropped. Never waits."""
+        """Have records written soon. Return False if too many wait; then these are dropped. Never waits."""
         size = sum(record.nbytes for record in records)
         with self._changed:
             if self._stopping or self._waiting + size > MOST_WAITING + SEGMENT_BYTES:
@@ -91,14 +93,16 @@ class Writer:
             return True
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything is written, so many seconds at most; whether it is."""
+        """Wait until everything is written, at most `seconds`. Return whether it is."""
         with self._changed:
             self._hurry = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._records and not self._busy, seconds)
 
     def stop(self, seconds: float) -> None:
-        """Write what waits, in so many seconds at most, and end. Nobody waits for a thread that is only opening."""
+        """Write what waits, in at most `seconds`, and end the thread. It does not wait for a thread that is still
+        opening the store.
+        """
         until = time.monotonic() + seconds
         if self._waiting:
             self.flush(seconds)
@@ -107,17 +111,17 @@ class Writer:
             self.dropped += len(self._records)
             self._records.clear()
             self._changed.notify_all()
-        if not self._shelf.stop_opening():
+        if not self._segments.stop_opening():
             self._thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         be_modest()
-        self._shelf.open()
+        self._segments.open()
         while (records := self._next()) is not None:
             self._write(records)
 
     def _next(self) -> list[Record] | None:
-        """The records of the next segment; None at the end."""
+        """Return the records of the next segment; None at the end."""
         with self._changed:
             self._busy = False
             self._changed.notify_all()
@@ -130,7 +134,7 @@ class Writer:
                 return None
             self._busy = True
             records: list[Record] = []
-            size, most = 0, min(SEGMENT_BYTES, self._shelf.limit // _SEGMENTS)
+            size, most = 0, min(SEGMENT_BYTES, self._segments.limit // _SEGMENTS)
             while self._records and (not records or size + self._records[0].nbytes <= most):
                 records.append(self._records.popleft())
                 size += records[-1].nbytes
@@ -140,9 +144,9 @@ class Writer:
 
     def _write(self, records: Sequence[Record]) -> None:
         try:
-            fits = sum(record.nbytes for record in records) <= self._shelf.limit
+            fits = sum(record.nbytes for record in records) <= self._segments.limit
             if fits and time.monotonic() >= self._paused_until:
-                new = self._shelf.write(self._model, records)
+                new = self._segments.write(self._model, records)
                 self.stored += new
                 self.stored_bytes += sum(record.nbytes for record in records) if new else 0
             else:
@@ -150,7 +154,7 @@ class Writer:
         except Exception as error:
             self.dropped += len(records)
             self._paused_until = time.monotonic() + _PAUSE
-            self._shelf.warn("cannot be written", error, "what is new is not kept there")
+            self._segments.warn("cannot be written", error, "what is new is not kept there")
         with self._changed:
             self._waiting -= sum(record.nbytes for record in records)
             tell = self._refused and self._waiting <= MOST_WAITING // 2
@@ -160,34 +164,38 @@ class Writer:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """What a reader is to do: look which of the records `tokens`, each with its tokens, are there, and read those that
-    `choose` wants of them, given bytes by key and the bytes that are read in a second, in its order up to the first
-    that fails, or until `seconds` after it was asked for. `done` is called once, on a thread of the reader's, with
-    those that are right; about then at the latest, whatever the disk does.
-    """
+class ReadRequest:
+    """Records that a reader is asked for."""
 
     tokens: Mapping[bytes, Sequence[int]]
+    """The keys of the records that may exist, each with its tokens."""
     choose: Callable[[Mapping[bytes, int], float], Sequence[bytes]]
+    """Returns the keys to read, in order, given the bytes of each record that exists and the bytes read per second.
+    Reading ends at the first record that fails.
+    """
     done: Callable[[dict[bytes, Record]], None]
+    """Called once with the records that are right, on a thread of the reader's, whatever the disk does."""
     seconds: float
+    """How long after the request reading ends. `done` is called about then at the latest."""
 
 
-_NOTHING = Reading({}, lambda there, rate: [], lambda found: None, 0.0)
-"""Only looks whether there is something new."""
+_NOTHING = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
+"""Only looks for what other processes have written."""
 
 
 class Reader:
-    """Reads records, for one who asked after the other, at about `rate` bytes a second. `read` records of `read_bytes`
-    bytes were right, `missed` ones were not there, or not right.
+    """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
+
+    `rate` is how many bytes are read per second. `read` records with `read_bytes` bytes were right. `missed` records
+    did not exist, or were damaged.
     """
 
     def __init__(self, segment_store: SegmentStore) -> None:
         self.read = self.read_bytes = self.missed = 0
         self.rate = START_RATE
-        self._shelf = segment_store
-        self._asked: deque[tuple[Reading, float]] = deque()
-        self._open: dict[Reading, float] = {}
+        self._segments = segment_store
+        self._asked: deque[tuple[ReadRequest, float]] = deque()
+        self._open: dict[ReadRequest, float] = {}
         """The readings that are not answered, and when each is given up."""
         self._paused_until = 0.0
         self._refreshed = time.monotonic()
@@ -202,8 +210,8 @@ class Reader:
             self._end()
             raise
 
-    def ask(self, reading: Reading) -> None:
-        """Read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
+    def ask(self, reading: ReadRequest) -> None:
+        """Have a request read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
         until = time.monotonic() + reading.seconds
         with self._changed:
             if self._stopping:
@@ -215,11 +223,11 @@ class Reader:
 
     @property
     def paused(self) -> bool:
-        """Whether a reading took too long lately, so that nobody should wait for another one."""
+        """Whether a request took too long lately, so that nobody should wait for another one."""
         return time.monotonic() < self._paused_until
 
     def _watch(self) -> None:
-        """Give up every reading that takes too long: it is answered with nothing."""
+        """Answer every request that takes too long with nothing."""
         while True:
             with self._changed:
                 if self._stopping:
@@ -232,25 +240,25 @@ class Reader:
                 self._pause(reading)
                 self._answer(reading, {})
 
-    def _pause(self, reading: Reading) -> None:
+    def _pause(self, reading: ReadRequest) -> None:
         self._paused_until = time.monotonic() + _PAUSE
-        self._shelf.warn("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
+        self._segments.warn("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
 
-    def _answer(self, reading: Reading, found: dict[bytes, Record]) -> None:
+    def _answer(self, reading: ReadRequest, found: dict[bytes, Record]) -> None:
         with self._changed:
             waits = self._open.pop(reading, None) is not None
         if waits:
             reading.done(found)
 
     def refresh(self) -> None:
-        """Learn soon of what other processes have written, if that was not asked for within the last second."""
+        """Look soon for what other processes have written, unless that was done within the last second."""
         now = time.monotonic()
         if now >= self._refreshed + REFRESH_SECONDS:
             self._refreshed = now
             self.ask(_NOTHING)
 
     def stop(self, seconds: float) -> None:
-        """End, after the record that is just being read."""
+        """End both threads, after the record that is being read."""
         self._end()
         until = time.monotonic() + seconds
         for thread in (self._watcher, self._thread):
@@ -274,21 +282,21 @@ class Reader:
             try:
                 self._carry_out(reading, until, found)
             except Exception as error:
-                self._shelf.warn("cannot be read", error)
+                self._segments.warn("cannot be read", error)
             self._answer(reading, found)
 
-    def _carry_out(self, reading: Reading, until: float, found: dict[bytes, Record]) -> None:
-        self._shelf.wait()
+    def _carry_out(self, reading: ReadRequest, until: float, found: dict[bytes, Record]) -> None:
+        self._segments.wait()
         if reading is _NOTHING:
-            self._shelf.refresh()
+            self._segments.refresh()
         if time.monotonic() >= until:
             return
-        places = self._shelf.find(list(reading.tokens))
+        places = self._segments.find(list(reading.tokens))
         wanted = reading.choose({key: place.size for key, place in places.items()}, self.rate)
         self.missed += len(reading.tokens) - len(places)
         began = time.perf_counter()
         for key in wanted:
-            record = None if self._stopping else self._shelf.read(places[key], reading.tokens[key])
+            record = None if self._stopping else self._segments.read(places[key], reading.tokens[key])
             if record is None:
                 self.missed += 1
                 break
@@ -302,4 +310,4 @@ class Reader:
         if size >= _LEAST_MEASURED:
             self.rate += _FORGETTING * (size / (time.perf_counter() - began) - self.rate)
         if found:
-            self._shelf.use([places[key] for key in found])
+            self._segments.use([places[key] for key in found])

@@ -220,7 +220,7 @@ def test_what_is_preempted_and_evicted_comes_back_right(name: str, tiny: Any, th
 def test_reading_that_is_slower_than_computing_is_not_done(
     tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cortexmlx.kv.lower._READING_SECONDS", 0.001)
+    monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", 0.001)
     with Stored(tiny("llama"), tmp_path) as driver:
         driver.ask(LONG)
         driver.forget()

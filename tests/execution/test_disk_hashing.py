@@ -127,7 +127,9 @@ def test_files_that_cannot_be_hashed_leave_an_engine_without_a_store(
         opened(gate, driver)
         assert state(driver) == (StoreState.OFF, 1.0)
         driver.core.begin_anew()
-        assert driver.counts.state is StoreState.OFF and driver.core.cache.lower is None, "nothing is collected for it"
+        assert driver.counts.state is StoreState.OFF and driver.core.cache.disk_tier is None, (
+            "nothing is collected for it"
+        )
         assert driver.ask(LONG) == (theirs("llama", LONG, 10), 0)
         assert driver.ask(LONG)[1] >= 88, "memory has it"
         driver.rest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-DISK, LOWER = "cortexmlx/execution/disk.py", "cortexmlx/kv/lower.py"
+DISK, LOWER = "cortexmlx/execution/store_connector.py", "cortexmlx/kv/disk_tier.py"
 WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/store/file_hash.py"
 KEPT_HASHES = "cortexmlx/store/kept_hashes.py"
 

@@ -16,7 +16,7 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import LowerTier
+from cortexmlx.kv.disk_tier import DiskTier
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
@@ -194,7 +194,7 @@ class PrefixMachine(RuleBasedStateMachine):
         """Some of what is cached is in the tier below now."""
         for entry in list(self.cache.prefix.entries)[::every]:
             if group < len(self.attention_windows) and entry.blocks[group] != GONE:
-                LowerTier.stored(entry, group)
+                DiskTier.mark_stored(entry, group)
 
     @invariant()
     def all_is_well(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import DiskLoad, LowerTier
+from cortexmlx.kv.disk_tier import DiskLoad, DiskTier
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -71,7 +71,7 @@ class Watched:
 
     def __init__(self, names: Sequence[Name], added: int, blocks: Sequence[int], states: bool, **config: Any) -> None:
         self.names, self.added, self.blocks, self.states, self.config = names, added, blocks, states, config
-        self.below: dict[Key, tuple[int, ...]] = {}
+        self.on_disk: dict[Key, tuple[int, ...]] = {}
         self.seen: list[Any] = []
         self.jobs: list[Job] = []
         self.clock = count()
@@ -82,7 +82,7 @@ class Watched:
         groups = [ALL, WINDOW][: len(self.blocks)]
         self.cache = KVCache(BlockPools(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None))
         self.requested: list[DiskLoad] = []
-        self.lower = self.cache.lower = LowerTier(groups, SIZE, self.states, self.requested.append, b"model")
+        self.tier = self.cache.disk_tier = DiskTier(groups, SIZE, self.states, self.requested.append, b"model")
         self.pins = Pins(self.cache)
         config = SchedulerConfig(context_length=1 << 20, headroom=0, **self.config)
         self.scheduler = Scheduler(self.cache, config, self.clock.__next__)
@@ -126,15 +126,15 @@ class Watched:
         """One step, after what others requested from the tier below was read; then all that is new goes there."""
         while self.requested:
             load = self.requested.pop()
-            found = [key for key, tokens in load.wanted().items() if self.below.get(key) == tokens]
+            found = [key for key, tokens in load.wanted().items() if self.on_disk.get(key) == tokens]
             self.scheduler.arrived(load, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
             self.scheduler.commit(plan, [5] * len(plan.logit_segments))
-        for entry in self.lower.leaving():
-            for group, _ in tuple(self.lower.new_pieces(entry)):
-                self.below[self.lower.piece_key(entry.key, group)] = entry.tokens
-                self.lower.stored(entry, group)
+        for entry in self.tier.to_store():
+            for group, _ in tuple(self.tier.unstored_pieces(entry)):
+                self.on_disk[self.tier.piece_key(entry.key, group)] = entry.tokens
+                self.tier.mark_stored(entry, group)
         mine = [job for job in self.jobs if job.client == self.names[0]]
         self.seen.append([(job.state, job.cached, job.num_computed_tokens, job.preemptions) for job in mine])
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.store.store import KVStore, begin_store, open_shelf
-from cortexmlx.store.threads import Reading
+from cortexmlx.store.record import Record
+from cortexmlx.store.store import KVStore, open_segment_store, start_store
+from cortexmlx.store.threads import ReadRequest
 from support.patience import PATIENCE
 from support.store.records import record, same
 
@@ -16,21 +17,27 @@ RECORDS = [record(n) for n in range(6)]
 
 
 def store(path: Path) -> KVStore:
-    segment_store = open_shelf(path, 1 << 30)
+    segment_store = open_segment_store(path, 1 << 30)
     assert segment_store is not None
     return KVStore(segment_store, "model")
 
 
 def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> None:
     one = store(tmp_path)
-    assert one.has_room and one.offer(RECORDS)
+    assert one.writer.has_room and one.writer.offer(RECORDS)
     one.close(PATIENCE)
     assert one.stats().stored_blocks == 6
     other = store(tmp_path)
-    assert other._shelf.secret == one._shelf.secret
-    done, found = threading.Event(), {}
+    assert other._segments.secret == one._segments.secret
+    done = threading.Event()
+    found: dict[bytes, Record] = {}
     tokens = {r.key: r.tokens for r in RECORDS}
-    other.ask(Reading(tokens, lambda there, rate: list(there), lambda got: (found.update(got), done.set()), PATIENCE))  # type: ignore[arg-type, return-value]
+
+    def arrived(got: dict[bytes, Record]) -> None:
+        found.update(got)
+        done.set()
+
+    other.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), arrived, PATIENCE))
     assert done.wait(PATIENCE) and all(same(found[r.key], r) for r in RECORDS)
     other.drop(3)
     other.close()
@@ -41,7 +48,7 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    assert open_shelf(tmp_path / "file" / "store", 1 << 30) is None
+    assert open_segment_store(tmp_path / "file" / "store", 1 << 30) is None
     assert len(caplog.records) == 1 and "cannot be used" in caplog.text
 
 
@@ -50,7 +57,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
     given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The system gives fewer than the three that it takes."""
-    segment_store = open_shelf(tmp_path, 1 << 30)
+    segment_store = open_segment_store(tmp_path, 1 << 30)
     assert segment_store is not None
     begun: list[threading.Thread] = []
     start = threading.Thread.start
@@ -62,7 +69,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert begin_store(segment_store, "model", lambda: None) is None
+    assert start_store(segment_store, "model", lambda: None) is None
     for thread in begun:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in begun) and "can't start new thread" in caplog.text
@@ -76,9 +83,9 @@ def test_a_store_in_use_begins_no_thread(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError(f"{thread} is begun")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert one.offer(RECORDS) and one.flush(PATIENCE)
+    assert one.writer.offer(RECORDS) and one.writer.flush(PATIENCE)
     done = threading.Event()
     tokens = {r.key: r.tokens for r in RECORDS}
-    one.ask(Reading(tokens, lambda there, rate: list(there), lambda got: done.set(), PATIENCE))
+    one.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), lambda got: done.set(), PATIENCE))
     assert done.wait(PATIENCE) and one.may_have(RECORDS[0].key) and not one.may_have(b"?" * 16)
     one.close()

@@ -16,7 +16,7 @@ from cortexmlx.store import threads
 from cortexmlx.store.index import Index
 from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore
-from cortexmlx.store.threads import Reader, Reading, Writer
+from cortexmlx.store.threads import Reader, ReadRequest, Writer
 from support.patience import PATIENCE, soon
 from support.store.records import key_of, opened, read_all, record
 
@@ -122,7 +122,7 @@ def ask(
         sizes.update(there)
         return wanted
 
-    reader.ask(Reading(tokens, choose, lambda records: (found.update(records), done.set()), seconds))  # type: ignore[arg-type]
+    reader.ask(ReadRequest(tokens, choose, lambda records: (found.update(records), done.set()), seconds))  # type: ignore[arg-type]
     assert done.wait(PATIENCE)
     return sizes, found
 
@@ -207,7 +207,7 @@ def test_a_disk_that_stands_still_keeps_nobody_waiting(
     store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
     tokens = {RECORDS[0].key: RECORDS[0].tokens}
     for _ in range(2):
-        store.reader.ask(Reading(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
+        store.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), lambda found: told.put(len(found)), 0.05))
     assert [told.get(timeout=PATIENCE) for _ in range(2)] == [0, 0] and not store.may_have(RECORDS[0].key)
     store.close(0.1)
     assert store.reader._thread.is_alive(), "closing does not wait for it"
@@ -222,7 +222,7 @@ def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(
     goes_on = threading.Event()
     monkeypatch.setattr(segment_store, "_opened", lambda: (goes_on.wait(PATIENCE), Index(segment_store.path))[1])
     store, told = KVStore(segment_store, "model"), queue.SimpleQueue[int]()
-    store.reader.ask(Reading({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
+    store.reader.ask(ReadRequest({b"k" * 16: (1,)}, lambda there, rate: [], lambda found: told.put(len(found)), 0.05))
     assert told.get(timeout=PATIENCE) == 0
     store.close(0.1)
     assert store.writer._thread.is_alive(), "closing does not wait for it"

@@ -11,7 +11,7 @@ from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes
 from cortexmlx.execution.memory.states import StateStore
 from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.lower import STATE, PieceLoad
+from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, in_group
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush

@@ -15,7 +15,7 @@ import numpy as np
 from cortexmlx.execution.boundary import Arrays, Shapes
 from cortexmlx.execution.memory.states import Batch, StateStore
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.lower import STATE, PieceLoad
+from cortexmlx.kv.disk_tier import STATE, PieceLoad
 
 _NONE, _PLAIN, _BFLOAT16 = range(3)
 """What a slot of a state has."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import DiskLoad
+from cortexmlx.kv.disk_tier import DiskLoad
 from cortexmlx.kv.prefix import Match
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup

@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 
 from cortexmlx.arrays import IntArray, TokenList
-from cortexmlx.kv.lower import PieceLoad
+from cortexmlx.kv.disk_tier import PieceLoad
 from cortexmlx.kv.state.snapshots import NOTHING, StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.sampling_params import SamplingParams

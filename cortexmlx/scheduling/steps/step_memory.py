@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from cortexmlx.kv.lower import PieceLoad
+from cortexmlx.kv.disk_tier import PieceLoad
 from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.steps.plan import Flush, StepPlan

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.lower import Content, DiskLoad
+from cortexmlx.kv.disk_tier import Content, DiskLoad
 from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.job import Job
@@ -69,7 +69,7 @@ class Admission:
         self._queues = ClientQueues(self._shares)
         self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
-        self._disk_loads = DiskLoads(running.cache.lower)
+        self._disk_loads = DiskLoads(running.cache.disk_tier)
         self._gates: dict[Job, WaitsFor] = {}
         self._held: dict[WaitsFor, dict[Job, None]] = {}
         self.count = 0
@@ -270,7 +270,9 @@ class Admission:
         return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
 
     def _load_for(self, job: Job, match: Match | None) -> DiskLoad | None:
-        """The disk load that continues a job's match, which may still be being read. A fork takes its parent's blocks."""
+        """Return the disk load that continues a job's match, which may still be being read. None for a fork, which
+        takes its parent's blocks.
+        """
         if job.fork_of is not None and not job.generated:
             return None
         return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cortexmlx.attention.backends import Backend
 from cortexmlx.execution.boundary import Runner
-from cortexmlx.execution.disk import Disk
+from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pins import Pins
 from cortexmlx.scheduling.gate import AHEAD
@@ -27,7 +27,7 @@ class Reported(Protocol):
     runner: Runner
     backend: Backend
     measured: Measurements
-    disk: Disk | None
+    disk: StoreConnector | None
     pins: Pins
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.execution.memory.states import Batch, StateStore
 from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.lower import STATE, PieceLoad
+from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 
 SIZE = 8

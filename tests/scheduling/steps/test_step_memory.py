@@ -15,7 +15,7 @@ import pytest
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE
+from cortexmlx.kv.disk_tier import STATE
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
@@ -28,7 +28,7 @@ from cortexmlx.scheduling.steps import step_memory
 from cortexmlx.scheduling.steps.plan import StepPlan
 from support.scheduling.requests import add
 from support.scheduling.shadow import Shadow
-from support.scheduling.shadow_disk import ShadowBelow
+from support.scheduling.shadow_disk import ShadowDisk
 from support.scheduling.stories import Story, number_after
 
 VOCAB = 5
@@ -63,7 +63,7 @@ class Mix:
                 snapshots=None if snapshots is None else Snapshots(snapshots),
             )
         )
-        self.below = ShadowBelow(cache, number_after)
+        self.below = ShadowDisk(cache, number_after)
         config = SchedulerConfig(
             max_rows=draw.randrange(2, 9),
             prefill_budget=draw.choice([3, 16, 64]),

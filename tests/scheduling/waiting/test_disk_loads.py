@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import DiskLoad, LowerTier
+from cortexmlx.kv.disk_tier import DiskLoad, DiskTier
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ class Below:
     def __init__(self, **settings: Any) -> None:
         self.cache = KVCache(BlockPools([LAYER], 512, 8))
         self.requested: list[DiskLoad] = []
-        self.cache.lower = LowerTier([LAYER], 8, False, self.requested.append, b"")
+        self.cache.disk_tier = DiskTier([LAYER], 8, False, self.requested.append, b"")
         config = {"max_rows": 8, "prefill_budget": 512, "context_length": 1 << 20} | settings
         self.scheduler = Scheduler(self.cache, SchedulerConfig(**config))
         self.asked = 0

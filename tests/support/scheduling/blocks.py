@@ -29,11 +29,11 @@ def check_block_map(cache: KVCache) -> None:
     assert [group.limit for group in picture.groups] == [*cache.pools.max_blocks]
     for number, group in enumerate(picture.groups):
         owners = Counter(b for seq in cache.tables.sequences for b in cache.tables.block_table(seq, number).tolist())
-        below = {e.blocks[number] for e in cache.prefix.entries if number in e.below}
+        on_disk = {e.blocks[number] for e in cache.prefix.entries if number in e.on_disk}
         for block, (state, mark) in enumerate(
             zip(group.states, cache.pools[number].allocator.block_map(), strict=True)
         ):
-            kept = BlockState.STORED if block in below else BlockState.CACHED
+            kept = BlockState.STORED if block in on_disk else BlockState.CACHED
             owned = {0: kept if mark == "X" else BlockState.FREE, 1: BlockState.PRIVATE}
             assert state == owned.get(owners[block], BlockState.SHARED), f"block {block} of group {number}"
         assert sum(map(group.count, BlockState)) == len(group.states)

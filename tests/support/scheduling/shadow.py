@@ -16,7 +16,7 @@ import numpy as np
 
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, PieceLoad
+from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.scheduler import Scheduler

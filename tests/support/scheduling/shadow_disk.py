@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier
+from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.prefix import Entry, Key, Node
 
 
@@ -21,7 +21,7 @@ class Numbers:
 
 
 @dataclass
-class ShadowBelow:
+class ShadowDisk:
     """Keeps what leaves the cache, and answers requests when it is told to. `number(before, token)` is the number of a
     token after a position's number, `read(group, target)` what a block or a snapshot holds.
     """
@@ -33,7 +33,7 @@ class ShadowBelow:
 
     def __post_init__(self) -> None:
         states = self.cache.states
-        self.lower = LowerTier(
+        self.tier = DiskTier(
             self.cache.groups,
             self.cache.block_size,
             states.needed,
@@ -41,22 +41,22 @@ class ShadowBelow:
             b"a model",
             may_have=self.pieces.__contains__,
         )
-        self.cache.lower = self.lower
+        self.cache.disk_tier = self.tier
 
     def store(self, most: int, read: Callable[[int, int], tuple[int, ...] | None]) -> None:
-        """Keep the pieces of up to `most` entries, as `execution/disk.py` does between two steps. A state that the next
-        step is to save cannot be read yet.
+        """Keep the pieces of up to `most` entries, as `execution/store_connector.py` does between two steps. A state
+        that the next step is to save cannot be read yet.
         """
-        for entry in islice(self.lower.leaving(), most):
+        for entry in islice(self.tier.to_store(), most):
             numbers = self._numbers(entry)
-            for group, target in tuple(self.lower.new_pieces(entry)):
+            for group, target in tuple(self.tier.unstored_pieces(entry)):
                 wanted = (len(numbers), numbers[-1]) if group == STATE else tuple(numbers[-self.cache.block_size :])
                 found = read(group, target)
                 if found is None:
                     continue
                 assert found == wanted, f"a cached piece of group {group} is not that of its text"
-                self.pieces[self.lower.piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
-                self.lower.stored(entry, group)
+                self.pieces[self.tier.piece_key(entry.key, group)] = Numbers((np.array(found, np.int64),))
+                self.tier.mark_stored(entry, group)
 
     def answer(self, arrived: Callable[[DiskLoad, dict[Key, Numbers]], None], count: int, all_of_it: bool) -> None:
         """Tell `arrived` what is there for the oldest `count` loads: every piece, or those that it takes."""

@@ -15,8 +15,8 @@ from support.patience import PATIENCE
 
 def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in a store is read, however fast computing is, and however slow the disk."""
-    monkeypatch.setattr("cortexmlx.kv.lower._READING_SECONDS", -1e9)
-    monkeypatch.setattr("cortexmlx.execution.disk._PATIENCE", PATIENCE)
+    monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", -1e9)
+    monkeypatch.setattr("cortexmlx.execution.store_connector._PATIENCE", PATIENCE)
 
 
 class Stored(Driver):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.execution import disk as disks
-from cortexmlx.execution.disk import Disk
+from cortexmlx.execution import store_connector as disks
+from cortexmlx.execution.store_connector import StoreConnector
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
 from support.store.stored import Stored
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def full(driver: Stored, monkeypatch: pytest.MonkeyPatch) -> Disk:
+def full(driver: Stored, monkeypatch: pytest.MonkeyPatch) -> StoreConnector:
     """Something is cached, and nothing of it is copied yet."""
     with monkeypatch.context() as patched:
         patched.setattr(disks, "SHARE", 0.0)
@@ -45,9 +45,9 @@ def full(driver: Stored, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return driver.core.disk
 
 
-def waiting(disk: Disk) -> int:
-    assert disk._lower is not None
-    return len(disk._lower)
+def waiting(disk: StoreConnector) -> int:
+    assert disk._tier is not None
+    return len(disk._tier)
 
 
 def test_running_requests_give_a_fiftieth_of_their_time(
@@ -80,7 +80,7 @@ def test_a_queue_that_is_full_is_not_waited_for(tiny: Any, tmp_path: Path, monke
         disk = full(driver, monkeypatch)
         before = waiting(disk)
         with monkeypatch.context() as patched:
-            patched.setattr(type(disk._store), "has_room", False)
+            patched.setattr(type(disk._store.writer), "has_room", False)
             assert not driver.core.tidy() and waiting(disk) == before
         assert driver.core.tidy() or not waiting(disk)
 

@@ -1,7 +1,8 @@
-"""The tier below the arena: which blocks go there, and which a prompt can have back. Knows neither files nor mlx.
+"""The disk tier as the KV cache sees it: which blocks are to be stored, and which a prompt can load. It knows neither
+files nor mlx.
 
-What lies there are *pieces*: the block of an entry in one layer group, or the recurrent state behind an entry. A
-piece's key is made of the entry's, so it stands for all text from the very beginning, too, and of the model's identity.
+What is stored are *pieces*: the block of an entry in one layer group, or the recurrent state at the end of an entry. A
+piece's key is made of the entry's key, which stands for all text from the beginning, and of the model's identity.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ from cortexmlx.kv.prefix import GONE, Entry, Key
 from cortexmlx.kv.spec import LayerGroup
 
 STATE = -1
-"""In the place of a group: the recurrent state behind a block."""
+"""Used in place of a group's number: the recurrent state at the end of a block."""
 
 START_SECONDS_PER_TOKEN = 1 / 2000
-"""What computing a token of a prompt is taken for before one was computed."""
+"""The estimate for computing a prompt token until one was measured."""
 
 _READING_SECONDS = 0.001
-"""What asking takes, however little is read."""
+"""Seconds that a load takes besides reading its bytes."""
 
 MOST_READ = 4 << 30
-"""Bytes that are read for one prompt at once: it waits in memory beside the arena. What comes behind is computed."""
+"""Bytes that are read for one prompt at once. They wait in memory beside the arena. What comes after them is
+computed.
+"""
 
 _MOST_LEAVING = 1 << 16
-"""Entries that wait to be stored, at most."""
+"""How many entries may wait to be stored."""
 
 
 class Content(Protocol):
-    """What a piece holds: the arrays of all its layers, as `execution/memory/transfer.py` arranges them."""
+    """The arrays of all layers of a piece, as `execution/memory/transfer.py` arranges them."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]: ...
@@ -42,7 +45,7 @@ class Content(Protocol):
 
 @dataclass(frozen=True)
 class PieceLoad:
-    """A piece that is to be brought into `target`: a block of `group`, or for `STATE` a snapshot."""
+    """A piece that is to be written into `target`: a block of `group`, or a snapshot if `group` is `STATE`."""
 
     group: int
     target: int
@@ -51,45 +54,48 @@ class PieceLoad:
 
 @dataclass(eq=False)
 class DiskLoad:
-    """A load of a prompt's blocks from the tier below, from the request to its result.
+    """A load of a prompt's blocks from disk, from the request to its result.
 
-    Its owner requests it from a `LowerTier`, and sets `pieces` when they are read. All other fields stay as they are.
-    So another thread may call `wanted` and `choose` meanwhile.
+    `DiskTier.make_load` makes it. Its owner sets `pieces` when they are read. All other fields stay as they are, so
+    another thread may call `wanted` and `choose` meanwhile.
     """
 
-    tier: LowerTier = field(repr=False)
+    tier: DiskTier = field(repr=False)
     begin: int
-    """The place of the first block that is asked for."""
+    """The index, in the text, of the first block that is requested."""
     keys: tuple[Key, ...]
-    """The keys of the entries of the blocks."""
+    """The keys of the entries of the requested blocks."""
     tokens: tuple[int, ...] = field(repr=False)
-    """The tokens of the blocks, in order."""
+    """The tokens of these blocks, in order."""
     matched: int
     """How many tokens of the text are in memory."""
     seconds_per_token: float
-    """What a token costs to compute."""
+    """The time to compute a token."""
     pieces: Mapping[Key, Content] | None = field(default=None, repr=False)
-    """What was read, by key; None while it is being read."""
+    """The pieces that were read, by key; None while they are being read."""
 
     def wanted(self) -> dict[Key, tuple[int, ...]]:
-        """All pieces that there may be, by key, each with its tokens."""
+        """Return the keys of all pieces that may exist, each with its tokens."""
         size = self.tier.block_size
         contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
         each = zip(self.keys, contents, strict=True)
         return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.every}
 
-    def end(self, there: Collection[Key]) -> int:
-        """The place up to which a text can begin with what is `there`, and with what is in memory."""
+    def end(self, available: Collection[Key]) -> int:
+        """Return the number of blocks with which a text can begin, given the pieces in `available` and what is in
+        memory.
+        """
         last = self.begin + len(self.keys)
-        chain = next((p for p in range(self.begin, last) if not self._has(there, p, self.tier.whole)), last)
+        chain = next((p for p in range(self.begin, last) if not self._has(available, p, self.tier.whole)), last)
         for end in range(chain, self.begin, -1):
-            if all(self._has(there, place, (group,)) for place, group in self._needed(end) if place >= self.begin):
+            if all(self._has(available, place, (group,)) for place, group in self._needed(end) if place >= self.begin):
                 return end
         return self.begin
 
     def choose(self, there: Mapping[Key, int], rate: float) -> list[Key]:
-        """The pieces worth reading of those that are `there`, by their bytes, where `rate` bytes are read in a second:
-        those that it takes to begin as far as can be, or none if computing them is faster.
+        """Return the keys of the pieces worth reading: those that it takes to begin as far into the text as possible,
+        or none if computing is faster. `there` has the bytes of each piece that exists, and `rate` is how many bytes
+        can be read per second.
         """
         end = self.end(there)
         keys = [self._key(place, group) for place, group in self._needed(end)]
@@ -98,23 +104,23 @@ class DiskLoad:
 
     @property
     def seconds(self) -> float:
-        """The time to compute all that is asked for."""
+        """The time to compute all requested tokens."""
         return self._seconds_to(self.begin + len(self.keys))
 
     @cached_property
     def loaded(self) -> int:
-        """The place up to which a text can begin with what was read."""
+        """The number of blocks with which a text can begin with the pieces that were read."""
         assert self.pieces is not None
         return self.end(self.pieces)
 
     def piece(self, place: int, group: int) -> Content:
-        """A piece that was read."""
+        """Return a piece that was read, by the index of its block and its group."""
         assert self.pieces is not None
         return self.pieces[self._key(place, group)]
 
     def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
-        """Whether what was read continues the first `blocks` blocks of a text, known by `keys`, and ends within the
-        first `most` tokens.
+        """Return whether the pieces that were read continue the first `blocks` blocks of a text with these `tokens` and
+        `keys`, and end within its first `most` tokens.
         """
         size = self.tier.block_size
         if (
@@ -127,12 +133,12 @@ class DiskLoad:
         return tuple(tokens[begin : begin + count]) == self.tokens[:count]
 
     def brings(self, keys: Sequence[Key], place: int) -> bool:
-        """Whether the block at a place of a text, known by `keys`, is being read."""
+        """Return whether the block at index `place` of a text with these `keys` is being read."""
         asked = self.pieces is None and self.begin <= place < min(len(keys), self.begin + len(self.keys))
         return asked and keys[place] == self.keys[place - self.begin]
 
     def _needed(self, end: int) -> Iterator[tuple[int, int]]:
-        """Places and groups of the pieces that it takes to begin at a place, in order."""
+        """Yield the index and group of each piece that it takes to begin after the first `end` blocks, in order."""
         fronts = {group: self.tier.front(group, end) for group in range(len(self.tier.groups))}
         for place in range(self.begin, end):
             yield from ((place, group) for group, front in fronts.items() if place >= front)
@@ -149,13 +155,15 @@ class DiskLoad:
         return self.tier.piece_key(self.keys[place - self.begin], group)
 
 
-class LowerTier:
-    """What a `KVCache` tells the tier below, and asks of it by `ask`, which answers later. With `states` a text can
-    be begun only where its recurrent state is, too. `dropped` is told of pieces that left before they were stored, and
-    what it has not (`may_have` is False) is not asked for.
+class DiskTier:
+    """The disk tier of a `KVCache`: it collects entries to be stored, and makes the loads of prompts.
 
-    `identity` names the model: 64 bytes at most, which other models do not have. While it is None, no piece has a key:
-    nothing is asked for, and entries wait to be stored.
+    With `states`, a text can begin only where its recurrent state is stored. `start` begins to read a load, which is
+    answered later. `dropped` is called with the number of pieces that left memory before they were stored. Pieces for
+    which `may_have` returns False are not requested.
+
+    `identity` names the model, in at most 64 bytes. No other model has the same. While it is None, no piece has a key:
+    nothing is requested, and entries wait to be stored.
     """
 
     def __init__(
@@ -163,7 +171,7 @@ class LowerTier:
         groups: Sequence[LayerGroup],
         block_size: int,
         states: bool,
-        ask: Callable[[DiskLoad], None],
+        start: Callable[[DiskLoad], None],
         identity: bytes | None,
         dropped: Callable[[int], None] = lambda pieces: None,
         may_have: Callable[[Key], bool] = lambda piece: True,
@@ -171,7 +179,7 @@ class LowerTier:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.states = states
-        self.ask = ask
+        self.start = start
         self.identity = identity
         self.every = (*range(len(groups)), *((STATE,) if states else ()))
         self.whole = [g for g, group in enumerate(groups) if group.spec.attention_window.tokens is None]
@@ -181,58 +189,58 @@ class LowerTier:
         self._leaving: dict[Entry, None] = {}
 
     def front(self, group: int, place: int) -> int:
-        """The place of the first block that the first token of a place sees."""
+        """Return the index of the first block that the first token of the block at index `place` sees."""
         return self.groups[group].spec.attention_window.first_block(place * self.block_size, self.block_size)
 
     def piece_key(self, entry: Key, group: int) -> Key:
-        """The key of an entry's piece."""
+        """Return the key of an entry's piece."""
         assert self.identity is not None
         return hashlib.blake2b(entry + b"%d" % group, key=self.identity, digest_size=16).digest()
 
     # -- down ---------------------------------------------------------------------------------------------------------
 
-    def cached(self, entry: Entry) -> None:
-        """An entry is cached, or has got what it lacked: it is to be stored before it leaves memory."""
-        if len(entry.tokens) == self.block_size and any(True for _ in self.new_pieces(entry)):
+    def on_cached(self, entry: Entry) -> None:
+        """Have an entry stored before it leaves memory, because it is cached now, or has got a block that it lacked."""
+        if len(entry.tokens) == self.block_size and any(True for _ in self.unstored_pieces(entry)):
             self._leaving[entry] = None
             if len(self._leaving) > _MOST_LEAVING:
                 self._drop(self._next())
 
-    def passed(self, entries: Iterable[Entry]) -> None:
-        """The sequence that cached these goes on with another text: they are not worth storing."""
+    def on_passed(self, entries: Iterable[Entry]) -> None:
+        """Do not store these entries: the sequence that cached them continues with another text."""
         for entry in entries:
             self._leaving.pop(entry, None)
 
-    def leaving(self) -> Iterator[Entry]:
-        """The entries that are to be stored, those first that were cached first. Whoever takes one says that it is
-        `stored`.
+    def to_store(self) -> Iterator[Entry]:
+        """Yield the entries that are to be stored, in the order in which they were cached. Call `mark_stored` for what
+        is stored.
         """
         while self._leaving:
             entry = self._next()
             if entry.forgotten:
                 self._drop(entry)
-            elif any(True for _ in self.new_pieces(entry)):
+            elif any(True for _ in self.unstored_pieces(entry)):
                 yield entry
 
-    def new_pieces(self, entry: Entry) -> Iterator[tuple[int, int]]:
-        """The pieces of an entry that are not stored: each group, or `STATE`, with its block, or its snapshot."""
+    def unstored_pieces(self, entry: Entry) -> Iterator[tuple[int, int]]:
+        """Yield the pieces of an entry that are not stored: a group with its block, or `STATE` with its snapshot."""
         for group, block in enumerate(entry.blocks):
-            if block != GONE and group not in entry.below:
+            if block != GONE and group not in entry.on_disk:
                 yield group, block
-        if self.block_size in entry.states and STATE not in entry.below:
+        if self.block_size in entry.states and STATE not in entry.on_disk:
             yield STATE, entry.states[self.block_size]
 
     @staticmethod
-    def stored(entry: Entry, group: int) -> None:
-        """A piece of an entry is below."""
-        entry.below = entry.below | {group}
+    def mark_stored(entry: Entry, group: int) -> None:
+        """Note that a piece of an entry is on disk."""
+        entry.on_disk = entry.on_disk | {group}
 
-    def forget(self) -> None:
-        """Nothing that is cached can be trusted."""
+    def clear(self) -> None:
+        """Forget all entries, because what is cached cannot be trusted."""
         self._leaving.clear()
 
     def __len__(self) -> int:
-        """How many entries wait to be stored."""
+        """Return how many entries wait to be stored."""
         return len(self._leaving)
 
     def _next(self) -> Entry:
@@ -241,11 +249,11 @@ class LowerTier:
         return entry
 
     def _drop(self, entry: Entry) -> None:
-        self._dropped(sum(1 for _ in self.new_pieces(entry)))
+        self._dropped(sum(1 for _ in self.unstored_pieces(entry)))
 
     # -- up -----------------------------------------------------------------------------------------------------------
 
-    def request(
+    def make_load(
         self,
         tokens: Sequence[int],
         keys: Sequence[Key],
@@ -254,9 +262,10 @@ class LowerTier:
         most: int,
         seconds_per_token: float | None,
     ) -> DiskLoad | None:
-        """What a text would have from below that has its first `blocks` blocks, and `matched` tokens in all, in memory;
-        None if there is no whole block in the rest. What lies behind its first `most` tokens is computed in any case,
-        and so is what lies behind `MOST_READ` bytes.
+        """Return the load for a text whose first `blocks` blocks, `matched` tokens in all, are in memory. None if no
+        further whole block may be on disk.
+
+        Tokens after the first `most` tokens are computed in any case, and so are those after `MOST_READ` bytes.
         """
         if self.identity is None:
             return None

@@ -11,7 +11,7 @@ from hypothesis import given
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.lower import STATE, DiskLoad, LowerTier
+from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
@@ -25,13 +25,13 @@ def seeing(window: int, chunked: bool = False) -> LayerGroup:
     return LayerGroup(KVSpec(1, 4, 4, "float32", window, chunked=chunked), (1,))
 
 
-def tier(*groups: LayerGroup, states: bool = False) -> LowerTier:
-    return LowerTier(groups, SIZE, states, lambda load: None, b"")
+def tier_of(*groups: LayerGroup, states: bool = False) -> DiskTier:
+    return DiskTier(groups, SIZE, states, lambda load: None, b"")
 
 
-def load_of(lower: LowerTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> DiskLoad:
+def load_of(tier: DiskTier, blocks: int = 0, seconds: float = 1.0, tokens: int = 40) -> DiskLoad:
     text = TEXT[:tokens]
-    load = lower.request(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, len(text) - 1, seconds)
+    load = tier.make_load(text, PrefixCache(SIZE).keys(text), blocks, blocks * SIZE, len(text) - 1, seconds)
     assert load is not None
     return load
 
@@ -48,9 +48,9 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
 ) -> None:
     """Against the plain definition, place by place."""
     groups = (ALL,) if window is None else (ALL, seeing(window, chunked))
-    lower = tier(*groups, states=states)
-    load = load_of(lower, blocks)
-    every = {(p, g): lower.piece_key(load.keys[p - blocks], g) for p in range(blocks, 9) for g in lower.every}
+    tier = tier_of(*groups, states=states)
+    load = load_of(tier, blocks)
+    every = {(p, g): tier.piece_key(load.keys[p - blocks], g) for p in range(blocks, 9) for g in tier.every}
     assert set(load.wanted()) == set(every.values())
     there = {key for place, key in every.items() if place not in gone}
 
@@ -70,93 +70,93 @@ def test_a_text_begins_as_far_as_every_block_that_its_next_token_sees_is_there(
 
 
 def test_another_model_has_other_keys() -> None:
-    lowers = [LowerTier((ALL, seeing(9)), SIZE, True, lambda load: None, name) for name in (b"one", b"two")]
-    one, other = (set(load_of(lower).wanted()) for lower in lowers)
+    lowers = [DiskTier((ALL, seeing(9)), SIZE, True, lambda load: None, name) for name in (b"one", b"two")]
+    one, other = (set(load_of(tier).wanted()) for tier in lowers)
     assert len(one) == len(other) == 9 * 3 and not one & other
 
 
 def test_nothing_is_asked_for_before_the_model_is_known() -> None:
     """Entries wait; their pieces get the keys that they would have had."""
-    late, cache = LowerTier((ALL,), SIZE, False, lambda load: None, None), KVCache(BlockPools([ALL], 64, SIZE))
+    late, cache = DiskTier((ALL,), SIZE, False, lambda load: None, None), KVCache(BlockPools([ALL], 64, SIZE))
     keys = PrefixCache(SIZE).keys(TEXT)
-    assert late.request(TEXT, keys, 0, 0, 39, 1.0) is None
+    assert late.make_load(TEXT, keys, 0, 0, 39, 1.0) is None
     cached(late, cache, 1, TEXT[:10])
     late.identity = b"one"
-    at_once = LowerTier((ALL,), SIZE, False, lambda load: None, b"one")
+    at_once = DiskTier((ALL,), SIZE, False, lambda load: None, b"one")
     assert load_of(late).wanted() == load_of(at_once).wanted()
-    assert [late.piece_key(entry.key, 0) for entry in late.leaving()] == list(load_of(at_once).wanted())[:2]
+    assert [late.piece_key(entry.key, 0) for entry in late.to_store()] == list(load_of(at_once).wanted())[:2]
 
 
 def test_the_last_token_is_always_computed() -> None:
-    assert len(load_of(tier(ALL), tokens=40).keys) == 9
-    assert len(load_of(tier(ALL), tokens=41 - 4).keys) == 9
-    lower = tier(ALL)
-    assert lower.request(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, 3, None) is None
+    assert len(load_of(tier_of(ALL), tokens=40).keys) == 9
+    assert len(load_of(tier_of(ALL), tokens=41 - 4).keys) == 9
+    tier = tier_of(ALL)
+    assert tier.make_load(TEXT[:4], PrefixCache(SIZE).keys(TEXT[:4]), 0, 0, 3, None) is None
 
 
 @pytest.mark.parametrize(("seconds", "worth"), [(0.9, False), (1.1, True)])
 def test_what_takes_longer_than_computing_is_not_read(seconds: float, worth: bool) -> None:
     """36 tokens in 9 blocks of 4,000 bytes, at 1,000 bytes a second: 36 seconds and what asking takes."""
-    load = load_of(tier(ALL), seconds=seconds)
+    load = load_of(tier_of(ALL), seconds=seconds)
     there = dict.fromkeys(load.wanted(), 4000)
     assert bool(load.choose(there, 1000.0)) is worth
 
 
-def cached(lower: LowerTier, cache: KVCache, seq: int, tokens: list[int]) -> None:
-    cache.lower = lower
+def cached(tier: DiskTier, cache: KVCache, seq: int, tokens: list[int]) -> None:
+    cache.disk_tier = tier
     cache.allocate_for(seq, len(tokens))
     cache.append(seq, len(tokens))
     cache.release_blocks(seq, tokens, len(tokens))
 
 
 def test_each_whole_block_is_to_be_stored_once() -> None:
-    lower, cache = tier(ALL), KVCache(BlockPools([ALL], 64, SIZE))
-    cached(lower, cache, 1, TEXT[:10])
-    cached(lower, cache, 2, TEXT[:14])
-    entries = list(lower.leaving())
+    tier, cache = tier_of(ALL), KVCache(BlockPools([ALL], 64, SIZE))
+    cached(tier, cache, 1, TEXT[:10])
+    cached(tier, cache, 2, TEXT[:14])
+    entries = list(tier.to_store())
     assert [entry.tokens for entry in entries] == [tuple(TEXT[i : i + 4]) for i in (0, 4, 8)]
     for entry in entries:
-        assert [group for group, _ in lower.new_pieces(entry)] == [0]
-        lower.stored(entry, 0)
-    cached(lower, cache, 3, TEXT[:14])
-    assert list(lower.leaving()) == []
+        assert [group for group, _ in tier.unstored_pieces(entry)] == [0]
+        tier.mark_stored(entry, 0)
+    cached(tier, cache, 3, TEXT[:14])
+    assert list(tier.to_store()) == []
 
 
 def test_what_is_evicted_before_it_is_stored_is_counted() -> None:
     lost: list[int] = []
-    lower, cache = (
-        LowerTier((ALL,), SIZE, False, lambda load: None, b"", lost.append),
+    tier, cache = (
+        DiskTier((ALL,), SIZE, False, lambda load: None, b"", lost.append),
         KVCache(BlockPools([ALL], 64, SIZE)),
     )
-    cached(lower, cache, 1, TEXT[:12])
+    cached(tier, cache, 1, TEXT[:12])
     cache.pools.drop_cached(1)
-    assert len(list(lower.leaving())) == 2 and sum(lost) == 1
+    assert len(list(tier.to_store())) == 2 and sum(lost) == 1
 
 
 def test_a_text_that_its_row_does_not_go_on_with_is_not_stored_but_what_others_have_of_it_is() -> None:
-    lower, cache = tier(ALL), KVCache(BlockPools([ALL], 64, SIZE))
-    cached(lower, cache, 0, TEXT[:4])
+    tier, cache = tier_of(ALL), KVCache(BlockPools([ALL], 64, SIZE))
+    cached(tier, cache, 0, TEXT[:4])
     for seq, tokens in ((1, TEXT[:12]), (2, TEXT[:6])):
         keys = cache.prefix.keys(tokens)
         cache.allocate_for(seq, len(tokens), match=cache.match(tokens, keys, len(tokens) - 1))
         cache.append(seq, len(tokens) - cache.tables.length(seq))
     cache.release_blocks(1, TEXT[:12], 12, passed=True)
-    assert [entry.tokens for entry in lower.leaving()] == [tuple(TEXT[:4])]
+    assert [entry.tokens for entry in tier.to_store()] == [tuple(TEXT[:4])]
 
 
 def test_a_state_is_a_piece_of_the_block_that_it_stands_behind() -> None:
-    lower, cache = tier(ALL, states=True), KVCache(BlockPools([ALL], 64, SIZE, snapshots=Snapshots(4)))
-    cache.lower = lower
+    tier, cache = tier_of(ALL, states=True), KVCache(BlockPools([ALL], 64, SIZE, snapshots=Snapshots(4)))
+    cache.disk_tier = tier
     cache.allocate_for(1, 10)
     cache.append(1, 10)
     name = cache.states.make(1, 8)
     cache.release_blocks(1, TEXT[:10], 10)
-    assert [dict(lower.new_pieces(entry)).get(STATE) for entry in lower.leaving()] == [None, name]
+    assert [dict(tier.unstored_pieces(entry)).get(STATE) for entry in tier.to_store()] == [None, name]
 
 
 def test_a_load_continues_only_the_text_that_it_was_requested_for() -> None:
     """The same tokens after another beginning have other keys, and other tokens may have the same keys."""
-    load, keys = load_of(tier(ALL), blocks=2), PrefixCache(SIZE).keys(TEXT)
+    load, keys = load_of(tier_of(ALL), blocks=2), PrefixCache(SIZE).keys(TEXT)
     content: Any = None
     load.pieces = dict.fromkeys(load.wanted(), content)
     assert load.loaded == 9 and load.continues(TEXT, keys, 2, 39) and load.continues(TEXT, keys, 8, 39)
@@ -168,5 +168,5 @@ def test_a_load_continues_only_the_text_that_it_was_requested_for() -> None:
 
 
 def test_tokens_in_memory_are_not_counted_as_computed() -> None:
-    load = load_of(tier(ALL), blocks=2)
+    load = load_of(tier_of(ALL), blocks=2)
     assert load.seconds == 28.0, "7 blocks of 4 tokens, a second each"
