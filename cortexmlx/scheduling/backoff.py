@@ -1,15 +1,16 @@
-"""Backoff: after memory was refused, a step gets fewer rows and prompt tokens for a while. No mlx."""
+"""Backoff: after memory was refused, steps get fewer rows and prompt tokens for a while. Without mlx."""
 
 from __future__ import annotations
 
 from cortexmlx.scheduling.latency import LEAST_PIECE
 
 STEPS_TO_RELAX = 64
-"""Steps that must go well before twice as much is tried."""
+"""After this many good steps in a row, twice as much is tried."""
 
 
 class Backoff:
-    """A step has at most `rows` rows and `tokens` prompt tokens: `most_rows` and `most_tokens` before a refusal.
+    """The bounds of a step: at most `rows` rows and `tokens` prompt tokens. Before any refusal these are `most_rows`
+    and `most_tokens`.
 
     Memory may be free again later, when another app has ended. So after `STEPS_TO_RELAX` good steps both are doubled,
     until nothing is held back.
@@ -23,14 +24,14 @@ class Backoff:
         self._good = 0
 
     def tighten(self, rows: int) -> None:
-        """Allow at most `rows` rows, but one at least, and half of the tokens: memory was refused."""
+        """Allow at most `rows` rows, at least one, and half of the tokens, because memory was refused."""
         self.rows = max(1, min(self.rows, rows))
         self.tokens = max(min(LEAST_PIECE, self.most_tokens), self.tokens // 2)
         self._good = 0
         self._compare()
 
     def relax(self) -> bool:
-        """Note that a step went well. Return whether the next ones may have more."""
+        """Note a good step. Return whether the next steps may have more."""
         if not self.holds_back:
             return False
         self._good += 1

@@ -1,4 +1,4 @@
-"""SchedulerConfig: the bounds and rules of a scheduler. No mlx."""
+"""SchedulerConfig: the bounds and rules of a scheduler. Without mlx."""
 
 from __future__ import annotations
 

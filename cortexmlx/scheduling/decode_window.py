@@ -1,5 +1,5 @@
-"""Decode windows: a fixed set of rows, and a number of steps of one token each, whose keys and values live in the tail
-until they are flushed to the arena. No mlx.
+"""Decode windows: a fixed set of rows, and a number of steps with one token each. Their keys and values are in the tail
+until they are flushed to the arena. Without mlx.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cortexmlx.scheduling.steps.placement import flush_of
 from cortexmlx.scheduling.steps.plan import Flush
 
 _COLUMNS_WITHOUT_TAIL = 64
-"""Steps of a window where a token takes no memory, so that there is nothing to flush. It ends all the same: ended jobs
-are stored then, and new ones find their blocks.
+"""Steps of a window if a token takes no memory, so that there is nothing to flush. The window must end all the same:
+then ended jobs are stored, and new ones find their blocks.
 """
 
 
 class DecodeWindow:
-    """The window: its `lanes`, and the next `column` of the tail, of `columns`; 0 if it is not open.
+    """The decode window: its `lanes`, and the next `column` of the tail's `columns`. `column` is 0 if it is not open.
 
-    A job that ends well while its newest tokens are in the tail is *awaiting the flush*: it has lost its row, but keeps
-    its blocks until those tokens are there, for others to begin with.
+    A job that ends well while its newest tokens are in the tail is *awaiting the flush*. It has lost its row, but keeps
+    its blocks until these tokens are in the arena, so that other jobs can begin with them.
     """
 
     def __init__(self, cache: KVCache, running: RunningSet) -> None:
@@ -36,7 +36,7 @@ class DecodeWindow:
 
     @property
     def awaiting_flush(self) -> list[Job]:
-        """Who has ended and waits for the flush."""
+        """The jobs that have ended and await the flush."""
         return [lane.job for lane in self._awaiting_flush]
 
     @property
@@ -51,9 +51,9 @@ class DecodeWindow:
 
     @property
     def wants_flush(self) -> bool:
-        """No column is left, or a flush costs less than more steps.
+        """Whether no column is left, or a flush costs less than further steps.
 
-        A dead lane is computed in each of the steps that are left, and its tokens are ignored. A flush empties the
+        A dead lane is computed in each of the remaining steps, and its tokens are ignored. A flush empties the
         pipeline, which costs about one step of all lanes.
         """
         left = self.columns - self.column
@@ -61,8 +61,8 @@ class DecodeWindow:
         return not left or bool(dead and dead * left >= len(self.lanes))
 
     def open(self, make_room: Callable[[Job, int], None]) -> None:
-        """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that each
-        may get there, and may preempt others for it.
+        """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that a
+        job may get in the window, and may preempt other jobs for it.
         """
         for job in self._running.in_order:
             if job.can_decode:
@@ -72,7 +72,7 @@ class DecodeWindow:
         self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)
 
     def lane_of(self, job: Job) -> Lane | None:
-        """The live lane of a job, if it has one."""
+        """Return the live lane of a job; None if it has none."""
         return next((lane for lane in self.lanes if lane.job is job and lane.live), None)
 
     def await_flush(self, lane: Lane) -> None:
@@ -80,10 +80,10 @@ class DecodeWindow:
         self._awaiting_flush.append(lane)
 
     def close(self) -> Flush | None:
-        """End the window. Return where the tail's columns go, if they go anywhere.
+        """End the window. Return where the tail's columns go; None if nothing is to be written.
 
-        Everything is committed, so a live lane has all its columns. A lane whose job ended has those that were planned
-        for it.
+        Everything is committed, so a live lane has all its columns. A lane whose job has ended has those that were
+        planned for the job.
         """
         ends = {}
         for i, lane in enumerate(self.lanes):
@@ -98,6 +98,6 @@ class DecodeWindow:
         return flush
 
     def forget(self) -> None:
-        """Drop the window and what is in the tail."""
+        """Drop the window and the content of the tail."""
         self.lanes, self.column = (), 0
         self._awaiting_flush.clear()

@@ -1,4 +1,4 @@
-"""Speculative decoding: drafted tokens of a row, verified in one step. No mlx."""
+"""Speculative decoding: drafted tokens of a row, verified in one step. Without mlx."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from itertools import zip_longest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.scheduling.job import Committed, Job, Reader
+from cortexmlx.scheduling.job import Committed, Job, OnToken
 from cortexmlx.scheduling.running import RunningSet
 
 MOST_DRAFTS = TAIL_COLUMNS - 1
-"""Drafted tokens of a row that a step verifies: with the one before them they take as much room as a decode window."""
+"""How many drafted tokens of a row a step verifies. With the token before them they take as much room as a decode
+window.
+"""
 
 
 def draft(job: Job, tokens: Sequence[int], cache: KVCache) -> None:
     """Have the first `MOST_DRAFTS` of `tokens` verified by the job's next step.
 
-    Nothing happens while others are verified, before the job decodes, and where a sequence cannot be cut back: with
+    Does nothing while other drafts are verified, before the job decodes, and if a sequence cannot be cut back: with
     recurrent layers, and on mlx-lm's own caches.
     """
     if job.can_decode and not job.verifying and not cache.needs_ends:
@@ -25,22 +27,22 @@ def draft(job: Job, tokens: Sequence[int], cache: KVCache) -> None:
 
 
 def fit(job: Job, cache: KVCache) -> None:
-    """Keep the drafts for which there is room: no other row gives up blocks for guesses."""
+    """Keep only the drafts for which there is room: no other row gives up blocks for them."""
     room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens) if job.can_decode else 1
     job.drafts = job.drafts[: max(room, 1) - 1]
 
 
 def taken(
-    job: Job, tokens: Sequence[int], first: int, running: RunningSet, read: Reader | None = None
+    job: Job, tokens: Sequence[int], first: int, running: RunningSet, on_token: OnToken | None = None
 ) -> list[Committed]:
-    """Take the tokens that a verifying step chose for a job, whose results begin at `first`: one, and one more after
-    each draft that is right. What was computed of wrong drafts is cut off. `read`: see `Job.take`.
+    """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
+    results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`.
     """
     committed = []
     for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):
         if token < 0 and index:
             break  # no token can be chosen there: the next step says so
-        committed.append(Committed(job, token, first + index, job.take(token, first + index, read)))
+        committed.append(Committed(job, token, first + index, job.take(token, first + index, on_token)))
         if committed[-1].finish_reason is not None or drafted != token:
             break
     job.cut_back()

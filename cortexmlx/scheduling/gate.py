@@ -1,4 +1,4 @@
-"""The pipeline gate: may the next step run ahead of the one in flight, and if not, why? No mlx."""
+"""The pipeline gate: may the next step run ahead of the one in flight, and if not, why? Without mlx."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.waiting.admission import Admission
 
 AHEAD = "ahead"
-"""What `stats()` calls a step for which nothing is drained."""
+"""The name in `stats()` of steps that ran ahead."""
 
 
 class Drain(Enum):
-    """Why a step is not planned before everything in flight is committed."""
+    """Why a step can be planned only when everything in flight is committed."""
 
     PROMPT = "prompt"
     """It computes a piece of a prompt, which is written to the arena."""
@@ -36,12 +36,14 @@ class Drain(Enum):
 
     @property
     def ends_window(self) -> bool:
-        """The step writes the arena, so the decode window ends before it."""
+        """Whether the step writes the arena, so that the decode window ends before it."""
         return self not in (Drain.HISTORY, Drain.UNPIPELINED)
 
 
 class Gate:
-    """Decides of each step whether it may run ahead. `steps` counts those planned, by reason; None: they ran ahead."""
+    """Decides for each step whether it may run ahead. `steps` counts the planned steps by reason; None counts those
+    that ran ahead.
+    """
 
     def __init__(self, running: RunningSet, window: DecodeWindow, admission: Admission, pipeline: bool) -> None:
         self.steps: Counter[Drain | None] = Counter()
@@ -52,8 +54,8 @@ class Gate:
         self._waiting_for: Drain | None = None
 
     def reason(self, in_flight: int) -> Drain | None:
-        """Why the next step needs that nothing is in flight; None: it may run ahead. What ends the window stays the
-        reason until nothing is in flight.
+        """Return why nothing may be in flight for the next step; None if it may run ahead. A reason that ends the
+        window stays until nothing is in flight.
         """
         reason = self._waiting_for
         if reason is None or not reason.ends_window:
@@ -63,11 +65,13 @@ class Gate:
         return reason
 
     def forget(self) -> None:
-        """Nothing is in flight any more, and rows begin again."""
+        """Note that nothing is in flight any more, because rows begin again."""
         self._waiting_for = None
 
     def _found(self) -> Drain | None:
-        """The reason at this moment. MLX writes the arena in place only when nothing else is in flight (`KVArena`)."""
+        """Return the reason at this moment. MLX writes the arena in place only when nothing else is in flight
+        (`KVArena`).
+        """
         jobs, window, admission = self._running.jobs, self._window, self._admission
         prefills = drops = verifies = False
         for job in jobs:

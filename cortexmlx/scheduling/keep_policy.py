@@ -1,11 +1,10 @@
-"""Selective KV: a row keeps the first tokens of its text and the newest, and drops those between. No mlx.
+"""Selective KV: a row keeps the first tokens of its text and the newest ones, and drops those between. Without mlx.
 
-What is left after a drop is a text like any other: it is computed anew from position 0, as if it had been the prompt.
-So positions are those within what is kept, as in StreamingLLM (Xiao et al., "Efficient Streaming Language Models with
-Attention Sinks", 2023, section 3.2), and never reach beyond the model's range; but no kept key or value has seen a
-token that is gone. (llama.cpp's context shift turns the kept keys back in place, and computes nothing. But then a token
-depends on all texts that its row ever had: after a preemption all of them would be computed again, and no other row
-could share it.)
+The kept text is a text like any other: it is computed again from position 0, as if it had been the prompt. So positions
+count the kept tokens, as in StreamingLLM (Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
+2023, section 3.2), and never exceed the model's range. No kept key or value has seen a dropped token. (llama.cpp's
+context shift rotates the kept keys in place, and computes nothing. But then a token depends on all texts that its row
+ever had: after a preemption all of them would have to be computed again, and no other row could share it.)
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ from cortexmlx.errors import InvalidRequest
 T = TypeVar("T")
 
 DEFAULT_FIRST = 4
-"""Tokens that most models give attention which is meant for nothing else: four are enough (Xiao et al.)."""
+"""How many first tokens are kept by default. Models give them attention that is not meant for anything else, and four
+are enough (Xiao et al.).
+"""
 
 
 @dataclass(frozen=True)
 class KeepPolicy:
-    """Keep the `first` tokens of a row and at least the `last` newest; once it has `most`, `last` of those between go.
+    """Keep the `first` tokens of a row and at least the `last` newest ones. When the row has `most` tokens, `last` of
+    those between are dropped.
 
-    How much is gone depends on a text's length alone, not on where its prompt ended, nor on memory or neighbours.
+    What is dropped depends on the length of the text alone, not on where its prompt ended, nor on memory or other rows.
     """
 
     first: int
@@ -33,23 +35,23 @@ class KeepPolicy:
 
     @property
     def most(self) -> int:
-        """Tokens that a row computes at most before it must drop some."""
+        """How many tokens a row computes at most before it must drop some."""
         return self.first + 2 * self.last
 
     def surplus(self, tokens: int) -> int:
-        """How many of a text's tokens go: the oldest after the `first`, a multiple of `last`."""
+        """Return how many of a text's tokens are dropped: the oldest ones after the `first`, a multiple of `last`."""
         return max(0, -(-(tokens - self.most) // self.last)) * self.last
 
     def cut(self, text: list[T]) -> list[T]:
-        """Take the surplus out of a text, and return it."""
+        """Remove the surplus from a text, and return it."""
         gone = slice(self.first, self.first + self.surplus(len(text)))
         taken = text[gone]
         del text[gone]
         return taken
 
     def check(self, context: int, capacity: int) -> None:
-        """Raise InvalidRequest, with the numbers, if a row can have more than the model's `context` or a cache of
-        `capacity` tokens.
+        """Raise InvalidRequest, with the numbers, if a row could get longer than the model's `context`, or than a cache
+        of `capacity` tokens.
         """
         for holds, has, else_do in (
             (context, "the model's context has", ""),

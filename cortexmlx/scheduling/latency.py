@@ -1,9 +1,11 @@
-"""How many prompt tokens a step may compute beside decoding rows, from the cost of recent steps. No mlx, no clock."""
+"""How many prompt tokens a step may compute beside decoding rows, from the cost of recent steps. Without mlx or a
+clock.
+"""
 
 from __future__ import annotations
 
 LEAST_PIECE = 16
-"""Prompt tokens that a step computes at least, however tight the target."""
+"""How many prompt tokens a step computes at least, however tight the target is."""
 
 _FORGETTING = 0.3
 """Weight of the newest step in the running mean."""
@@ -12,38 +14,41 @@ _FORGETTING = 0.3
 class CostModel:
     """A running estimate of the seconds that one token of a step costs.
 
-    A step of t tokens takes about `t * seconds_per_token` when most of it is prefill; that is what a prompt's pieces
-    do to the time between two tokens of everybody else.
+    A step of t tokens takes about `t * seconds_per_token` if most of it is prefill. By as much, the pieces of a prompt
+    delay the next token of every other row.
     """
 
     def __init__(self) -> None:
         self.seconds_per_token: float | None = None
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A step with prefill of `tokens` tokens in all took `seconds`."""
+        """Note that a step of `tokens` tokens in all, with prefill, took `seconds`."""
         cost = seconds / tokens
         known = self.seconds_per_token
         self.seconds_per_token = cost if known is None else known + _FORGETTING * (cost - known)
 
     def tokens_within(self, seconds: float, least: int, most: int) -> int:
-        """Tokens that a step can compute in `seconds`, between `least` and `most`; `least` while nothing is known."""
+        """Return how many tokens a step can compute in `seconds`, between `least` and `most`; `least` while no step was
+        observed.
+        """
         if self.seconds_per_token is None:
             return least
         return max(least, min(most, int(seconds / self.seconds_per_token)))
 
     def budget(self, seconds: float | None, most: int, decoding: int) -> int:
-        """Prompt tokens of a step that takes about `seconds` (None: any time) beside `decoding` rows: `most` tokens in
-        all at most, and `LEAST_PIECE` of prompts at least.
+        """Return the prompt tokens of a step that takes about `seconds` (None: any time) beside `decoding` rows. The
+        step has at most `most` tokens in all, and at least `LEAST_PIECE` of prompts.
         """
         least = min(LEAST_PIECE, most)
         return max(least, (most if seconds is None else self.tokens_within(seconds, least, most)) - decoding)
 
 
 def share(budget: int, needs: list[int]) -> list[int]:
-    """Divide a step's prompt tokens among prompts, oldest first.
+    """Divide a step's prompt tokens among prompts, the oldest first. `needs` are the tokens that each prompt still
+    lacks.
 
-    The oldest gets half while others wait, the rest goes to the shortest first, and what is left to the oldest again.
-    So a long prompt advances, and short ones need not wait for its end.
+    The oldest prompt gets half while others wait. The other half goes to the shortest prompts first, and what is left
+    to the oldest again. So a long prompt advances, and short ones need not wait for its end.
     """
     if not needs:
         return []

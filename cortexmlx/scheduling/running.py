@@ -1,4 +1,4 @@
-"""The running set: the jobs that have a row, and the blocks they hold. No mlx."""
+"""The running set: the jobs that have a row, and the blocks they hold. Without mlx."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cortexmlx.scheduling.shortage import fit
 
 
 class RunningSet:
-    """The running jobs, `jobs`, in the order in which they began: at most as many as the `backoff` lets.
+    """The running jobs, `jobs`, in the order in which they began: at most as many as `backoff` allows.
 
-    `headroom` tokens are asked for beyond a job's tokens, so that its answer stays in one run. With `share_prefixes`,
-    what a job stores can be found by others. `changes` goes up whenever a row or blocks are given up or stored, so
-    that a question about them need not be asked twice.
+    A job gets room for `headroom` more tokens than it has, so that its answer stays in one run. With `share_prefixes`,
+    other jobs can find what a job stores. `changes` grows whenever a row or blocks are given up or stored, so that a
+    question about them need not be asked twice.
     """
 
     def __init__(self, cache: KVCache, backoff: Backoff, headroom: int, share_prefixes: bool) -> None:
@@ -37,7 +37,7 @@ class RunningSet:
 
     @property
     def prefilling(self) -> bool:
-        """Some row's prompt is not computed yet."""
+        """Whether the prompt of a row is not computed yet."""
         return any(j.state is RequestState.PREFILLING for j in self.jobs)
 
     @property
@@ -47,8 +47,8 @@ class RunningSet:
 
     @property
     def in_order(self) -> list[Job]:
-        """The running jobs, those that come first before the others: by the turns in which they began, but a client's
-        own turns go to its jobs by priority and age.
+        """The running jobs in the order of their turns. Within a client, its turns go to its jobs by priority and
+        age.
         """
         ordered = sorted(self.jobs, key=lambda j: j.order)
         turns: dict[str | None, list[int]] = {}
@@ -62,8 +62,8 @@ class RunningSet:
 
     @property
     def victim(self) -> Job:
-        """Who loses its row first. Of the clients with several rows the one that uses the most tokens loses its last
-        one; if all have one, the row that began last goes.
+        """The job that loses its row next. Of the clients with several rows, the one that uses most tokens loses its
+        last row. If every client has one row, the job that began last loses it.
         """
         rows: dict[str | None, list[Job]] = {}
         for job in self.in_order:
@@ -72,29 +72,33 @@ class RunningSet:
         return max(several or [self.in_order], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
     def keys(self, tokens: Sequence[int], salt: str | None, shared: bool = True) -> list[Key]:
-        """What the full blocks of `tokens` are called in the prefix cache; none if they are not shared."""
+        """Return the keys of the full blocks of `tokens` in the prefix cache; none if they are not shared."""
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
 
     def shares(self, job: Job) -> bool:
-        """Whether a job may begin with what others stored, and others with what it stores."""
+        """Return whether a job may begin with what other jobs stored, and other jobs with what it stores."""
         return self.share_prefixes and job.request.cache
 
     def begin_keys(self, job: Job) -> list[Key]:
-        """`keys` of a new job's prompt: those of the job that it forks, as far as that has the prompt still."""
+        """Return the `keys` of a new job's prompt. A fork takes those of its parent, as far as the parent still has the
+        prompt.
+        """
         parent = job.fork_of
         if parent is None or parent.drops:
             return self.keys(job.tokens, job.salt, job.request.cache)
         return parent.keys[: len(job.tokens) // self.cache.block_size]  # one that was preempted knows more
 
     def match(self, job: Job) -> Match | None:
-        """What of a job's tokens is cached and need not be computed; None if it is not to look."""
+        """Return the cached beginning of a job's tokens, which need not be computed. None if the job may not look for
+        one.
+        """
         if not self.shares(job):
             return None
         return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.salt)
 
     def fits(self, job: Job, match: Match | None) -> bool:
-        """Whether there are blocks for a job and one more for every row, if headroom is dropped. The first row always
-        fits.
+        """Return whether there are blocks for a job and one more for every row, if headroom is dropped. The first row
+        always fits.
         """
         if not self.jobs:
             return True
@@ -109,12 +113,12 @@ class RunningSet:
         return [count - len(self.jobs) for count in blocks]
 
     def fits_uncached(self, job: Job, room: list[int]) -> bool:
-        """Whether a job fits into `room` even if nothing of it is cached. It takes no look at the prefix cache."""
+        """Return whether a job fits into `room` without any cached block. The prefix cache is not looked at."""
         needed = self.cache.blocks_needed(len(job.tokens), None)
         return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
 
     def make_room(self, job: Job, match: Match | None) -> None:
-        """Drop headroom, if a job that fits needs it."""
+        """Drop headroom if a job that fits needs it."""
         if not self.cache.tables.can_obtain(self._blocks_needed(job, match)):
             self.drop_headroom()
 
@@ -122,9 +126,10 @@ class RunningSet:
         return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: Match | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
-        """Give a job a row and blocks for its tokens: those of `match`, after its whole blocks those of a disk
-        `load`, or those of the job that it forks. Return the block copies that this takes. Raises KVCacheFull;
-        then nothing changed.
+        """Give a job a row and blocks for its tokens, and return the block copies that this takes.
+
+        The job begins with the blocks of `match`, and of the disk `load` after its whole blocks, or with those of the
+        job that it forks. Raises KVCacheFull; then nothing has changed.
         """
         if load is not None and match is not None:
             match = whole_blocks(match)
@@ -146,7 +151,7 @@ class RunningSet:
         return copies
 
     def take_loads(self) -> tuple[PieceLoad, ...]:
-        """What the jobs that began bring from the tier below, since it was asked last."""
+        """Return the pieces to load from disk for the jobs that began since the last call."""
         loads, self._loads = tuple(self._loads), []
         return loads
 
@@ -157,8 +162,8 @@ class RunningSet:
         return self.cache.can_fork(parent.id, job.prompt_kept - 1)
 
     def _enter(self, job: Job, match: Match | None) -> None:
-        """A job's recurrent state is that of what it begins with. It is to be kept where others will begin: before the
-        last token of the prompt, and where the prompt leaves what was cached before.
+        """Begin with a job's recurrent state. It is to be kept where other jobs will begin: before the last token of
+        the prompt, and where the prompt leaves what was cached before.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
@@ -171,7 +176,7 @@ class RunningSet:
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 
     def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:
-        """The states to keep on the way of a step that computes the `scheduled` tokens."""
+        """Return the states to keep within a step that computes the `scheduled` tokens."""
         cuts = []
         for job, count in scheduled if self.cache.states.snapshots is not None else ():
             end = job.num_computed_tokens + count
@@ -191,9 +196,10 @@ class RunningSet:
         return copies
 
     def reserve(self, job: Job, tokens: int) -> bool:
-        """Make room for `tokens` tokens of a running job, dropping headroom if there is too little. If the system
-        refuses memory, the job gets what the cache can have, and ends there. False if another row must go first;
-        raises KVCacheFull if there is none.
+        """Make room for `tokens` tokens of a running job, and drop headroom if there is too little.
+
+        If the system refuses memory, the job gets what the cache can have, and ends there. Return False if another row
+        must go first. Raises KVCacheFull if there is no other row.
         """
         while True:
             capacity = self.cache.tables.capacity_tokens
@@ -212,24 +218,26 @@ class RunningSet:
                 return False
 
     def drop_headroom(self) -> int:
-        """Free the blocks that running jobs have beyond what was promised to them. Returns how many those were."""
+        """Free the blocks that running jobs have beyond what was promised to them. Return how many these were."""
         return sum(self.cache.give_back(job.id, job.reserved) for job in self.jobs)
 
     @property
     def drafted(self) -> bool:
-        """Some row has drafted tokens to verify, or a step in flight verifies them."""
+        """Whether a row has drafted tokens to verify, or a step in flight verifies some."""
         return any(job.verifying or (job.drafts and job.can_decode) for job in self.jobs)
 
     def store(self, job: Job, tokens: int) -> None:
-        """The job's first `tokens` tokens are in the arena by the time anyone reads them."""
+        """Note that the job's first `tokens` tokens are in the arena, or will be before anyone reads them."""
         job.num_stored_tokens = tokens
         if self.shares(job):
             self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
         self.changes += 1
 
     def keeps_all_of(self, job: Job) -> bool:
-        """Whether the newest tokens of a job that has ended are to be cached, too: if it finished well. If it was
-        cancelled, others can begin with the older ones as well, but not where they need its end.
+        """Return whether the newest tokens of a job that has ended are to be cached, too: if it finished well.
+
+        Other jobs can also begin with the older tokens of a cancelled job. But if a text can only continue at the end
+        of another, they need its newest tokens.
         """
         well = job.state is RequestState.FINISHED
         cut_short = job.state is RequestState.CANCELLED and self.cache.needs_ends
@@ -241,8 +249,9 @@ class RunningSet:
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
-        """Give up the blocks of a job that has left; what it stored stays cached, and its newest state within that. If
-        it goes on with a part of its text, the whole is the first to be evicted.
+        """Give up the blocks of a job that has left. What it stored stays cached, with its newest state within that.
+
+        If the job continues with a part of its text, the cached whole text is evicted first.
         """
         stored = min(job.num_stored_tokens, len(job.tokens)) if self.shares(job) else 0
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
@@ -254,7 +263,7 @@ class RunningSet:
 
 
 def can_fork(job: Job) -> bool:
-    """Whether the job that this one forks has its prompt in the arena, but for the last token."""
+    """Return whether the parent of a fork has its prompt in the arena, except for the last token."""
     parent = job.fork_of
     return (
         parent is not None

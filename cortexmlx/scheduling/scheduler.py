@@ -1,13 +1,14 @@
-"""The scheduler: what the next step computes, and what becomes of its result. Pure Python; it never sees mlx.
+"""The scheduler: what the next step computes, and what happens with its result. Pure Python, and it never sees mlx.
 
 Life of a job: waiting -> prefilling -> decoding -> finished. A job that loses its blocks is preempted and waits again.
 Jobs join and leave between steps.
 
-A step is planned before the one in flight is known, so a job counts what is *planned* and what is *committed*. Decode
-steps run in a `DecodeWindow`. Whatever writes the arena (prefill, the flush at a window's end) runs drained: `plan`
-returns None until the engine has collected and committed what is in flight.
+A step is planned before the result of the one in flight is known, so a job counts what is *planned* and what is
+*committed*. Decode steps run in a `DecodeWindow`. Steps that write the arena (prefill, and the flush at a window's end)
+run drained: `plan` returns None until the engine has collected and committed what is in flight.
 
-`Admission` decides who may begin, the `RunningSet` has the rows and their blocks, the `StepBuilder` makes arrays.
+`Admission` decides which job begins, the `RunningSet` has the rows and their blocks, and the `StepBuilder` makes
+arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
-from cortexmlx.scheduling.job import Committed, Job, JobId, Reader
+from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, fit_all
@@ -35,10 +36,11 @@ from cortexmlx.scheduling.waiting.admission import Admission
 
 
 class Scheduler:
-    """Plans steps over the requests it was given, within the rows of `config` and the cache's blocks.
+    """Plans steps for the requests that were added, within the rows of `config` and the blocks of the cache.
 
-    `clock` returns seconds; jobs are ordered by when they arrive. `arrived` is told of what a disk load found. Whoever
-    asks for plans empties `ended`: jobs that ended without a new token, because the system refused the cache memory.
+    `clock` returns seconds; jobs are ordered by their arrival. Call `arrived` with the pieces of a disk load. The
+    caller of `plan` must empty `ended`: jobs that ended without a new token, because the system refused the cache
+    memory.
     """
 
     def __init__(self, cache: KVCache, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,12 +65,14 @@ class Scheduler:
     # -- requests come and go -----------------------------------------------------------------------------------------
 
     def check_prompt(self, prompt_tokens: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) that length can never be answered."""
+        """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` tokens can never be
+        answered.
+        """
         self.limits.check(prompt_tokens, self.cache.tables.capacity_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
-        """Queue a job for a request; with `fork_of`, another answer to that one's prompt. Raises PromptTooLong if it
-        can never fit.
+        """Queue a job for a request, and return it. With `fork_of`, it is another answer to that job's prompt. Raises
+        PromptTooLong if it can never fit.
         """
         prompt, params = request.prompt, request.params
         self.check_prompt(len(prompt), params)
@@ -94,8 +98,10 @@ class Scheduler:
         return job
 
     def finish(self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
-        """End a job, whatever it is doing; unknown ones are ignored. Its row is free at once. So are its blocks, except
-        cached ones. A job keeps all of them until the flush if its newest tokens are worth caching.
+        """End a job in whatever state it is. Unknown jobs are ignored.
+
+        Its row is free at once. So are its blocks, except cached ones. If its newest tokens are worth caching, it keeps
+        all its blocks until the flush.
         """
         job = self._jobs.pop(job_id, None)
         if job is None:
@@ -113,18 +119,18 @@ class Scheduler:
         else:
             self._running.release_blocks(job)
 
-    def forget_all(self) -> None:
-        """End everything after a step that failed."""
-        self.start_over()
+    def fail_all(self) -> None:
+        """End all jobs as failed, after a step that failed."""
+        self.restart_rows()
         for job in self._jobs.values():
             job.state, job.finish_reason = RequestState.FAILED, FinishReason.ERROR
             job.generation += 1
         self._jobs.clear()
         self._admission.clear()
 
-    def start_over(self, rows: int | None = None) -> None:
-        """Begin all rows again with nothing but their tokens, after a step failed: what it was to write is not trusted,
-        nor what is cached. If it was refused memory, at most `rows` rows run from now on.
+    def restart_rows(self, rows: int | None = None) -> None:
+        """Put all rows back into the queue with nothing but their tokens, after a step that failed. Neither what it was
+        to write nor what is cached can be trusted. If the step was refused memory, at most `rows` rows run from now on.
         """
         if rows is not None:
             self.backoff.tighten(rows)
@@ -133,19 +139,21 @@ class Scheduler:
             self.cache.free(job.id)
         self._window.forget()
         for job in self._running.in_order:
-            self._begin_again(job, trusted=False)
+            self._requeue(job, trusted=False)
         self.gate.forget()
         self._builder.forget()
         self._running.take_loads()
         self.cache.pools.drop_cached()
 
     def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
-        """Guess at the next tokens of a job: see `drafts.draft`. Unknown jobs are ignored."""
+        """Suggest a job's next tokens: see `drafts.draft`. Unknown jobs are ignored."""
         if job_id in self._jobs:
             drafts.draft(self._jobs[job_id], tokens, self.cache)
 
     def relieve(self, critical: bool) -> None:
-        """Forget half of the unused cached blocks, or (critical) all, and at the next drain the arena's free end."""
+        """Evict half of the unused cached blocks, or all if memory is `critical`; then the arena shrinks at the next
+        drain, too.
+        """
         unused = self.cache.pools.unused_entries
         self.cache.pools.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
@@ -156,24 +164,24 @@ class Scheduler:
             self.shrink()
 
     def shrink(self) -> None:
-        """Give up the free end of the arena, if that is still to be done. Nothing may be in flight."""
+        """Give up the free end of the arena, if `relieve` asked for it. Nothing may be in flight."""
         if self._shrinking:
             self._shrinking = False
             self.cache.pools.shrink(1)
 
     @property
     def idle(self) -> bool:
-        """Nothing is waiting, running or on its way to the arena; or all wait for what is read from below."""
+        """Whether no job waits, runs or is on its way to the arena, or all jobs wait for the disk."""
         nothing = not self._jobs or (self._admission.stalled and not self._running.jobs)
         return nothing and not self._window.awaiting_flush
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """Everything unfinished: running first, then waiting in order."""
+        """All jobs that have not ended: the running ones, then the waiting ones in order."""
         return (*self._running.jobs, *self._admission.waiting)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if what is known of jobs, rows, sequences and blocks does not fit together."""
+        """Raise AssertionError if jobs, rows, sequences and blocks do not fit together."""
         running, ended = self._running.jobs, self._window.awaiting_flush
         assert len(running) <= self.config.max_rows and all(job.running for job in running)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
@@ -186,28 +194,30 @@ class Scheduler:
 
     @property
     def rows_running(self) -> int:
-        """Requests that have a row."""
+        """How many jobs have a row."""
         return len(self._running.jobs)
 
     @property
     def rows_waiting(self) -> int:
-        """Requests that wait for one."""
+        """How many jobs wait for a row."""
         return self._admission.count
 
     @property
     def steps(self) -> int:
-        """Steps planned so far."""
+        """How many steps were planned so far."""
         return self._builder.count
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were found in the prefix cache so far."""
+        """How many prompt tokens were found in the prefix cache, or on disk, so far."""
         return self._admission.cached_tokens
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def plan(self, in_flight: int) -> StepPlan | None:
-        """The next step; None if there is nothing to compute, or nothing before the `in_flight` steps are committed."""
+        """Return the next step; None if there is nothing to compute, or nothing before the `in_flight` steps are
+        committed.
+        """
         limit = self.cache.pools.max_blocks
         plan = self._plan(in_flight)
         if self.cache.pools.max_blocks < limit:
@@ -234,15 +244,15 @@ class Scheduler:
         return plan
 
     def _plan_drained(self) -> StepPlan | None:
-        """Nothing is in flight: flush the tail, admit who fits, then prefill with everybody's decode, or open a
-        window.
+        """Plan a step while nothing is in flight: flush the tail, admit the jobs that fit, then prefill together with a
+        token for every decoding row, or open a window.
         """
         flush = self._window.close()
         self.shrink()
         for job in self._running.dropping:
             if job.outgrown:  # it may have no other end, so those of its client that wait go first
-                job.requeue_as_new(self._clock())
-            self._begin_again(job)
+                job.count_as_new(self._clock())
+            self._requeue(job)
         copies = self._admission.admit()
         mixed = self._running.prefilling or self._running.drafted
         plan = (self._plan_mixed(flush) if mixed else None) or self._plan_decode(flush)
@@ -252,8 +262,8 @@ class Scheduler:
         return replace(plan, loads=loads, copies=copies) if plan is not None and (loads or copies) else plan
 
     def _plan_mixed(self, flush: Flush | None) -> StepPlan | None:
-        """One token for every decoding row, and its drafts, and prefill pieces within the budget, all written straight
-        to the arena.
+        """Plan one token, and its drafts, for every decoding row, and prefill pieces within the budget. All of it is
+        written straight to the arena.
         """
         for job in self._running.in_order:
             if job.can_decode:
@@ -310,7 +320,7 @@ class Scheduler:
                 self._admission.stored(job)
             else:
                 if job.state is RequestState.PREFILLING:
-                    self._admission.release_claim(job)
+                    self._admission.release_claims(job)
                 job.state = RequestState.DECODING
                 if plan.kind is StepKind.MIXED:
                     job.verifying, job.drafts = job.drafts, ()
@@ -319,35 +329,37 @@ class Scheduler:
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
     def _reserve(self, job: Job, tokens: int) -> None:
-        """Room for `tokens` tokens of a running job: drop headroom, then preempt the row whose turn it is to go.
+        """Make room for `tokens` tokens of a running job: drop headroom, then preempt victims.
 
-        One job alone always fits: its limit keeps it within the cache.
+        One job alone always fits, because its limit keeps it within the cache.
         """
         while job.running and not self._running.reserve(job, tokens):
             self._preempt(self._running.victim)
 
     def _preempt(self, job: Job) -> None:
-        """Take a job's row and blocks."""
+        """Take a job's row and blocks for other jobs."""
         job.preemptions += 1
         self.preemptions += 1
-        self._begin_again(job)
+        self._requeue(job)
 
-    def _begin_again(self, job: Job, trusted: bool = True) -> None:
-        """A job waits for a row again, with the tokens that it keeps. What it stored stays cached if it is trusted."""
+    def _requeue(self, job: Job, trusted: bool = True) -> None:
+        """Queue a running job again, with the tokens that it keeps. If it is `trusted`, what it stored stays cached."""
         self._running.release_row(job)
-        self._admission.release_claim(job)
+        self._admission.release_claims(job)
         self._running.release_blocks(job) if trusted else self.cache.free(job.id)
-        self.dropped_tokens += job.wait_again()
+        self.dropped_tokens += job.lose_row()
         job.keys = self._running.keys(job.tokens, job.salt, job.request.cache)
         self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------
 
     def commit(
-        self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None, read: Reader | None = None
+        self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None, on_token: OnToken | None = None
     ) -> list[Committed]:
-        """Take a step's tokens, and end the jobs for which one is the last: see `Job.take`. `seconds` is what the step
-        took. Tokens of a job that has lost its row since are dropped.
+        """Take a step's tokens, and end the jobs for which a token is the last one: see `Job.take`. Return the tokens
+        with their jobs.
+
+        `seconds` is how long the step took. Tokens of a job that has lost its row since are dropped.
         """
         if seconds is not None and plan.kind is StepKind.MIXED and not plan.loads:
             self.costs.observe(len(plan.positions), seconds)
@@ -363,14 +375,14 @@ class Scheduler:
             if not segment.live or (job := self._of(segment)) is None:
                 continue
             if job.verifying:
-                committed += drafts.taken(job, tokens[first:end], first, self._running, read)
+                committed += drafts.taken(job, tokens[first:end], first, self._running, on_token)
             else:
-                committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, read)))
+                committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, on_token)))
             if (reason := committed[-1].finish_reason) is not None:
                 self.finish(job.id, reason)
         return committed
 
     def _of(self, segment: Segment) -> Job | None:
-        """The job that a step computed a segment for, if it still has the row that it had then."""
+        """Return the job of a segment; None if it has lost the row that it had when the step was planned."""
         job = self._jobs.get(segment.job)
         return job if job is not None and job.generation == segment.generation else None

@@ -1,4 +1,4 @@
-"""Errors of requests that do not fit: too long for the cache, or refused memory by the system. No mlx."""
+"""Requests that do not fit: too long for the context or the cache, or refused memory by the system. Without mlx."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _ENDLESS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Limits:
-    """How long prompts and answers may be: within the model's `context`, and `max_request_tokens` together (None: as
-    many as that allows). What `keep` lets go (None: nothing) needs no place in the context.
+    """How long prompts and answers may be: within the model's `context`, and together within `max_request_tokens`
+    (None: only the context bounds them). Tokens that `keep` drops need no place in the context (None: no token is
+    dropped).
     """
 
     context: int
@@ -27,13 +28,14 @@ class Limits:
 
     @property
     def longest(self) -> int:
-        """Tokens that a prompt and its answer may have."""
+        """How many tokens a prompt and its answer may have together."""
         return min(self.context if self.keep is None else _ENDLESS, self.max_request_tokens or _ENDLESS)
 
     def check(self, tokens: int, capacity: int, params: SamplingParams, at_least: bool = False) -> None:
-        """Raise PromptTooLong if a prompt of (`at_least`) `tokens` tokens leaves no room for a token of an answer in
-        the model's context, in the longest request, or in the cache of `capacity` tokens. A prompt that is only scored
-        needs no room for its last token. One that is scored must be kept whole.
+        """Raise PromptTooLong if a prompt of (`at_least`) `tokens` tokens leaves no room for one token of an answer: in
+        the model's context, in the longest request, or in a cache of `capacity` tokens.
+
+        A prompt that is only scored needs no room for its last token. A prompt that is scored must be kept whole.
         """
         count = f"at least {tokens}" if at_least else str(tokens)
         tokens -= params.only_scores
@@ -58,17 +60,21 @@ class Limits:
             )
 
     def scored(self, capacity: int) -> int:
-        """Tokens of the longest text that can be scored in a cache of `capacity`, which does not hold its last one."""
+        """Return the length of the longest text that can be scored in a cache of `capacity` tokens, which need not hold
+        the last token.
+        """
         return min(self.longest, (capacity if self.keep is None else min(capacity, self.keep.most)) + 1)
 
     def room(self, prompt: int, capacity: int) -> int:
-        """Tokens that the answer to `prompt` tokens may have; its last needs no place in a cache of `capacity`."""
+        """Return how many tokens the answer to `prompt` tokens may have. Its last token needs no place in a cache of
+        `capacity` tokens.
+        """
         most = self.longest - prompt
         return most if self.keep is not None and self.keep.most <= capacity else min(most, capacity + 1 - prompt)
 
 
 def fit(job: Job, capacity: int) -> None:
-    """Let a job's answer end where a cache of `capacity` tokens is full; its last token needs no place there."""
+    """Let a job's answer end when a cache of `capacity` tokens is full. Its last token needs no place there."""
     if job.keep is not None and job.keep.most <= capacity:
         return
     most = capacity + 1 - job.prompt_length + len(job.dropped)
@@ -76,7 +82,7 @@ def fit(job: Job, capacity: int) -> None:
 
 
 def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
-    """`fit` for all. Returns those that can get no token more: their answer has reached its end, or their prompt
+    """`fit` all jobs. Return those that can get no further token: their answer has reached its end, or their prompt
     alone is too long.
     """
     ended = []
@@ -88,8 +94,10 @@ def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
 
 
 def most_concerned(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
-    """Of the jobs of a step the one that takes most of its memory: that of its largest prefill piece, else the one with
-    the most tokens. Without a step, or if it has none, of all that run; None if there is none.
+    """Return the job that takes most of a step's memory: that of the largest prefill piece, or else the one with the
+    most tokens.
+
+    Without a step, or if no job is in it, all running jobs count. None if none runs.
     """
     of_step = {segment.job: segment.count for segment in plan.segments} if plan is not None else {}
     concerned = [job for job in jobs if (job.id in of_step if of_step else job.running)]
@@ -97,7 +105,7 @@ def most_concerned(plan: StepPlan | None, jobs: Iterable[Job]) -> Job | None:
 
 
 def cache_full(job: Job, capacity: int) -> KVCacheFull:
-    """Why a job fails whose prompt does not fit the cache that the system left."""
+    """Return the error for a job whose prompt does not fit into the cache that the system allowed."""
     return KVCacheFull(
         f"the prompt has {job.prompt_length} tokens and the KV cache holds {capacity}, for the system refuses it more "
         "memory: free some and make a new engine, or shorten the prompt"
@@ -105,7 +113,7 @@ def cache_full(job: Job, capacity: int) -> KVCacheFull:
 
 
 def out_of_memory(job: Job, refusal: str) -> OutOfMemory:
-    """Why a job ends that memory was refused to twice, with nothing gained in between."""
+    """Return the error for a job that was refused memory twice without progress in between."""
     return OutOfMemory(
         f"a step of this request, which has {len(job.tokens)} tokens, was refused memory, and again when nothing was "
         f"cached any more and fewer requests ran ({refusal}): free memory, or ask for less with a shorter prompt, a "

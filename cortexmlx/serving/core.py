@@ -116,7 +116,7 @@ class EngineCore:
         self.backend.reconsider()
         self._in_flight.clear()
         self.runner.forget()
-        self.scheduler.forget_all()
+        self.scheduler.fail_all()
         self.cache.states.take()
         self.requests.fail_all(error)
 
@@ -270,7 +270,7 @@ class EngineCore:
             job.note_refusal()
         self._in_flight.clear()
         self.runner.forget()
-        self.scheduler.start_over(rows=1 if job is not None and job.refusals else running // 2)
+        self.scheduler.restart_rows(rows=1 if job is not None and job.refusals else running // 2)
         self.cache.states.take()
         if arena_stays:
             self.cache.pools.stay(self.runner.blocks)

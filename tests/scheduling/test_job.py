@@ -45,7 +45,7 @@ def test_every_token_behind_the_first_is_scored_once_however_it_is_cut(
     assert first == min(job.num_scored_tokens, length) - 1
     for count in counts:
         end = min(first + count, length)
-        where = job.scored_behind(first, end)
+        where = job.scored_after(first, end)
         assert all(first <= place - 1 < end for place in where), "its logits are computed in the piece"
         seen += where
         first = end

@@ -58,7 +58,7 @@ def test_who_had_to_give_up_its_blocks_tells_of_prompt_and_answer(tiny: Any) -> 
     driver.step(20)
     driver.core.drain()
     before = len(driver.core.scheduler.jobs[0].tokens)
-    driver.core.scheduler.start_over()
+    driver.core.scheduler.restart_rows()
     assert before > 104
     told = [each for each in heard(driver, handle) if isinstance(each, Progress)]
     assert [(p.done, p.total) for p in told] == [(at, before) for at in range(0, before, 32)]

@@ -1,4 +1,4 @@
-"""StepBuilder: turns the scheduler's decisions into a StepPlan, the arrays that the runner needs. No mlx."""
+"""StepBuilder: turns the scheduler's decisions into a StepPlan with the arrays that the runner needs. Without mlx."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, SamplingRow, Scor
 
 
 class StepBuilder:
-    """Builds a scheduler's steps and numbers them; `count` were built.
+    """Builds a scheduler's steps, and numbers them; `count` were built.
 
-    It remembers where in the result of the newest MIXED step each row's token will be. The step after it is built
-    before that result is read.
+    It remembers where each row's token will be in the result of the newest MIXED step, because the step after it is
+    built before that result is read.
     """
 
     def __init__(self, cache: KVCache) -> None:
@@ -33,7 +33,9 @@ class StepBuilder:
         flush: Flush | None,
         cuts: tuple[Save, ...] = (),
     ) -> StepPlan:
-        """A step that computes the scheduled tokens and writes them to the arena. `cuts` are the states to keep."""
+        """Return a step that computes the scheduled tokens and writes them to the arena. `cuts` are the states to
+        keep.
+        """
         segments, tokens, positions, token_index, sampling = [], [], [], [], []
         for job, count in scheduled:
             first = job.num_computed_tokens
@@ -41,7 +43,7 @@ class StepBuilder:
             known = len(job.tokens)
             logits = range(known - 1, end)
             text = job.tokens if end <= known else [*job.tokens, *job.drafts]
-            scored = job.scored_behind(first, end)
+            scored = job.scored_after(first, end)
             segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored))
             tokens.append(np.array(text[first:end], np.int32))
             positions.append(np.arange(first, end, dtype=np.int32))
@@ -70,8 +72,8 @@ class StepBuilder:
     def decode(
         self, lanes: Sequence[Lane], column: int, todo: Mapping[int, Job], committed: bool, flush: Flush | None
     ) -> StepPlan:
-        """The step of a window's `column`: one token for every lane. Lanes that are not in `todo` are computed and
-        ignored. Unless everything is `committed`, the step's input is the result of the step before.
+        """Return the step of a window's `column`: one token for every lane. Lanes that are not in `todo` are computed
+        and ignored. Unless everything is `committed`, the step's input is the result of the step before.
         """
         tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
         segments = []
@@ -97,19 +99,19 @@ class StepBuilder:
         )
 
     def _source(self, lanes: Sequence[Lane]) -> IntArray | None:
-        """Where each lane's token is in the result of the MIXED step in flight; None: the lanes are its rows, in order.
-        No other step is in flight when a window opens.
+        """Return where each lane's token is in the result of the MIXED step in flight. None if the lanes are its rows,
+        in order. No other step is in flight when a window opens.
         """
         source = np.array([self._result_of.get((lane.job.id, lane.generation), 0) for lane in lanes], np.int32)
         in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
         return None if in_place else source
 
     def flush(self, flush: Flush | None) -> StepPlan:
-        """A step that computes nothing."""
+        """Return a step that computes nothing."""
         return self._step(StepKind.FLUSH, [], flush=flush)
 
     def forget(self) -> None:
-        """Forget the newest result: it is lost."""
+        """Forget where tokens are in the newest result, because the result is lost."""
         self._result_of.clear()
 
     def _step(
@@ -152,7 +154,7 @@ class StepBuilder:
 
 
 def logit_rows(segments: Sequence[Segment]) -> IntArray:
-    """Flat indices of the tokens that need logits."""
+    """Return the flat indices of the tokens that need logits."""
     rows: list[int] = []
     begin = 0
     for segment in segments:
@@ -162,13 +164,13 @@ def logit_rows(segments: Sequence[Segment]) -> IntArray:
 
 
 def _sampling_row(job: Job, drafted: int = 0) -> SamplingRow:
-    """How the token after the first `drafted` drafts of a job is chosen."""
+    """Return how the token after the first `drafted` drafts of a job is chosen."""
     output = [*job.output, *job.drafts[:drafted]] if drafted else job.output
     return SamplingRow(job.params, job.seed, job.request.prompt, output, job.id if job.processed else None)
 
 
 def scoring_of(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:
-    """The log-probabilities of prompts that the `segments` of a step compute; None if there are none."""
+    """Return the log-probabilities of prompts that the `segments` of a step compute; None if there are none."""
     rows, tokens, top, flat = [], [], 0, 0
     for (job, count), segment in zip(scheduled, segments, strict=True):
         where = segment.scored

@@ -1,4 +1,4 @@
-"""Placement of a step's tokens: block tables, slots to write, blocks to zero. No mlx."""
+"""Where a step's tokens are: block tables, slots to write, slots to zero. Without mlx."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ ScheduledTokens = Sequence[tuple[Job, int]]
 EMPTY = np.zeros(0, np.int32)
 
 ORIGIN = 512
-"""In a group of windows the tokens of a row are counted from a multiple of so many, before the oldest that is seen. The
-kernels cut a row at multiples of a part of it, so they cut it where they would if it began at 0.
+"""In a windowed group, a row's tokens are counted from a multiple of this number, at or before the oldest token that is
+seen. The kernels cut a row at multiples of a part of this number, so they cut it where they would if it began at 0.
 """
 
 
 def group_steps(cache: KVCache, scheduled: ScheduledTokens, *, written: bool) -> tuple[GroupStep, ...]:
-    """Where every layer group finds its keys and values. `written` says that the step's own tokens go to the arena
-    and are read from there.
+    """Return where every layer group finds its keys and values. `written` says that the step's own tokens are written
+    to the arena and read from there.
     """
     return tuple(_group_step(cache, group, scheduled, written) for group in range(len(cache.groups)))
 
 
 def arena_writes(cache: KVCache, scheduled: ScheduledTokens) -> tuple[ArenaWrite, ...]:
-    """Where the step's own tokens go in every layer group."""
+    """Return where the step's own tokens go in every layer group."""
     return tuple(_arena_write(cache, group, scheduled) for group in range(len(cache.groups)))
 
 
 def flush_of(cache: KVCache, lanes: Sequence[Lane], columns: int, ends: Mapping[int, int]) -> Flush:
-    """The way of a window's columns to the arena: lane i's go to the slots from its base up to `ends[i]`, the rest to
-    scratch.
+    """Return how a window's columns go to the arena: those of lane i to its slots from its base up to `ends[i]`, all
+    others to scratch.
     """
     writes = []
     for group in range(len(cache.groups)):
@@ -90,7 +90,9 @@ def _arena_write(cache: KVCache, group: int, scheduled: ScheduledTokens) -> Aren
 
 
 def _opened_rest(cache: KVCache, job: Job, group: int, begin: int, end: int) -> IntArray:
-    """The slots after `end` of a block that writing `begin .. end` opens. They get zeros, as whole blocks are read."""
+    """Return the slots after `end` of a block that is first written by `begin .. end`. They get zeros, since whole
+    blocks are read.
+    """
     rest = -end % cache.block_size
     opened = begin <= end - end % cache.block_size
     return cache.tables.slots(job.id, group, end, rest) if rest and opened else EMPTY

@@ -1,4 +1,4 @@
-"""StepPlan: one step as plain data, made by the scheduler and run by the runner. No mlx."""
+"""StepPlan: one step as plain data, made by the scheduler and run by the runner. Without mlx."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
 
 SCRATCH_SLOT = -1
-"""A slot whose content is never read: the last one of the arena, whatever its size."""
+"""The last slot of the arena, whatever its size. Its content is never read."""
 
 
 class StepKind(Enum):
-    """MIXED computes pieces of prompts and one token for every decoding row, and writes them straight into the arena,
-    with nothing else in flight. DECODE computes one token for every row, and writes one column of the tail. FLUSH
-    computes nothing: it only brings the tail to the arena.
-    """
+    """What a step computes."""
 
     MIXED = "mixed"
+    """Pieces of prompts and one token for every decoding row, written straight into the arena, with nothing else in
+    flight.
+    """
     DECODE = "decode"
+    """One token for every row, written to one column of the tail."""
     FLUSH = "flush"
+    """Nothing: the tail is written to the arena."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Segment:
 
     job: JobId
     generation: int
-    """The job's when the step was planned. A result of an older generation is dropped."""
+    """The job's generation when the step was planned. A result for an older one is dropped."""
     first: int
     count: int
     logits: range = range(0)
     """Positions of the segment's tokens that need logits. A token is chosen after each of them."""
     live: bool = True
-    """False: a lane of the decode window whose job has ended. It is computed and ignored."""
+    """False for a lane of the decode window whose job has ended. It is computed and ignored."""
     scored: range = range(0)
     """Positions in the job's text of the tokens whose log-probabilities the step computes. Each follows a token of the
     segment.
@@ -53,13 +55,13 @@ class SamplingRow:
     """How a token is chosen for one row of logits. All of it is plain data."""
 
     params: SamplingParams
-    """Without logits processors: these are functions, and stay on the runner's side."""
+    """Without logits processors, which are functions and stay on the runner's side."""
     seed: int
     prompt: TokenList
     output: TokenList
     """The answer's tokens that are known when the row is planned."""
     processed_for: JobId | None = None
-    """The job whose logits processors change the row; None: there are none."""
+    """The job whose logits processors change the row; None: it has none."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Scoring:
     """Tokens of prompts that get their log-probabilities, segment by segment."""
 
     rows: IntArray
-    """`[n]` flat indices: each token follows that one."""
+    """`[n]` flat indices of the tokens before them."""
     tokens: IntArray
     """`[n]` ids."""
     top: int
@@ -76,10 +78,8 @@ class Scoring:
 
 @dataclass(frozen=True)
 class ArenaWrite:
-    """Where one layer group's new tokens go: `slots` for the tokens in order, then zeros to `zeros` (the rest of
-    opened blocks).
-
-    `run` is the first slot when all of them are consecutive, so that one slice takes them.
+    """Where one layer group's new tokens go: to `slots`, in order. Then `zeros` are set to zero, the slots after them
+    in new blocks.
     """
 
     slots: IntArray
@@ -87,13 +87,16 @@ class ArenaWrite:
 
     @property
     def run(self) -> int | None:
+        """The first slot if all of them are consecutive, so that one slice takes them; otherwise None."""
         every = np.concatenate([self.slots, self.zeros])
         return int(every[0]) if len(every) and every[0] >= 0 and (np.diff(every) == 1).all() else None
 
 
 @dataclass(frozen=True)
 class Flush:
-    """Columns `0 .. columns` of the tail go to the arena: per layer group, `slots` `[rows * columns]`, row by row."""
+    """Columns `0 .. columns` of the tail go to the arena: in each layer group to `slots` `[rows * columns]`, row by
+    row.
+    """
 
     columns: int
     writes: tuple[ArenaWrite, ...]
@@ -101,8 +104,8 @@ class Flush:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens, `[n]` those of them
-    that need logits.
+    """One forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens, `[n]` those that need
+    logits.
     """
 
     number: int
@@ -111,33 +114,33 @@ class StepPlan:
     tokens: IntArray | None
     """`[T]` input ids; None: they are the lazy result of the step before, picked by `source`."""
     source: IntArray | None
-    """`[T]` places in that result; None: all of it, in order."""
+    """`[T]` indices in that result; None: all of it, in order."""
     positions: IntArray
-    """`[T]`."""
+    """`[T]` positions in their rows."""
     logit_rows: IntArray
     """`[n]` flat indices of the tokens that need logits."""
     logit_segments: tuple[Segment, ...]
     """The segments that have such tokens, in the same order."""
     token_index: IntArray
-    """`[n]`: how many tokens of its answer come before the token that is chosen after each."""
+    """`[n]`: how many tokens of its answer come before the token that is chosen there."""
     sampling: tuple[SamplingRow, ...] | None
     """`[n]`: how each token is chosen; None: as in the step before."""
     groups: tuple[GroupStep, ...] | None
-    """Where each layer group's keys and values lie; None within a decode window after its first step, as the arena part
-    is unchanged.
+    """Where each layer group's keys and values are; None within a decode window after its first step, since the arena
+    part has not changed.
     """
     writes: tuple[ArenaWrite, ...]
     """Where each group's tokens go in a MIXED step."""
     column: int
     """The tail column of a DECODE step."""
     blocks: tuple[int, ...]
-    """The arena's size in blocks of each group. `step_memory.prepare` brings it there, and carries out `flush`, `loads`
-    and `copies`, before the pass.
+    """The arena's size in blocks of each group. `step_memory.prepare` resizes it, and carries out `flush`, `loads` and
+    `copies`, before the pass.
     """
     flush: Flush | None
     copies: tuple[BlockCopy, ...] = ()
     states: StateOps = NOTHING
-    """What becomes of the states of recurrent layers."""
+    """What happens with the states of recurrent layers."""
     scoring: Scoring | None = None
-    """Log-probabilities that are to be computed besides; only a MIXED step has any."""
+    """Log-probabilities to compute besides; only in a MIXED step."""
     loads: tuple[PieceLoad, ...] = ()

@@ -1,4 +1,4 @@
-"""The order of a step's memory operations. No mlx."""
+"""The order of a step's memory operations. Without mlx."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ class StepMemory(Protocol):
         """Give each layer group its number of blocks."""
 
     def load(self, loads: Sequence[PieceLoad]) -> None:
-        """Write pieces of the tier below to blocks and snapshots."""
+        """Write pieces from disk to blocks and snapshots."""
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks. All sources are read before any target is written."""
 
 
 def prepare(plan: StepPlan, memory: StepMemory) -> None:
-    """Carry out what a step does with memory before its forward pass, in the one order that is right:
+    """Carry out a step's memory operations before its forward pass, in the one order that is right:
 
     1. **flush**: the tail belongs to the arena as the step before left it. Some of its blocks may be free by now, lie
-       after the new end, or be a target of the operations below.
-    2. **resize**: targets of the operations below may lie after the old end.
+    after the new end, or be a target of the following operations.
+
+    2. **resize**: targets of the following operations may lie after the old end.
+
     3. **loads**: a loaded block is cached as soon as its load is planned, so a copy of the same step may read it.
+
     4. **copies**.
+
     5. Then the pass: it restores, saves and drops states (`StateOps`), writes new keys and values, and reads.
 
-    The reverse of 3 and 4 must not be needed: no load writes the source of a copy. `KVCache.allocate_for` holds the
-    source, and `Admission.admit` lets go of it when the step's last load is planned. What is planned after that takes
-    blocks for the pass only, which writes them after the copies. A snapshot's name is never used twice, so loads of
+    No step may need copies before loads: no load writes the source of a copy. `KVCache.allocate_for` holds the source,
+    and `Admission.admit` lets go of it when the step's last load is planned. What is planned after that takes blocks
+    for the pass only, which writes them after the copies. A snapshot's number is never used twice, so loads of
     snapshots destroy nothing.
     """
     if plan.flush is not None:

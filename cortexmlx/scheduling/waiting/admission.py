@@ -1,4 +1,4 @@
-"""Admission: which waiting job begins next, and whether it fits. No mlx."""
+"""Admission: which waiting job begins next, and whether it fits. Without mlx."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from cortexmlx.scheduling.waiting.fair_share import Client, FairShare, size
 from cortexmlx.scheduling.waiting.in_flight_prefixes import InFlightPrefixes
 
 _NEVER = -1
-"""No value of `RunningSet.changes`. `_nobody_at` is the value at which no job could begin: none can until that value or
-the queue changes.
+"""A number that `RunningSet.changes` never has. `_nobody_at` is the number of changes at which no job could begin. No
+job can until that number or the queue changes.
 """
 
 _LOOKED_AT = 128
-"""How many jobs of one client are looked at in a step: bounds its work. Jobs that cannot begin are held, so that the
+"""How many jobs of one client are looked at in a step, which bounds its work. Jobs that cannot begin are parked, so the
 next step continues after them.
 """
 
 _TOO_LARGE = 16
-"""How many clients' first jobs are looked up in the prefix cache and do not fit. After that a job begins in this step
-only if it fits with nothing of it cached: to find that out takes microseconds.
+"""After this many clients' first jobs did not fit, a further job begins in this step only if it fits without any cached
+block. To find that out takes microseconds, and no look-up in the prefix cache.
 """
 
 _PASSED = 2048
-"""How many clients are passed over in a step because their first job is too large: bounds its work, too."""
+"""How many clients are passed over in a step because their first job is too large. It bounds the step's work, too."""
 
 WaitsFor = Key | Job | DiskLoad
 """What a job waits for: a block that another job computes, the job that it forks, or a load from disk."""
@@ -44,18 +44,18 @@ Beginning = tuple[Job, Match | None, DiskLoad | None]
 
 
 class Admission:
-    """The queue in front of the rows.
+    """The queue of the jobs that wait for a row.
 
     The next job to begin is one of the client that has had the fewest tokens (see `FairShare`). Priority and age order
-    the jobs of one client only. A client's whole line is passed over for two reasons. The client has its
-    `client_tokens` tokens running, prompts and answers together (None: no limit). Or the first job of the line does not
-    fit into the memory. Then each other client may have as many tokens more than this client as the job needs. After
-    that no other job begins, so this one begins at last.
+    the jobs of one client only. A client's whole queue is passed over for two reasons. The client has its
+    `client_tokens` tokens running, prompts and answers together (None: no limit). Or the first job of the queue does
+    not fit into the memory. Then each other client may have as many tokens more than this client as the job needs.
+    After that no other job begins, so this one begins at last.
 
-    Some jobs are *held*. They block no other job, and cost their client nothing. A fork waits for its parent's prompt.
-    A job whose next blocks are being computed by another may wait for them (see `InFlightPrefixes`). One whose next
-    blocks lie in the tier below waits until they are read (see `DiskLoads`). So the time of a step depends on the rows,
-    not on how many jobs wait. `costs` estimates how long computing takes.
+    Some jobs are *parked*: they are in no queue, so they block no other job and cost their client nothing. A fork waits
+    for its parent's prompt. A job whose next blocks another job computes may wait for them (see `InFlightPrefixes`). A
+    job whose next blocks are on disk waits until they are read (see `DiskLoads`). So the time of a step depends on the
+    rows, not on the number of waiting jobs. `costs` estimates how long computing takes.
     """
 
     def __init__(
@@ -70,83 +70,85 @@ class Admission:
         self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
         self._costs = costs or CostModel()
         self._disk_loads = DiskLoads(running.cache.disk_tier)
-        self._gates: dict[Job, WaitsFor] = {}
-        self._held: dict[WaitsFor, dict[Job, None]] = {}
+        self._waits_for: dict[Job, WaitsFor] = {}
+        self._parked: dict[WaitsFor, dict[Job, None]] = {}
         self.count = 0
         """How many wait."""
         self._nobody_at = _NEVER
 
     @property
     def waiting(self) -> list[Job]:
-        """Who waits, by priority and age."""
-        return sorted((*self._queues, *self._gates), key=lambda j: j.order)
+        """The waiting jobs, by priority and age."""
+        return sorted((*self._queues, *self._waits_for), key=lambda j: j.order)
 
     def enqueue(self, job: Job) -> None:
-        """Put a job into the queue, after its client's older ones."""
+        """Put a job into the queue, after its client's older jobs."""
         self.count += 1
         self._shares.arrive(job)
         self._queues.move(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
-            self._hold(job, job.fork_of)
+            self._park(job, job.fork_of)
         else:
             self._queues.add(job)
         self._nobody_at = _NEVER
 
     def remove(self, job: Job) -> None:
-        """Take a job out of the queue, because it has ended. Jobs that wait for it are let go."""
+        """Take a job out of the queue, because it has ended. Jobs that wait for it are woken."""
         self.count -= 1
-        gate = self._gates.pop(job, None)
-        if gate is None:
+        awaited = self._waits_for.pop(job, None)
+        if awaited is None:
             self._queues.remove(job)
         else:
-            del self._held[gate][job]
-            if not self._held[gate]:
-                del self._held[gate]
+            del self._parked[awaited][job]
+            if not self._parked[awaited]:
+                del self._parked[awaited]
         self._shares.withdraw(job)
-        self._release_reading(job)
-        self._let_go([job])
+        self._release_load(job)
+        self._wake([job])
 
     def stored(self, job: Job) -> None:
-        """Let others begin with the part of its prompt that a job has stored."""
-        self._let_go(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
+        """Let other jobs begin with the part of its prompt that a job has stored."""
+        self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
 
     def arrived(self, load: DiskLoad, pieces: Mapping[Key, Content]) -> None:
-        """Let the jobs begin that wait for what was found in the tier below."""
+        """Set what was read for a load, and wake the jobs that wait for it."""
         if self._disk_loads.arrived(load, pieces):
-            self._let_go([load])
+            self._wake([load])
 
     @property
     def stalled(self) -> bool:
-        """All waiting jobs are held. If none runs, they wait for the tier below."""
+        """Whether all waiting jobs are parked. If no job runs, they wait for the disk."""
         return self.count > 0 and self._queues.first is None
 
     def ask_again(self) -> None:
-        """Look again for a job that can begin: answers have become shorter, or a step may have more."""
+        """Look again for a job that can begin, because answers have become shorter, or a step may have more rows."""
         self._nobody_at = _NEVER
 
-    def release_claim(self, job: Job) -> None:
-        """Let go of the jobs that wait for this one: it has computed its prompt, or never will."""
-        self._let_go([*self._in_flight_prefixes.release(job), job])
+    def release_claims(self, job: Job) -> None:
+        """Wake the jobs that wait for this one, because it has computed its prompt, or never will."""
+        self._wake([*self._in_flight_prefixes.release(job), job])
 
     def leave(self, job: Job) -> None:
         """Note that a running job has ended. Its client gets back what it paid for tokens that were not generated."""
         self._shares.end(job)
         self._queues.move(job.client)
-        self.release_claim(job)
+        self.release_claims(job)
 
     def clear(self) -> None:
-        """Forget the queue, all claims and what clients have had."""
+        """Forget the queue, all claims, and what clients have had."""
         self._shares.clear()
         self._queues = ClientQueues(self._shares)
         self._in_flight_prefixes.clear()
         self._disk_loads.clear()
-        self._gates.clear()
-        self._held.clear()
+        self._waits_for.clear()
+        self._parked.clear()
         self.count = 0
         self._nobody_at = _NEVER
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if somebody is lost, out of order, or waits for what will never happen."""
+        """Raise AssertionError if a job is lost, out of order, or waits for something that has happened or never
+        will.
+        """
         assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
         assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
         self._shares.check_invariants()
@@ -156,23 +158,26 @@ class Admission:
         assert all(owner in self._running.jobs for owner in self._in_flight_prefixes.owners), (
             "a claim of a job that does not run"
         )
-        assert {(j, g) for j, g in self._gates.items()} == {(j, g) for g, held in self._held.items() for j in held}
-        for job, gate in self._gates.items():
-            if isinstance(gate, Job):
+        parked = {(job, awaited) for awaited, jobs in self._parked.items() for job in jobs}
+        assert set(self._waits_for.items()) == parked, "a job is parked for something else than it waits for"
+        for job, awaited in self._waits_for.items():
+            if isinstance(awaited, Job):
                 waits = _waits_for_parent(job)
+            elif isinstance(awaited, DiskLoad):
+                waits = awaited in self._disk_loads
             else:
-                waits = gate in self._disk_loads if isinstance(gate, DiskLoad) else gate in self._in_flight_prefixes
+                waits = awaited in self._in_flight_prefixes
             assert waits, f"job {job.id} waits for what has happened"
 
     def somebody_can_begin(self) -> bool:
-        """Whether `admit` would give some job a row. Jobs that turn out to wait for another are held."""
+        """Return whether `admit` would give a job a row. Jobs that turn out to wait for something are parked."""
         return self._next() is not None
 
     def admit(self) -> tuple[BlockCopy, ...]:
         """Give rows and blocks to the jobs that can begin. Return the block copies that this takes.
 
-        A step's loads are planned here and nowhere else. Until the last one is, no source of a copy is evicted (see
-        `step_memory.prepare`).
+        A step's loads are planned here and nowhere else. Until the last one is planned, no source of a copy is evicted
+        (see `step_memory.prepare`).
         """
         try:
             return tuple(self._admit())
@@ -193,7 +198,7 @@ class Admission:
             self.count -= 1
             self._shares.begin(job)
             self._queues.move(job.client)
-            self._release_reading(job)
+            self._release_load(job)
             if job.fork_of is not None:
                 job.cached = job.fork_of.cached
             elif not job.generation:
@@ -203,7 +208,7 @@ class Admission:
         return copies
 
     def _next(self) -> Beginning | None:
-        """The first job that can begin now; None if none can."""
+        """Return the first job that can begin now; None if none can."""
         running = self._running
         if not self.count or len(running.jobs) >= running.backoff.rows or self._nobody_at == running.changes:
             return None
@@ -217,7 +222,7 @@ class Admission:
         looked: Counter[Client] = Counter()
         limit, too_large = math.inf, 0
         room: list[int] = []
-        self._settle()
+        self._settle_accounts()
         while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= limit:
             if not self._within_share(job, tokens):
                 self._queues.pass_over(job.client)
@@ -233,13 +238,13 @@ class Admission:
                 continue
             looked[job.client] += 1
             match = running.match(job)
-            gate = job.fork_of if _waits_for_parent(job) else self._awaited(job, match)
-            if gate is not None:
+            awaited = job.fork_of if _waits_for_parent(job) else self._awaited(job, match)
+            if awaited is not None:
                 self._queues.remove(job)
-                self._hold(job, gate)
+                self._park(job, awaited)
                 if running.cache.states.needed:
-                    job.waited = isinstance(gate, Key)
-                    self._in_flight_prefixes.keep_state(gate)
+                    job.waited = isinstance(awaited, Key)
+                    self._in_flight_prefixes.keep_state(awaited)
             elif not running.fits(job, match):
                 limit = min(limit, self._shares.tokens(job.client) + size(job))
                 too_large += 1
@@ -250,20 +255,22 @@ class Admission:
                 if load is None or load.pieces is not None:
                     return job, match, load
                 self._queues.remove(job)
-                self._hold(job, load)
+                self._park(job, load)
         if _LOOKED_AT not in looked.values():
             self._nobody_at = running.changes
         return None
 
-    def _settle(self) -> None:
+    def _settle_accounts(self) -> None:
         """Charge the clients for what their rows have generated."""
         for job in self._running.jobs:
             if self._shares.settle(job):
                 self._queues.move(job.client)
 
     def _awaited(self, job: Job, match: Match | None) -> Key | None:
-        """The block that a job waits for. With recurrent states a job waits only once: the state may have been dropped
-        for others, and all that wait for it would begin one after the other.
+        """Return the block of another job that a job waits for; None if it waits for none.
+
+        With recurrent states a job waits only once: the state may have been dropped, and all jobs that wait for it
+        would begin one after the other.
         """
         snapshots = self._running.cache.states.snapshots
         in_vain = snapshots is not None and (job.waited or not snapshots.most)
@@ -277,26 +284,26 @@ class Admission:
             return None
         return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)
 
-    def _release_reading(self, job: Job) -> None:
+    def _release_load(self, job: Job) -> None:
         load = self._disk_loads.release(job)
         if load is not None:
-            self._let_go([load])
+            self._wake([load])
 
-    def _hold(self, job: Job, gate: WaitsFor) -> None:
-        """Hold a job, so that others pass it."""
-        self._gates[job] = gate
-        self._held.setdefault(gate, {})[job] = None
+    def _park(self, job: Job, awaited: WaitsFor) -> None:
+        """Take a job out of the queues until `awaited` has happened."""
+        self._waits_for[job] = awaited
+        self._parked.setdefault(awaited, {})[job] = None
 
-    def _let_go(self, gates: Iterable[WaitsFor]) -> None:
-        """Put jobs back in line: what they waited for has happened, or never will."""
-        for gate in gates:
-            for job in self._held.pop(gate, ()):
-                del self._gates[job]
+    def _wake(self, happened: Iterable[WaitsFor]) -> None:
+        """Put the jobs back into their queues that waited for these things."""
+        for awaited in happened:
+            for job in self._parked.pop(awaited, ()):
+                del self._waits_for[job]
                 self._queues.add(job)
         self._nobody_at = _NEVER
 
     def _tokens_of_clients(self) -> dict[str, int]:
-        """The tokens that each client has running, prompts and answers."""
+        """Return the tokens that each client has running, prompts and answers."""
         tokens: dict[str, int] = {}
         for job in self._running.jobs if self.client_tokens is not None else ():
             if job.client is not None:
@@ -304,7 +311,7 @@ class Admission:
         return tokens
 
     def _within_share(self, job: Job, tokens: Mapping[str, int]) -> bool:
-        """Whether the job's client may have it running; one request is always allowed."""
+        """Return whether the job's client may have it running. One request is always allowed."""
         if self.client_tokens is None or job.client is None or not tokens.get(job.client):
             return True
         return tokens[job.client] + job.max_total_tokens <= self.client_tokens

@@ -1,4 +1,4 @@
-"""Client queues: the waiting jobs of each client, and the clients in the order of their turns. No mlx."""
+"""Client queues: the waiting jobs of each client, and the clients in the order of their turns. Without mlx."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ T = TypeVar("T")
 Order = tuple[float, int]
 
 _FEW = 16
-"""So few things that have left a heap are not worth a look at all of it."""
+"""How many removed things a heap may always keep."""
 
 
 class Ordered(Generic[T]):
-    """Things by their order, no two of the same. A thing that comes back may have the order of its old entry in the
-    heap: the later entry counts as later.
+    """Things by their order. No two things have the same order, but a thing may come back with the order of its removed
+    entry; then the later entry counts.
 
-    It is a heap. Removed things stay in it until they come to the top, or are half of it. So `add` and `remove` cost
-    O(log n) in the mean, wherever the thing stands, and `first` O(1).
+    It is a heap. Removed things stay in it until they come to the top, or make up half of it. So `add` and `remove`
+    cost O(log n) on average, wherever the thing is, and `first` costs O(1).
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Ordered(Generic[T]):
         return len(self._orders)
 
     def __iter__(self) -> Iterator[T]:
-        """All things, in no order."""
+        """Yield all things, in no particular order."""
         return iter(self._orders)
 
     @property
@@ -42,14 +42,14 @@ class Ordered(Generic[T]):
         return self._heap[0][2]
 
     def add(self, order: Order, thing: T) -> None:
-        """Put a thing in its place; one that is here already moves there."""
+        """Add a thing at its place. A thing that is here already moves there."""
         self._orders[thing] = order
         self._added += 1
         heappush(self._heap, (order, self._added, thing))
         self._tidy()
 
     def remove(self, thing: T) -> None:
-        """Take a thing out."""
+        """Remove a thing."""
         del self._orders[thing]
         self._tidy()
 
@@ -62,8 +62,8 @@ class Ordered(Generic[T]):
 
 
 class ClientQueues:
-    """The waiting jobs. Each client has a line, ordered by priority and age, and turns order the lines. A line can be
-    passed over as a whole, however long it is.
+    """The waiting jobs. Each client has a queue, ordered by priority and age, and `turns` orders the queues. A queue
+    can be passed over as a whole, however long it is.
     """
 
     def __init__(self, turns: FairShare) -> None:
@@ -76,16 +76,16 @@ class ClientQueues:
         return sum(map(len, self._lines.values()))
 
     def __iter__(self) -> Iterator[Job]:
-        """All jobs, in no order."""
+        """Yield all jobs, in no particular order."""
         return (job for line in self._lines.values() for job in line)
 
     @property
     def first(self) -> Job | None:
-        """The first job of the client whose turn it is and that is not passed over; None if there is none."""
+        """The first job of the client whose turn it is, without clients that are passed over; None if there is none."""
         return self._lines[self._heads.first].first if self._heads else None
 
     def add(self, job: Job) -> None:
-        """Put a job into its place in its client's line."""
+        """Put a job at its place in its client's queue."""
         line = self._lines.get(job.client)
         if line is None:
             line = self._lines[job.client] = Ordered()
@@ -93,7 +93,7 @@ class ClientQueues:
         line.add(job.order, job)
 
     def remove(self, job: Job) -> None:
-        """Out of its line, which need not be its first."""
+        """Take a job out of its client's queue, at whatever place it is."""
         line = self._lines[job.client]
         line.remove(job)
         if not line:
@@ -101,17 +101,19 @@ class ClientQueues:
             del self._lines[job.client]
 
     def move(self, client: Client) -> None:
-        """A client's account has changed, so its line has another place, if it has one. None is passed over now."""
+        """Move a client's queue to its place after the client's account has changed. No client may be passed over
+        now.
+        """
         if client in self._lines:
             self._heads.add(self._turns.place(client), client)
 
     def pass_over(self, client: Client) -> None:
-        """Leave a client's whole line out until `bring_back`; O(log clients)."""
+        """Leave a client's whole queue out until `bring_back`. Costs O(log clients)."""
         self._heads.remove(client)
         self._passed.append(client)
 
     def bring_back(self) -> None:
-        """Nobody is passed over any more."""
+        """End all calls of `pass_over`."""
         for client in self._passed:
             self._heads.add(self._turns.place(client), client)
         self._passed.clear()

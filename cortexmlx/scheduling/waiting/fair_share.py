@@ -1,4 +1,4 @@
-"""Fair shares: tokens that each client has had, which decide whose turn it is. No mlx."""
+"""Fair shares: the tokens that each client has had, which decide whose turn it is. Without mlx."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from heapq import heappop, heappush
 from cortexmlx.scheduling.job import Job
 
 QUANTUM = 32
-"""Tokens that each waiting client may still have before a new one. It must be above 0: otherwise a stream of new
-clients would keep one that has had more waiting for ever.
+"""Tokens that each waiting client may still have before a new client. It must be above 0: otherwise a stream of new
+clients could keep an older one waiting for ever.
 """
 
 ADVANCE = 256
-"""Tokens of an answer that are charged when it begins, as its length is unknown. Without an advance many answers would
-begin at the price of one long prompt. What is not used is paid back.
+"""Tokens of an answer that are charged when it begins, since its length is unknown. Without an advance, many answers
+could begin at the price of one long prompt. Unused tokens are paid back.
 """
 
 Client = str | None
 Place = tuple[int, int]
-"""Where a client stands among those that wait: its tokens, then the number of its arrival."""
+"""A client's place among the waiting clients: its tokens, then the number of its arrival."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of a client."""
+    """The account of one client."""
 
     tokens: int
     """Tokens that it has had, on a scale that all clients share."""
     number: int
+    """The number of its arrival."""
     requests: int = 0
-    """How many of its requests wait, held ones included."""
+    """How many of its requests wait, parked ones included."""
     rows: int = 0
-    """How many run."""
+    """How many of its requests run."""
     owed: bool = False
-    """It is in the heap of clients that are idle and have had more than others."""
+    """Whether it is idle, has had more than others, and is therefore in the heap of such clients."""
 
 
 class FairShare:
@@ -42,8 +43,8 @@ class FairShare:
 
     The client with the fewest tokens is next: a deficit round robin, whose deficit is the distance to the others. A
     request costs the prompt tokens that must be computed and the tokens of its answer. `now` is the account of the
-    client that was served last. A client without requests begins again `QUANTUM` tokens below `now`, so it cannot save
-    up turns; if it has had more than that, it keeps its own account. Accounts of idle clients are dropped as soon as
+    client that was served last. A client without requests begins again `QUANTUM` tokens after `now`, so it cannot save
+    up turns. If it has had more than that, it keeps its own account. Accounts of idle clients are dropped as soon as
     they make no difference, and all accounts when no request waits or runs.
     """
 
@@ -55,21 +56,23 @@ class FairShare:
         self._open = 0
 
     def __len__(self) -> int:
-        """Accounts that are kept."""
+        """Return how many accounts are kept."""
         return len(self._accounts)
 
     def tokens(self, client: Client) -> int:
-        """What a client has had that waits or runs."""
+        """Return the tokens that a waiting or running client has had."""
         return self._accounts[client].tokens
 
     def place(self, client: Client) -> Place:
-        """Where a client stands that waits or runs."""
+        """Return the place of a waiting or running client."""
         account = self._accounts[client]
         return account.tokens, account.number
 
     def arrive(self, job: Job) -> None:
-        """A job waits, for the first time or because it lost its row. One that lost its row has had its turn, so it
-        brings its client to the front; what it did not generate is paid back.
+        """Note that a job waits, for the first time or because it lost its row.
+
+        A job that lost its row has had its turn, so it brings its client to the front. What it did not generate is paid
+        back.
         """
         account = self._accounts.setdefault(job.client, _Account(0, 0))
         if job.generation:
@@ -84,12 +87,14 @@ class FairShare:
         self._open += 1
 
     def withdraw(self, job: Job) -> None:
-        """A job that waited has ended."""
+        """Note that a waiting job has ended."""
         self._accounts[job.client].requests -= 1
-        self._close(job.client)
+        self._one_request_less(job.client)
 
     def begin(self, job: Job) -> None:
-        """A job that waited has a row. Its client pays for the prompt tokens that are not cached, and in advance."""
+        """Note that a waiting job got a row. Its client pays for the prompt tokens that are not cached, and an
+        advance.
+        """
         account = self._accounts[job.client]
         self.now = max(self.now, account.tokens)
         account.requests -= 1
@@ -100,14 +105,14 @@ class FairShare:
         self._drop_equal()
 
     def settle(self, job: Job) -> bool:
-        """Charge what a running job has generated beyond what is paid; return whether that was anything."""
+        """Charge what a running job has generated beyond what is paid. Return whether that was anything."""
         return self._pay(job, job.price + max(job.generated, _advance(job)))
 
     def end(self, job: Job) -> None:
-        """A running job has ended: pay back what it did not generate."""
+        """Note that a running job has ended. What it did not generate is paid back."""
         self._pay(job, job.price + job.generated)
         self._accounts[job.client].rows -= 1
-        self._close(job.client)
+        self._one_request_less(job.client)
 
     def clear(self) -> None:
         """Forget all accounts."""
@@ -129,8 +134,8 @@ class FairShare:
         self._accounts[job.client].tokens += due
         return due != 0
 
-    def _close(self, client: Client) -> None:
-        """One of a client's requests is gone."""
+    def _one_request_less(self, client: Client) -> None:
+        """Note that one of a client's requests has ended."""
         self._open -= 1
         if not self._open:
             self.clear()
@@ -138,7 +143,7 @@ class FairShare:
             self._drop_or_owe(client)
 
     def _drop_equal(self) -> None:
-        """Drop the accounts of idle clients that a new client would begin with, too."""
+        """Drop the accounts of idle clients that are no higher than that of a new client."""
         while self._owed and self._owed[0][0] <= self.now + QUANTUM:
             *_, client = heappop(self._owed)
             self._accounts[client].owed = False
@@ -158,7 +163,9 @@ class FairShare:
 
 
 def size(job: Job) -> int:
-    """Tokens that a job needs to begin: its own, cached or not, and those of its answer that are charged then."""
+    """Return the tokens that a job needs to begin: its own, cached or not, and those of its answer that are charged in
+    advance.
+    """
     return len(job.tokens) + max(0, _advance(job) - job.generated)
 
 

@@ -1,4 +1,4 @@
-"""In-flight prefixes: prompt blocks that a running job is computing, which others may wait for. No mlx."""
+"""In-flight prefixes: prompt blocks that a running job computes, which other jobs may wait for. Without mlx."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from cortexmlx.kv.prefix import Key, Match
 from cortexmlx.scheduling.job import Job
 
 WORTH_WAITING = 32
-"""Prompt tokens that cost about as much as a step that computes nothing: what a GPU multiplies while it reads a weight.
-"""
+"""Prompt tokens that cost about as much as an empty step: as many as a GPU can multiply while it reads a weight."""
 
 
 class InFlightPrefixes:
-    """A running job *claims* the blocks of its prompt until they are stored. A job that would compute the same blocks
-    may wait for them.
+    """The blocks that running jobs *claim*: those of their prompts, until they are stored. A job that would compute the
+    same blocks may wait for them.
 
     Waiting saves the shared tokens and costs a step, since the row is empty meanwhile. A step has a price whatever it
     computes, because it reads all weights. So a job waits if that saves it at least `worth_waiting` tokens, which cost
-    as much. The bar is low on purpose: all that wait pay for one step together, and each saves the tokens.
+    as much. The bar is low on purpose: all waiting jobs together pay for one step, and each of them saves the tokens.
     """
 
     def __init__(self, block_size: int, worth_waiting: int) -> None:
@@ -32,18 +31,18 @@ class InFlightPrefixes:
 
     @property
     def owners(self) -> set[Job]:
-        """The jobs that claim something."""
+        """The jobs that claim blocks."""
         return {*self._owners.values(), *self._open}
 
     def claim(self, job: Job) -> None:
-        """Claim the blocks of a job's prompt that it has not found: the job begins."""
+        """Claim the blocks of a beginning job's prompt that were not cached."""
         self._open[job] = job.num_computed_tokens // self._block_size
         for key in job.keys[self._open[job] :]:
             self._owners.setdefault(key, job)
 
     def release(self, job: Job, blocks: int | None = None) -> list[Key]:
         """End the claims to a job's first `blocks` blocks, which are stored (None: all its claims). Return the keys
-        that no job claims from now on.
+        that no job claims any more.
         """
         begin = self._open.pop(job, len(job.keys))
         if blocks is not None and blocks < len(job.keys):
@@ -54,8 +53,8 @@ class InFlightPrefixes:
         return freed
 
     def awaited(self, job: Job, match: Match) -> Key | None:
-        """The last of the blocks after `match` that another is computing for this job, too; None if it should not
-        wait for them.
+        """Return the last of the blocks after `match` that another job computes, and that this job shares. None if it
+        should not wait for them.
         """
         begin = len(match.entries)
         owner = self._owners.get(job.keys[begin]) if begin < len(job.keys) else None
@@ -70,7 +69,7 @@ class InFlightPrefixes:
         return last if last in self._owners else job.keys[begin]
 
     def keep_state(self, gate: object) -> None:
-        """If the gate is a block, let the job that computes it keep its recurrent state after it."""
+        """If `gate` is a block, have the job that computes it keep its recurrent state after it."""
         if isinstance(gate, Key) and (owner := self._owners.get(gate)) is not None:
             owner.cuts.add((owner.keys.index(gate) + 1) * self._block_size)
 

@@ -34,7 +34,7 @@ def test_each_scored_token_stands_behind_the_row_that_has_its_logits(
         first = min(first, length - 1)
         count = min(count, length - first)
         scheduled.append((job, count))
-        segments.append(Segment(job.id, 0, first, count, scored=job.scored_behind(first, first + count)))
+        segments.append(Segment(job.id, 0, first, count, scored=job.scored_after(first, first + count)))
         flat += [10 * number + first + place for place in range(count)]
     scoring = scoring_of(scheduled, segments)
     wanted = [

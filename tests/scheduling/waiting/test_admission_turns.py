@@ -162,7 +162,7 @@ def test_a_preempted_request_comes_before_new_clients() -> None:
     job = desk.ask([1] * 9, "a", max_tokens=300)
     desk.step(3)
     desk.ask([2] * 9, "b")
-    desk.scheduler.start_over()
+    desk.scheduler.restart_rows()
     desk.step()
     assert job.running
 

@@ -126,7 +126,7 @@ def test_after_a_failed_step_nothing_is_waited_for() -> None:
     below = Below()
     below.ask(50)
     below.step()
-    below.scheduler.forget_all()
+    below.scheduler.fail_all()
     below.answer(below.requested[0])
     assert below.scheduler.idle and not below.scheduler.jobs
     below.ask(50)

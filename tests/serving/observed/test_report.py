@@ -42,7 +42,7 @@ def test_a_prompt_that_began_again_is_counted_once_as_cached(tiny: Any) -> None:
     driver.add(tokens_of(30, seed=30), 50)
     driver.step(5)
     driver.core.drain()
-    driver.core.scheduler.start_over()
+    driver.core.scheduler.restart_rows()
     driver.answers([], 5)
     assert driver.core.stats().cached_tokens == 29
 
