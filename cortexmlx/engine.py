@@ -26,7 +26,7 @@ from cortexmlx.serving.app.arguments import (
     checked_token,
     checked_tokens,
 )
-from cortexmlx.serving.app.callbacks import CallbackThreads, tell_progress
+from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
 from cortexmlx.serving.app.submitter import Submitter
@@ -35,7 +35,7 @@ from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import NotCopyable, RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
-from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, ended
+from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, completion_of
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Worker
 from cortexmlx.sessions.conversation import Conversation
@@ -142,7 +142,7 @@ class Engine(NotCopyable):
         handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout)
         try:
             for event in handle if on_progress is not None else ():
-                tell_progress(on_progress, event)
+                report_progress(on_progress, event)
             return handle.result()
         except BaseException:
             handle.cancel()
@@ -302,12 +302,12 @@ class Engine(NotCopyable):
         params = with_keywords(params, **sampling)
         checked_function("on_progress", on_progress)
         if on_progress is None:
-            return await ended(partial(self._submitter.asubmit, self, prompt, params, cache, timeout))
+            return await completion_of(partial(self._submitter.asubmit, self, prompt, params, cache, timeout))
         done: Completion | None = None
         async with self.astream(prompt, params, cache=cache, timeout=timeout) as events:
             async for event in events:
                 done = event.completion
-                tell_progress(on_progress, event)
+                report_progress(on_progress, event)
         assert done is not None  # the last event has it
         return done
 

@@ -21,7 +21,7 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stream import TextDelta, TextStream
 
 PROGRESS_SECONDS = 0.1
-"""Least time between two progress events."""
+"""Seconds between two progress events at least."""
 
 if TYPE_CHECKING:
     from cortexmlx.execution.boundary import StepResult, TokenScores
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 class PromptScores:
-    """Collects the log-probabilities of a prompt's tokens, and of the `top` likeliest tokens at each place."""
+    """The log-probabilities of a prompt's tokens, and of the `top` likeliest tokens at each place, collected piece by
+    piece.
+    """
 
     def __init__(self, prompt: Sequence[int], top: int) -> None:
         self._prompt = prompt
@@ -39,7 +41,9 @@ class PromptScores:
         self._top_logprobs = np.empty((len(prompt), top), np.float32)
 
     def take(self, where: range, scores: TokenScores) -> None:
-        """Add those of the tokens at the positions `where`, which are the first unknown ones."""
+        """Add the log-probabilities of the tokens at the positions `where`, which are the first ones that are not known
+        yet.
+        """
         assert where.start <= self._known, "tokens of a prompt were left out"
         place, top = slice(where.start, where.stop), self._top_ids.shape[1]
         self._logprobs[place] = scores.logprobs
@@ -47,13 +51,13 @@ class PromptScores:
         self._known = where.stop
 
     def listed(self) -> PromptLogprobs:
-        """All that are known so far."""
+        """Return all that are known so far."""
         n = self._known
         return PromptLogprobs(self._prompt[:n], self._logprobs[:n], self._top_ids[:n], self._top_logprobs[:n])
 
 
 class RequestAnswers:
-    """All answers of a request. Their events go to its `handle`, and the last one carries the completion."""
+    """All answers of a request. Their events go to its `handle`. The last event carries the completion."""
 
     def __init__(self, request: QueuedRequest, handle: RequestHandle) -> None:
         self.request = request
@@ -71,13 +75,13 @@ class RequestAnswers:
         return sum(a.job.generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
 
     def decode(self) -> None:
-        """Note that an answer has its first token, so that the prompt is computed."""
+        """Note that an answer has its first token, so the prompt is computed."""
         self.handle.advance(RequestState.DECODING)
         if self.scores is not None and self.handle.prompt_logprobs is None:
             self.handle.prompt_logprobs = self.scores.listed()
 
     def tell(self, event: TokenEvent) -> None:
-        """Pass an event on, unless it is not known yet which answers will be kept."""
+        """Pass an event to the handle, unless it is not known yet which answers will be kept."""
         if not self._chosen_later:
             self.handle.push(event)
 
@@ -122,7 +126,9 @@ class Answer:
         answers.open.append(self)
 
     def begin_step(self, segment: Segment, now: float) -> None:
-        """Note that a step computes `segment` of its text. If that is one of several pieces, push a progress event."""
+        """Note that a step computes `segment` of the answer's text. If the prompt takes several pieces, push a progress
+        event.
+        """
         total, first = len(self.job.tokens), segment.first
         more, beginning = first + segment.count < total, self.started is None
         if not (beginning or more or self._reading_from is not None):
@@ -148,8 +154,8 @@ class Answer:
         self.of_request.scores.take(where, scores)
 
     def take(self, token: int, now: float, logprob: TokenLogprob | None = None, stop_token: bool = False) -> bool:
-        """Take the next token, which came `now` on the performance counter. A `stop_token` has no text. Return whether
-        a stop string is complete.
+        """Take the next token, which came at `now` on the performance counter. A `stop_token` has no text. Return
+        whether a stop string is complete.
         """
         self.last = now
         if self.first is None:
@@ -204,7 +210,9 @@ class Answer:
 
 
 def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> TokenLogprob | None:
-    """The log-probability of the token at `index` in a step's result, beside the `likeliest` tokens at its place."""
+    """Return the log-probability of the token at `index` in a step's result, with those of the `likeliest` tokens at
+    its place. None if the step computed none.
+    """
     if result.logprobs is None:
         return None
     top: tuple[tuple[int, float], ...] = ()
@@ -214,7 +222,7 @@ def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> To
 
 
 def no_token(job: Job) -> CortexError:
-    """Why a request fails whose logits leave no token to choose."""
+    """Return the error for a request whose logits leave no token to choose."""
     where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
     if job.processed:
         return LogitsProcessorError(
@@ -228,16 +236,16 @@ def no_token(job: Job) -> CortexError:
 
 
 def _likelihood(completion: Completion) -> float:
-    """The log-probability of an answer; one that was cancelled before its first token comes last."""
+    """Return the log-probability of an answer. An answer that was cancelled before its first token comes last."""
     known = completion.cumulative_logprob
     return -math.inf if known is None else known
 
 
-def asked(request: QueuedRequest, index: int) -> QueuedRequest:
-    """The request of the job that computes the answer `index`. The job of the first answer scores the prompt.
+def request_of_job(request: QueuedRequest, index: int) -> QueuedRequest:
+    """Return the request of the job that computes answer `index`. The job of the first answer scores the prompt.
 
-    If the prompt is only scored, the job gets all of it but the last token, and generates one. The logits of that token
-    score the last one; the token itself is dropped.
+    If the prompt is only scored, the job gets all of it but the last token, and generates one token. The logits of that
+    step score the prompt's last token; the generated token is dropped.
     """
     params = scored(request.params)
     computed = request.prompt[:-1] or request.prompt if request.params.only_scores else request.prompt
@@ -246,8 +254,8 @@ def asked(request: QueuedRequest, index: int) -> QueuedRequest:
 
 
 def scored(params: SamplingParams) -> SamplingParams:
-    """`params` with what choosing the best of several answers takes, log-probabilities, and what scoring a prompt alone
-    takes, one token.
+    """Return `params` with what is needed internally: log-probabilities to choose the best of several answers, and one
+    token to score a prompt alone.
     """
     if params.only_scores:
         return SamplingParams(max_tokens=1, prompt_logprobs=params.prompt_logprobs, priority=params.priority)
@@ -259,5 +267,5 @@ def scored(params: SamplingParams) -> SamplingParams:
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of the answer `index` of a request: its own for each, and the request's for the first."""
+    """Return the seed of answer `index` of a request. Each answer has its own; the first has the request's."""
     return (seed + index * 0x9E3779B97F4A7C15) % 2**63 if index else seed

@@ -1,4 +1,4 @@
-"""AsCompleted: many prompts, answered in the order in which they finish."""
+"""AsCompleted: many prompts, whose answers come in the order in which they finish."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Listener = Callable[[TokenEvent], None]
 
 
 class NotYet(Enum):
-    """In the place of a prompt: there is none yet. What has ended is handed out before the next is asked for. It has no
-    index, and no parameters of its own.
+    """Stands for a prompt that is not available yet. Answers that have ended are returned before the next prompt is
+    asked for. It has no index, and no parameters of its own.
     """
 
     NOT_YET = "not yet"
@@ -34,13 +34,13 @@ class NotYet(Enum):
 class AsCompleted(NotCopyable, Iterator[Result]):
     """An iterator of (index of the prompt, its completion or its error), in the order of finishing.
 
-    Prompts are read by whoever iterates: as many that at most `ahead` are read and not handed out, and none that lies
-    `window` or more behind the oldest of these. `together`: the prompts are at hand, so that what is read in one go
-    reaches the scheduler in one go; else each is submitted when it is read. `check` makes a submission or raises what
-    is wrong with it, `submit` queues some and appends their handles.
+    The thread that iterates reads the prompts. At most `ahead` prompts are read and not yet returned, and none is read
+    that comes `window` or more after the oldest of these. With `together`, the prompts that are read in one go reach
+    the scheduler in one go; otherwise each is submitted when it is read. `check` makes a submission, or raises what is
+    wrong with it. `submit` queues submissions and appends their handles.
 
     Whatever ends the iteration early (`close`, an interrupt, an error of the prompts' iterator, a closed engine)
-    cancels what is not finished, and so does dropping the iterator.
+    cancels what has not finished, and so does dropping the iterator.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class AsCompleted(NotCopyable, Iterator[Result]):
             raise
 
     def finished(self) -> Iterator[Result]:
-        """Those that have ended and were not handed out yet, without waiting for any; after `close` as well. What a
-        closed engine ended is left out.
+        """Yield the answers that have ended and were not returned yet, without waiting. It also works after `close`.
+        Requests that a closed engine has ended are left out.
         """
         while not self._ended.empty():
             index = self._ended.get()
@@ -100,7 +100,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 yield result
 
     def close(self) -> None:
-        """Cancel what is not finished, and read no more. Safe to call again."""
+        """Cancel what has not finished, and read no more prompts. Safe to call again."""
         self._closed = True
         for item in self._open.values():
             if isinstance(item, RequestHandle):
@@ -110,7 +110,9 @@ class AsCompleted(NotCopyable, Iterator[Result]):
         self.close()
 
     def _fill(self) -> bool:
-        """Read and submit what there is room for; whether it ended with a prompt that is not there yet."""
+        """Read and submit prompts while there is room. Return whether it stopped at a prompt that is not
+        available yet.
+        """
         group: dict[int, Submission] = {}
         waiting = False
         while self._has_room() and (asked := next(self._asked, None)) is not None:
@@ -120,7 +122,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 break
             index, self._read = self._read, self._read + 1
             try:
-                submission = self._check(prompt, params, _teller(self._ended, index))
+                submission = self._check(prompt, params, _end_listener(self._ended, index))
             except EngineClosed:
                 raise
             except CortexError as error:
@@ -168,9 +170,10 @@ class AsCompleted(NotCopyable, Iterator[Result]):
 def paired(
     prompts: Iterable[Prompt | NotYet], params: SamplingParams | Iterable[SamplingParams] | None
 ) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
-    """Each prompt with its parameters: the same for all, or one each. Raises InvalidRequest if there are not as many,
-    at once where both can be counted, else when one ends before the other; and for a single text, each character of
-    which would be a prompt.
+    """Return each prompt with its parameters: the same for all prompts, or one each.
+
+    Raises InvalidRequest if the numbers differ: at once if both can be counted, otherwise when one of them ends. Also
+    raises it for a single text, each character of which would be a prompt.
     """
     if isinstance(prompts, (str, bytes, ChatPrompt)):
         raise InvalidRequest("prompts are a list of prompts, or any other iterable: put a single one into a list")
@@ -202,8 +205,10 @@ def _one_each(
         raise InvalidRequest(f"{count} prompts need {count} params, not more")
 
 
-def _teller(ended: queue.SimpleQueue[int], index: int) -> Listener:
-    """A listener that says that the request has ended. It does not hold the iterator, which can so be dropped."""
+def _end_listener(ended: queue.SimpleQueue[int], index: int) -> Listener:
+    """Return a listener that puts `index` into `ended` when the request has ended. It does not refer to the iterator,
+    which can therefore be dropped.
+    """
 
     def listen(event: TokenEvent) -> None:
         if event.completion is not None or event.error is not None:

@@ -33,12 +33,12 @@ _FRAGMENTED = 0.5
 """Fragmentation above which an idle engine compacts its arena."""
 
 _BLOCKS_AT_ONCE = 256
-"""How many blocks compaction copies at a time: bounds its memory."""
+"""How many blocks compaction copies at a time. It bounds its memory."""
 
 
 class EngineCore:
-    """Drives an opened model by `step`: what the scheduler plans, the runner carries out, and the requests get. All of
-    it runs on the engine's thread.
+    """Runs an opened model step by step: the scheduler plans, the runner computes, and the requests get the results.
+    All of it runs on the engine's thread.
     """
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
@@ -88,11 +88,11 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do until the next request."""
+        """Whether there is nothing to do until the next request."""
         return self.scheduler.idle and not self._in_flight
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops) -> None:
-        """Queue a request, whose answers end at `stops`; one that cannot run fails at once."""
+        """Queue a request, whose answers end at `stops`. A request that cannot run fails at once."""
         self.cache.pools.expect_back()
         self.pins.settle_again()
         try:
@@ -103,16 +103,18 @@ class EngineCore:
         self.requests.add(request, handle, stops)
 
     def cancel(self, request: RequestId) -> None:
-        """End a request with the text it has; nothing happens if it has ended."""
+        """End a request with the text it has. Does nothing if it has ended."""
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None) -> tuple[int, int]:
-        """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest where it has no use."""
+        """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest if pinning is useless
+        here.
+        """
         self._model.check_pins()
         return self.pins.add(tokens, None if self.scheduler.config.share_between_clients else client)
 
     def fail_all(self, error: CortexError) -> None:
-        """End every request with an error and drop what is in flight."""
+        """End every request with an error, and drop everything in flight."""
         self.backend.reconsider()
         self._in_flight.clear()
         self.runner.forget()
@@ -121,9 +123,10 @@ class EngineCore:
         self.requests.fail_all(error)
 
     def begin_anew(self) -> None:
-        """Forget all requests, the arena and its owners, and count from zero. An exception may have landed between any
-        two statements, so only the model is trusted. The caller fails the handles. Raises MemoryRefused: the old arena
-        is given back before there is a new one.
+        """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
+        between any two statements, so only the model is trusted.
+
+        The caller fails the handles. Raises MemoryRefused: the old arena is given back before there is a new one.
         """
         self._in_flight.clear()
         self.requests.forget()
@@ -133,7 +136,9 @@ class EngineCore:
         self.pins.move_to(self.cache)
 
     def relieve(self, critical: bool) -> None:
-        """Give memory back: half of the unused cached blocks, or (critical) all of them and the arena's free end."""
+        """Give memory back: half of the unused cached blocks, or, if `critical`, all of them and the free end of the
+        arena.
+        """
         if self.scheduler.idle:
             self.drain()
         self.scheduler.relieve(critical)
@@ -141,13 +146,15 @@ class EngineCore:
         self.runner.trim()
 
     def compact(self) -> int:
-        """Move cached blocks together, if nothing is running, so that the free ones are one run. Return how many."""
+        """If nothing is running, move cached blocks together, so that the free blocks are one run. Return how many
+        moved.
+        """
         return self._unless_refused(self._move_together()) or 0 if self.idle else 0
 
     def tidy(self) -> bool:
-        """Tidy up when nothing is left to do: keep no memory of the last step, compact a badly fragmented arena, and
-        give its end back if `relieve` asked for that. Then copy some cached blocks to the store. Return whether there
-        are more to copy.
+        """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena, and
+        shrink the arena if `relieve` asked for it. Then copy some cached blocks to the store. Return whether there are
+        more to copy.
         """
         if not self.idle:
             return False
@@ -172,7 +179,7 @@ class EngineCore:
         return self.cache.pools.bytes_in_use + (self.runner.bytes.tail if self.scheduler.rows_running else 0)
 
     def release(self) -> None:
-        """Let go of all memory. The core is of no use afterwards. Safe to call again."""
+        """Free all memory. The core cannot be used afterwards. Safe to call again."""
         parts = vars(self)
         self._in_flight.clear()
         if "requests" in parts:
@@ -191,7 +198,7 @@ class EngineCore:
             self._collect()
 
     def _look(self, at_work: bool) -> None:
-        """Note how full the engine is: now and then while it is at work, and when it stops."""
+        """Record how full the engine is: now and then while it works, and when it stops."""
         seconds = time.perf_counter() - self.measured.began
         self._at_work = at_work
         if at_work and not self.measured.timeline.due(seconds):
@@ -203,7 +210,7 @@ class EngineCore:
     # -- inside a step ------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        """Do what may not wait for the next step's plan: first tokens, and the store's copies."""
+        """Do what must come before the next step's plan: first tokens, and copies to the store."""
         newest = self._in_flight[-1] if self._in_flight else None
         if newest is not None and newest.kind is StepKind.MIXED and self.runner.computes_at_dispatch:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
@@ -213,7 +220,7 @@ class EngineCore:
             self._unless_refused(self.disk.copy_in_between(self._step_seconds))
 
     def _plan(self) -> StepPlan | None:
-        """Plan the next step. Answers that begin in it are told, and those that are refused memory end here."""
+        """Plan the next step. Notify the answers that begin in it, and end those that are refused memory."""
         with self.measured.planning:
             plan = self.scheduler.plan(len(self._in_flight))
         if self.scheduler.ended:
@@ -251,16 +258,17 @@ class EngineCore:
             self.requests.cancel_asked(plan)
 
     def _unless_refused(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
-        """Return an answer of the runner or the disk. If memory was refused, make do with less and return None."""
+        """Return an answer of the runner or the disk. If memory was refused, restart with less and return None."""
         if not isinstance(answer, Refused):
             return answer
         self._restart_with_less(plan, answer)
         return None
 
     def _restart_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
-        """Begin all rows again with their tokens, fewer at once, after memory was refused. What the steps in flight
-        write is not trusted. So the cached blocks go, and the arena, unless it was the arena that may not grow. A
-        request that gets no farther alone fails.
+        """Restart all rows with their tokens, fewer at once, after memory was refused.
+
+        What the steps in flight write is not trusted. So the cached blocks are dropped, and the arena too, unless only
+        the arena's growth was refused. A request that gets no farther alone fails.
         """
         log.warning("memory was refused, and requests begin again with less: %s", refused.why)
         arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.grows_back
@@ -286,7 +294,7 @@ class EngineCore:
     # -- the arena between two requests -------------------------------------------------------------------------------
 
     def _move_together(self) -> int | Refused:
-        """Move cached blocks together so that the free ones are one run. Return how many moved."""
+        """Move cached blocks together, so that the free blocks are one run. Return how many moved."""
         copies = self.cache.compact()
         for start in range(0, len(copies), _BLOCKS_AT_ONCE):
             if refused := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):
@@ -294,7 +302,7 @@ class EngineCore:
         return len(copies)
 
     def _give_end_back(self) -> Refused | None:
-        """Bring the arena to the cache's size; where the system refuses the smaller one, it stays as it is."""
+        """Resize the arena to the cache's size. If the system refuses the smaller arena, the old one stays."""
         refused = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
         if refused is None or not refused.of_arena:
@@ -303,5 +311,5 @@ class EngineCore:
         return None
 
     def stats(self) -> EngineStats:
-        """See `EngineStats`."""
+        """Return the engine's statistics."""
         return engine_stats(self)

@@ -15,18 +15,18 @@ _FEW = 16
 
 class Deadlines:
     """When requests must have ended, on the performance counter. `pending` is a heap. Requests that have ended stay in
-    it until they come to the top or are more than half of it.
+    it until they come to the top, or make up more than half of it.
     """
 
     def __init__(self) -> None:
         self.pending: list[tuple[float, RequestId]] = []
 
     def add(self, request: RequestId, deadline: float) -> None:
-        """A request must have ended by then."""
+        """Set when a request must have ended."""
         heapq.heappush(self.pending, (deadline, request))
 
     def passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
-        """Those of `running` that should have ended by `now`, each once."""
+        """Yield those of `running` that should have ended by `now`, each once."""
         if len(self.pending) > 2 * len(running) + _FEW:
             self.pending = [each for each in self.pending if each[1] in running]
             heapq.heapify(self.pending)
@@ -37,14 +37,14 @@ class Deadlines:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Raise InvalidRequest for what is no time that a request can have."""
+    """Raise InvalidRequest unless `timeout` is a number of seconds that a request can have, or None."""
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 < timeout <= _MOST_SECONDS):
         raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
 
 
 def timed_out(request: QueuedRequest, state: RequestState, generated: int) -> RequestTimeout:
-    """The error of a request that has had its time, of which `generated` tokens are there."""
+    """Return the error of a request whose time is over, and that has `generated` tokens."""
     return RequestTimeout(
         f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated} tokens for "
         f"a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep what comes"

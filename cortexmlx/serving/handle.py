@@ -1,4 +1,4 @@
-"""RequestHandle: one submitted request as its caller sees it. Safe from any thread; it never blocks the engine."""
+"""RequestHandle: one submitted request as its caller sees it. Any thread may use it, and it never blocks the engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from cortexmlx.request import Completion, FinishReason, RequestId, RequestState,
 log = logging.getLogger("cortexmlx")
 
 _TELLINGS = 3
-"""How often a listener is told of the end, if an exception is thrown at the engine's thread while it listens."""
+"""How often a listener is called with the end, if exceptions are thrown at the engine's thread meanwhile."""
 
 
 class NotCopyable:
-    """Belongs to the process that made it. A copy would share a thread and its queues, and end what the other uses."""
+    """An object of the process that made it. A copy would share a thread and its queues, and end what the original
+    uses.
+    """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """What copying and pickling ask for, and so whatever sends it to another process. Raises TypeError."""
+        """Raise TypeError for copying and pickling, and so for sending to another process."""
         raise TypeError(
             f"{type(self).__name__} objects cannot be copied, pickled or sent to another process: they belong to the "
             "process that made them. Make an Engine in the other one, from the model's name"
@@ -34,9 +36,9 @@ class NotCopyable:
 class RequestHandle(NotCopyable):
     """A request in flight: iterate over its events, wait for its result, or cancel it.
 
-    Events wait here until they are read; their number is bounded by the request's tokens, and of those that tell of
-    progress the newest waits alone. `listener`, if given, is told of every event on the engine's thread and must return
-    at once. `owner` is kept alive until the request has ended.
+    Events wait here until they are read. The request's tokens bound their number, since only the newest progress event
+    is kept. `listener` is called with every event on the engine's thread, and must return at once. `owner` is kept
+    alive until the request has ended.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class RequestHandle(NotCopyable):
         owner: object = None,
         may_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """`may_wait` raises where nobody could wait for the request, as it would wait for itself."""
+        """Make a handle. `may_wait` raises on a thread that would wait for itself."""
         self.id = request
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those of the prompt, if they were asked for: from the first token of an answer on."""
@@ -77,17 +79,17 @@ class RequestHandle(NotCopyable):
 
     @property
     def state(self) -> RequestState:
-        """Where the request is in its life."""
+        """The stage of the request's life."""
         return self._state
 
     @property
     def ended(self) -> bool:
-        """It has finished, failed or been cancelled."""
+        """Whether it has finished, failed or been cancelled."""
         return self._state.final
 
     @property
     def cancelling(self) -> bool:
-        """It was asked to stop."""
+        """Whether it was asked to stop."""
         return self._cancelling
 
     def cancel(self) -> None:
@@ -97,12 +99,12 @@ class RequestHandle(NotCopyable):
             self._cancel(self.id)
 
     def check_waiting(self) -> None:
-        """Raise CortexError where waiting for its end would have none: on the engine's own thread."""
+        """Raise CortexError if waiting for the request would never end: on the engine's own thread."""
         if not self.ended:
             self._may_wait()
 
     def result(self, timeout: float | None = None) -> Completion:
-        """Wait for the whole answer. Raises the request's CortexError if it failed, TimeoutError after `timeout`
+        """Wait for the whole answer. Raises the request's CortexError if it failed, and TimeoutError after `timeout`
         seconds.
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout):
@@ -118,14 +120,16 @@ class RequestHandle(NotCopyable):
         return self._completion
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        """The request's events as they come; the last one carries the completion. Raises the request's error at its
-        end.
+        """Yield the request's events as they come. The last one carries the completion. Raises the request's error at
+        its end.
         """
         while (event := self.wait()) is not None:
             yield event
 
     def wait(self) -> TokenEvent | None:
-        """The next event, once it is there; None if the last one has been read. Raises the request's error then."""
+        """Wait for the next event, and return it. None if the last one has been read. Raises the request's error at its
+        end.
+        """
         if not self._events:
             self.check_waiting()
         with self._lock:
@@ -137,8 +141,10 @@ class RequestHandle(NotCopyable):
         return None
 
     def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait for a change after which `condition` holds, with the lock. Telling nobody would take the engine's thread
-        as long as all the rest of an event, so it is known whether anybody waits.
+        """Wait, with the lock, until `condition` holds. Return whether it does.
+
+        It counts the waiting threads, because notifying nobody would take the engine's thread as long as all other work
+        for an event.
         """
         self._waiting += 1
         try:
@@ -147,8 +153,8 @@ class RequestHandle(NotCopyable):
             self._waiting -= 1
 
     def announce(self, announce: Callable[[], None] | None) -> None:
-        """Have `announce` called for each event that is there and that comes, its error included, on whatever thread,
-        sometimes once too often: who takes them need not wait for them.
+        """Have `announce` called for each event that exists or comes, the error included, on any thread, and sometimes
+        once too often. Then whoever calls `take` need not wait.
         """
         with self._lock:
             self._announce = announce
@@ -158,8 +164,8 @@ class RequestHandle(NotCopyable):
                 announce()
 
     def take(self) -> TokenEvent | None:
-        """The next event, if there is one. The last of all, which has a completion, or the error of a request that
-        failed, is taken once, whoever else has read it.
+        """Return the next event, or None. The very last event, with a completion or an error, is returned once even if
+        another reader has read it.
         """
         with self._lock:
             event = self._events.popleft() if self._events else None if self._end_taken else self._end
@@ -169,11 +175,11 @@ class RequestHandle(NotCopyable):
     # -- the engine's side --------------------------------------------------------------------------------------------
 
     def advance(self, state: RequestState) -> None:
-        """The request moved on to a state that is not final."""
+        """Set a state that is not final."""
         self._state = state
 
     def push(self, event: TokenEvent) -> None:
-        """One more event; the one that carries a completion ends the request."""
+        """Add an event. An event that carries a completion ends the request."""
         with self._lock:
             if self._end is not None:  # by its listener, and the engine has not heard yet
                 return
@@ -193,7 +199,7 @@ class RequestHandle(NotCopyable):
         self._tell(event)
 
     def fail(self, error: CortexError) -> None:
-        """The request ends with an error. If it has ended already, only those are told who have not been told yet."""
+        """End the request with an error. If it has ended already, notify only those that have not been notified yet."""
         with self._lock:
             self._fail(error)
             self._changed.notify_all()
@@ -204,8 +210,8 @@ class RequestHandle(NotCopyable):
         self._tell(end)
 
     def abandon(self, error: CortexError) -> None:
-        """The request ends with an error, because this is a forked child: no other thread is here, neither one that
-        has the lock nor one that waits, and the listener belongs to the parent.
+        """End the request with an error, because this is a forked child: it has no other thread, neither one that has
+        the lock nor one that waits, and the listener belongs to the parent.
         """
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -219,9 +225,10 @@ class RequestHandle(NotCopyable):
             self._state = RequestState.FAILED
 
     def _tell(self, event: TokenEvent) -> None:
-        """Tell the listener. One that raises is told only of the end, and harms nobody else. What is no Exception, such
-        as an interrupt that lands in it, ends the request, for nobody knows what it has heard, but not the telling of
-        the end.
+        """Call the listener. If it raises an Exception, it is only called with the end, and nobody else is harmed.
+
+        Another BaseException, such as an interrupt, ends the request, since nobody knows what the listener has got. The
+        end is still reported.
         """
         if event is not self._end:
             if self._listener is not None and not self._listener_raised:

@@ -15,7 +15,7 @@ from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full
 from cortexmlx.scheduling.steps.plan import StepPlan
-from cortexmlx.serving.answers import Answer, RequestAnswers, asked, logprob_of, no_token
+from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, no_token, request_of_job
 from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
@@ -24,7 +24,7 @@ from cortexmlx.serving.text.stream import Detokenizer, TextStream
 
 
 class OpenRequests:
-    """The requests of a scheduler that have not ended. Everything that ends one goes through `_finish` or `fail`."""
+    """The requests of a scheduler that have not ended. Every end goes through `_finish` or `fail`."""
 
     def __init__(
         self,
@@ -34,7 +34,9 @@ class OpenRequests:
         detokenizer: Callable[[], Detokenizer],
         job_numbers: Iterator[int],
     ) -> None:
-        """`processors` are the runner's, `detokenizer` makes one for an answer, `job_numbers` are of jobs to come."""
+        """Make it without requests. `processors` are the runner's, `detokenizer` makes one for an answer, and
+        `job_numbers` yields the numbers of new jobs.
+        """
         self.answers: dict[JobId, Answer] = {}
         self.by_id: dict[RequestId, RequestAnswers] = {}
         self._deadlines = Deadlines()
@@ -54,7 +56,7 @@ class OpenRequests:
         first: Job | None = None
         for index in range(params.best_of or params.n):
             number = JobId(next(self._job_numbers))
-            job = self._scheduler.add(number, asked(request, index), stop_ids, fork_of=first)
+            job = self._scheduler.add(number, request_of_job(request, index), stop_ids, fork_of=first)
             first = first or job
             if job.processed:
                 self._processors[job.id] = job.request.params.logits_processors
@@ -68,24 +70,24 @@ class OpenRequests:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def begin_step(self, plan: StepPlan, now: float) -> None:
-        """Tell the answers which of their tokens a step computes."""
+        """Notify the answers of the tokens that a step computes."""
         for segment in plan.segments:
             answer = self.answers.get(segment.job)
             if answer is not None:
                 answer.begin_step(segment, now)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Take the tokens of a step, and finish the answers that end with one."""
+        """Take the tokens of a step, and finish the answers that end with one of them."""
         if result.scores is not None:
             self._take_scores(plan, result.scores)
         self._fail_rows(plan, result)
-        read = partial(self._read, result)
+        read = partial(self._take_token, result)
         for new in self._scheduler.commit(plan, result.tokens, result.seconds, read):
             if new.finish_reason is not None:
                 self._finish(self.answers[new.job.id], new.finish_reason)
 
-    def _read(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
-        """Take one new token into its answer. Return whether the answer's text ends with it."""
+    def _take_token(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
+        """Add a new token to its answer. Return whether the answer's text ends with it."""
         answer = self.answers[job.id]
         if answer.only_scores:
             return False
@@ -96,7 +98,7 @@ class OpenRequests:
         return stopped
 
     def _take_scores(self, plan: StepPlan, scores: TokenScores) -> None:
-        """Take the log-probabilities of prompts' tokens."""
+        """Take the log-probabilities of the prompts' tokens."""
         begin = 0
         for segment in plan.segments:
             end = begin + len(segment.scored)
@@ -108,14 +110,14 @@ class OpenRequests:
     # -- requests end -------------------------------------------------------------------------------------------------
 
     def cancel(self, request: RequestId) -> None:
-        """End a request with the text it has; nothing happens if it has ended."""
+        """End a request with the text it has. Does nothing if it has ended."""
         answers = self.by_id.get(request)
         for answer in list(answers.open) if answers is not None else ():
             self._scheduler.finish(answer.job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
             self._finish(answer, FinishReason.CANCELLED)
 
     def cancel_asked(self, plan: StepPlan) -> None:
-        """Cancel the requests of a step whose callers asked for it meanwhile."""
+        """Cancel the requests of a step whose callers have asked for it meanwhile."""
         for segment in plan.segments:
             answer = self.answers.get(segment.job)
             if answer is not None and answer.of_request.handle.cancelling:
@@ -130,8 +132,8 @@ class OpenRequests:
             self.fail(answers, timed_out(answers.request, answers.handle.state, answers.generated))
 
     def end_without_memory(self) -> None:
-        """End the answers whose jobs the scheduler has ended, because the system refuses memory: one that has tokens
-        finishes with them, and a request whose prompt does not fit fails.
+        """End the answers whose jobs the scheduler has ended because the system refuses memory. An answer that has
+        tokens finishes with them. A request whose prompt does not fit fails.
         """
         while self._scheduler.ended:
             job = self._scheduler.ended.pop()
@@ -179,14 +181,14 @@ class OpenRequests:
             del self._processors[answer.job.id]
 
     def fail_all(self, error: CortexError) -> None:
-        """End every request with an error. The scheduler has forgotten them all."""
+        """End every request with an error. The scheduler must have forgotten them."""
         self.answers.clear()
         self._processors.clear()
         while self.by_id:
             self.by_id.popitem()[1].handle.fail(error)
 
     def forget(self) -> None:
-        """Forget every request. The handles are the caller's to fail."""
+        """Forget every request. The caller fails their handles."""
         self.answers.clear()
         self.by_id.clear()
         self._processors.clear()

@@ -25,11 +25,11 @@ from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import ModelInfo
 
 Call = Callable[[Any], None]
-"""What is to be done with an engine's core between two steps."""
+"""Something to be done with an engine's core between two steps."""
 
 
 class OpenedModel:
-    """A model that is opened to be served: its weights, its execution mode, the runner that owns the memory, and the
+    """A model that is ready to be served: its weights, its execution mode, the runner that owns the memory, and the
     store. Only the engine's thread may use it.
     """
 
@@ -50,7 +50,7 @@ class OpenedModel:
             raise
 
     def _load(self) -> None:
-        """Load the model; its weights are hashed meanwhile if there is a store."""
+        """Load the model. If there is a store, the weights are hashed meanwhile."""
         config, store = self._config, self._store
         self.loaded = load_model(
             config.model,
@@ -63,7 +63,7 @@ class OpenedModel:
             store.weights.check(self.loaded.model)
 
     def _open(self, wake: Callable[[Call], None]) -> None:
-        """Open whatever needs the model."""
+        """Open everything that needs the model."""
         config, loaded = self._config, self.loaded
         self._mode = mode = execution_mode(loaded.model, config.kv_bits, config.kv_group_size)
         vocab_size = _checked_vocab_size(loaded)
@@ -75,7 +75,7 @@ class OpenedModel:
         memory = config.kv_bytes or default_kv_bytes(mode.groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
         self.blocks = mode.blocks(memory, load, longest)
-        """The most blocks that each layer group may have."""
+        """How many blocks each layer group may have at most."""
         self.backend = mode.backend(config.attention)
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self.info = ModelInfo(
@@ -97,7 +97,7 @@ class OpenedModel:
         )
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> StoreConnector | None:
-        """The tier below, if one is asked for and can be had."""
+        """Return the store's connector; None if no store is asked for, or if it cannot be used."""
         if self._store is None:
             return None
         attention = automatic() if self._config.attention == "auto" else self._config.attention
@@ -118,7 +118,7 @@ class OpenedModel:
         return cache
 
     def begin_scheduler(self, cache: KVCache) -> Scheduler:
-        """A scheduler without requests."""
+        """Return a scheduler without requests."""
         config, most = self._config, self._mode.most_rows
         scheduling = SchedulerConfig(
             max_rows=min(config.max_rows, most or config.max_rows),
@@ -135,13 +135,13 @@ class OpenedModel:
         return Scheduler(cache, scheduling)
 
     def begin_store(self) -> None:
-        """Let the store read and write, when the first cache has begun."""
+        """Let the store read and write, once the first cache has begun."""
         if self.disk is not None and self._store is not None:
             self.disk.begin(self.runner)
             self._store.begin(self.disk, self.loaded.model)
 
     def check_pins(self) -> None:
-        """Raise InvalidRequest if pinning a text has no use here."""
+        """Raise InvalidRequest if pinning a text is useless here."""
         if self._mode.most_rows is not None:
             name = self.loaded.name
             raise InvalidRequest(
@@ -151,8 +151,8 @@ class OpenedModel:
             raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
 
     def release(self) -> None:
-        """Free all memory at once, whatever an app still refers to: a closed engine, its handles, an error with a
-        traceback. So the parts are emptied, not only dropped. Nothing here is of use afterwards. Safe to call again.
+        """Free all memory at once, even if an app still refers to a closed engine, its handles, or an error with a
+        traceback. So the parts are emptied, not only dropped. Nothing can be used afterwards. Safe to call again.
         """
         parts = vars(self)
         with ExitStack() as ends:  # the last one comes first, and all of them come whatever one raises
@@ -175,7 +175,7 @@ class OpenedModel:
 
 
 def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
-    """The variables that the chat template reads. A broken template is reported when messages are rendered."""
+    """Return the variables that the chat template reads. A broken template is reported when messages are rendered."""
     try:
         return tuple(sorted(variables_read(loaded.tokenizer) or ()))
     except InvalidRequest:
@@ -183,8 +183,8 @@ def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def _checked_vocab_size(loaded: LoadedModel) -> int:
-    """Width of the model's logits, as its last projection has it. Raises ModelCorrupt for NaN logits: sampling would
-    answer with the first token of the vocabulary again and again.
+    """Return the width of the model's logits. Raises ModelCorrupt for NaN logits: sampling would answer with the first
+    token of the vocabulary again and again.
     """
     logits = loaded.model(mx.zeros((1, 1), mx.int32))
     if mx.any(mx.isnan(logits)).item():

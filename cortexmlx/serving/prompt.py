@@ -16,29 +16,29 @@ from cortexmlx.serving.app.arguments import is_list
 
 
 class Reader(Protocol):
-    """What turns messages into tokens: see `SharedTokenizer`."""
+    """Turns messages into tokens: see `SharedTokenizer`."""
 
     @property
     def thoughts(self) -> Thoughts | None:
-        """How the model marks its thoughts, if it has any."""
+        """How the model marks its thoughts; None if it has none."""
 
     @property
     def takes_thoughts_apart(self) -> bool:
-        """The chat template reads the thoughts of an earlier answer from a field of their own."""
+        """Whether the chat template reads the thoughts of an earlier answer from a field of their own."""
 
     @property
     def eos_token_ids(self) -> Collection[int]:
         """The tokens that end an answer."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
+        """Return the ids of a text."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
-        """Messages through the chat template."""
+        """Render messages with the chat template."""
 
 
 class ChatTokens(list[int]):
-    """The token ids of messages, and how the thoughts in the answer to them are marked, if there are any."""
+    """The token ids of messages, with how the answer to them marks its thoughts, if it has any."""
 
     def __init__(self, ids: Iterable[int], thoughts: Thoughts | None) -> None:
         super().__init__(ids)
@@ -46,26 +46,30 @@ class ChatTokens(list[int]):
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
-"""Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template), which may have
-variables for that.
+"""Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template), which may come
+with variables for the template.
 """
 
 _PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt"
 
 
 _NAMES = {"role", "name", "tool_call_id"}
-"""Fields of a message that say whose it is, and nothing else."""
+"""Fields of a message that say who wrote it, and nothing else."""
 
 _QUICK = 1 << 14
-"""Characters of a text that take some 10 ms to be made into tokens."""
+"""Characters of a text whose tokenization takes some 10 ms."""
 
 _LONG = 1 << 16
-"""Characters from which on a text is first looked at as a whole, before the time is spent to tokenize it."""
+"""A text with this many characters is first checked by a lower bound of its tokens, before time is spent to tokenize
+it.
+"""
 
 
 def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], None] | None = None) -> list[int]:
-    """The prompt's token ids. `fits` is asked whether a prompt may have so many tokens at least, before a long one is
-    tokenized; it raises if not. Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
+    """Return the prompt's token ids. Before a long text is tokenized, `fits` is called with the least number of tokens
+    that it has; it raises if that is too many.
+
+    Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
     """
     if isinstance(prompt, str):
         prompt = _plain(prompt)
@@ -84,7 +88,9 @@ def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], N
 
 
 def is_quick(prompt: object) -> bool:
-    """It takes little time to make it into tokens, surely: a short text, or tokens. A chat template may loop."""
+    """Return whether a prompt surely takes little time to tokenize: a short text, or tokens. A chat template may
+    loop.
+    """
     if isinstance(prompt, str):
         return len(prompt) < _QUICK
     return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
@@ -101,11 +107,11 @@ def _of_messages(
         raise InvalidRequest(_PROMPT_KINDS)
     rendered = render(tokenizer, messages, variables)
     ids = _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
-    return ChatTokens(ids, thoughts_behind(tokenizer, rendered))
+    return ChatTokens(ids, thoughts_after(tokenizer, rendered))
 
 
-def thoughts_behind(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | None:
-    """How thoughts are marked in the answer to rendered messages, which may have opened them already."""
+def thoughts_after(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | None:
+    """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
     thoughts = tokenizer.thoughts
     if thoughts is None:
         return None
@@ -116,9 +122,9 @@ def thoughts_behind(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | 
 
 
 def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
-    """Messages through the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot.
+    """Render messages with the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot.
 
-    What is null in a message, such as the content beside calls of tools, is not there: templates would write "None".
+    Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
     """
     try:
         plain = [_said(number, message) for number, message in enumerate(messages, 1)]
@@ -131,7 +137,7 @@ def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVa
 
 
 def _said(number: int, message: Message) -> dict[str, Any]:
-    """A message as templates read it. Raises InvalidRequest for one that says nothing."""
+    """Return a message as templates read it. Raises InvalidRequest for a message without a role or content."""
     said = {name: value for name, value in plain_message(message).items() if value is not None}
     if not isinstance(said.get("role"), str):
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
@@ -144,7 +150,7 @@ def _said(number: int, message: Message) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """A text without halves of characters, which have no tokens: they become question marks."""
+    """Return a text in which halves of characters, which have no tokens, are replaced by question marks."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Answers as iterators. A reader that stops early cancels its request."""
+"""Answers as iterators. If the reader stops early, the request is cancelled."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ Listener: TypeAlias = Callable[[TokenEvent], None]
 
 
 class TokenStream(NotCopyable, Iterator[TokenEvent]):
-    """The events of a request. `close`, the end of a `with`, an error in `next` and dropping it cancel the request.
+    """The events of a request. `close`, the end of a `with`, an error in `next` and dropping the stream cancel the
+    request.
 
-    A generator would not do: one that was never started runs nothing when it is closed.
+    A generator would not do this: closing a generator that was never started runs nothing.
     """
 
     def __init__(self, handle: RequestHandle) -> None:
@@ -31,7 +32,7 @@ class TokenStream(NotCopyable, Iterator[TokenEvent]):
         return f"<TokenStream of {self._handle!r}>"
 
     def __next__(self) -> TokenEvent:
-        """The next event. Raises the request's error."""
+        """Return the next event. Raises the request's error."""
         if self._closed:
             raise StopIteration
         try:
@@ -61,14 +62,14 @@ class TokenStream(NotCopyable, Iterator[TokenEvent]):
         self.close()
 
 
-class BeingRead(InvalidRequest):
-    """Somebody else waits for the next event. It is no end of the stream."""
+class StreamInUse(InvalidRequest):
+    """Another task waits for the next event. The stream has not ended."""
 
 
 class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
-    """The events of a request for asyncio. It is submitted with the first `anext`, and belongs to the event loop of
-    that. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping it, whether the
-    loop still runs or not, cancel the request.
+    """The events of a request for asyncio. The first `anext` submits the request, and the stream belongs to its event
+    loop. `aclose`, the end of an `async with`, an error or a cancelled task in `anext`, and dropping the stream cancel
+    the request, whether the loop still runs or not.
     """
 
     def __init__(self, submit: Callable[[Listener], Awaitable[RequestHandle]]) -> None:
@@ -81,13 +82,13 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
         return self
 
     async def __anext__(self) -> TokenEvent:
-        """The next event. Raises the request's error, and with the first event what `submit` raises; and InvalidRequest
-        while another task waits for one, whose stream goes on.
+        """Return the next event. Raises the request's error, and at the first event what `submit` raises. Raises
+        InvalidRequest while another task waits for an event; the stream continues.
         """
         if self._closed:
             raise StopAsyncIteration
         if self._reading:
-            raise BeingRead("another task waits for the next event of this stream: one task reads it")
+            raise StreamInUse("another task waits for the next event of this stream: one task reads it")
         self._reading = True
         try:
             if self._handle is None:
@@ -146,8 +147,8 @@ class AsyncTokenStream(NotCopyable, AsyncIterator[TokenEvent]):
         self._closed = True
 
 
-async def ended(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
-    """The completion of a request, once it has ended. Raises its error. A cancelled task cancels the request."""
+async def completion_of(submit: Callable[[Listener], Awaitable[RequestHandle]]) -> Completion:
+    """Return the completion of a request when it has ended. Raises its error. A cancelled task cancels the request."""
     loop = asyncio.get_running_loop()
     end: asyncio.Future[TokenEvent] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""The engine's thread: it owns mlx, and carries out what other threads ask of it between two steps."""
+"""The engine's thread: it owns mlx, and carries out calls of other threads between two steps."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ T = TypeVar("T")
 _Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
 _CALLS_SHARE = 0.05
-"""Share of a step's time that calls of other threads get before the next step."""
+"""The share of a step's time that calls of other threads get before the next step."""
 
 _CALLS_SECONDS = 0.0002
-"""The least time that they get, in seconds."""
+"""Seconds that these calls get at least."""
 
 _TOGETHER_SECONDS = 0.05
-"""How long an idle engine collects calls before its first step, in seconds, so that prompts that come together share
-that step. Calls that are already queued are all taken.
+"""Seconds for which an idle engine collects calls before its first step, so that prompts that come together share that
+step. All calls that are already queued are taken.
 """
 
 _AHEAD = 64
-"""The most submissions that the engine's thread has not seen yet. One more waits until it has taken one."""
+"""How many submissions may wait for the engine's thread. A further one waits until one of them is taken."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that has no handle yet. Its answers end at `stops`. `listener` is that of `Engine.submit`; `owner` is
+    """A request that has no handle yet. Its answers end at `stops`. `listener` is that of `Engine.submit`. `owner` is
     kept alive until the request has ended.
     """
 
@@ -60,7 +60,7 @@ class Submission:
 
 
 class Worker:
-    """The engine's thread and the queue of what others want from it."""
+    """The engine's thread, and the queue of calls for it."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.core: EngineCore
@@ -81,7 +81,7 @@ class Worker:
         self._task = Task(self._run)
 
     def start(self) -> None:
-        """Start the thread and wait until the model is loaded; raises what loading raised."""
+        """Start the thread and wait until the model is loaded. Raises what loading raised."""
         require_mlx_threads()
         _workers.add(self)
         self._task.start()
@@ -92,8 +92,10 @@ class Worker:
 
     def submit(self, submissions: Iterable[Submission], handles: list[RequestHandle]) -> None:
         """Queue requests and append their handles to `handles`. The requests of one call reach the scheduler together,
-        so that their prompts share the first step. Waits while too many submissions are queued: a loop of submissions
-        would take the interpreter from the engine's thread, and delay every cancel.
+        so that their prompts share the first step.
+
+        Waits while too many submissions are queued: a loop of submissions would take the interpreter from the engine's
+        thread, and delay every cancel.
         """
         counted = not self._task.here()  # which would wait for itself
         try:
@@ -106,8 +108,8 @@ class Worker:
             raise
 
     def _return_permit(self) -> None:
-        """Let one more submit. An interrupted thread cannot tell whether it had a permit, and returns one. There are
-        never more than `_AHEAD`.
+        """Let one more caller submit. An interrupted thread cannot tell whether it had a permit, and returns one. There
+        are never more than `_AHEAD` permits.
         """
         if self._permits.qsize() < _AHEAD:
             self._permits.put(None)
@@ -126,8 +128,8 @@ class Worker:
             self._calls.put(lambda core: self._add(core, queued, counted))
 
     @property
-    def behind(self) -> bool:
-        """Whether a submission would wait now."""
+    def would_wait(self) -> bool:
+        """Whether `submit` would wait now."""
         return self._permits.empty()
 
     def cancel(self, request: RequestId) -> None:
@@ -135,7 +137,7 @@ class Worker:
 
     def ask(self, question: Callable[[EngineCore], T], *, any_error: bool = False) -> T:
         """Run `question` on the engine's thread between two steps and return its answer. Raises what it raises, and
-        CortexError if this is that thread. With `any_error` not even a `sys.exit` in it ends the engine.
+        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
         """
         self.check_elsewhere()
         answer: _Answer = queue.SimpleQueue()
@@ -161,33 +163,33 @@ class Worker:
         return value
 
     def stop(self) -> None:
-        """End the thread and wait for it, unless this is the engine's own. Safe to call again, from any thread.
+        """End the thread and wait for it, unless this is the engine's own thread. Safe to call again, from any thread.
 
-        It takes no lock: a dropped engine is collected wherever Python looks for garbage, also where the lock is held.
-        Who submits meanwhile is told by the thread, at its end.
+        It takes no lock: a dropped engine is collected wherever Python collects garbage, also while the lock is held.
+        The thread notifies callers who submit meanwhile, at its end.
         """
         self.end()
         if self._task.running and not self._task.here():
             self._task.join()
 
     def end(self) -> None:
-        """Ask the thread to end, and do not wait for it. Safe to call again, from any thread."""
+        """Ask the thread to end, without waiting. Safe to call again, from any thread."""
         self._stopping = True
         self._calls.put(None)
 
     @property
     def closed(self) -> bool:
-        """It takes no requests any more."""
+        """Whether the engine takes no more requests."""
         return self._stopping or self._closing
 
     def check_open(self) -> None:
-        """Raise EngineClosed if the engine takes no requests any more."""
+        """Raise EngineClosed if the engine takes no more requests."""
         self.check_process()
         if self._stopping:
             raise EngineClosed("the engine is closed: make a new one")
 
     def check_elsewhere(self) -> None:
-        """Raise CortexError if this is the engine's own thread."""
+        """Raise CortexError on the engine's own thread."""
         if self._task.here():
             raise CortexError(
                 "the engine's own thread cannot ask the engine, which would wait for itself: listeners and logits "
@@ -200,7 +202,7 @@ class Worker:
             raise forked()
 
     def abandon(self) -> None:
-        """Close the engine in a forked child, which has no copy of its thread. Other threads may have had the locks."""
+        """Close the engine in a forked child, which does not have its thread. Other threads may have held the locks."""
         self._lock = threading.Lock()
         self._calls = queue.SimpleQueue()
         self._permits = _permits()
@@ -210,7 +212,9 @@ class Worker:
             handle.abandon(forked())
 
     def _run(self, raised: BaseException | None) -> None:
-        """The engine's life. It is called again with whatever exception ended it early (see `threads`)."""
+        """Live the engine's whole life. If an exception ends it early, it is called again with that exception (see
+        `threads`).
+        """
         if not self._closing:
             self._live(raised)
         self._shut_down()
@@ -236,19 +240,21 @@ class Worker:
         except BaseException as error:
             _clear_frames(error)
             refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
-            self._error = error if refused is None or isinstance(refused, CortexError) else _not_loaded(refused)
+            self._error = (
+                error if refused is None or isinstance(refused, CortexError) else _out_of_memory_error(refused)
+            )
             self._closing = True
 
     def _report(self, progress: Progress) -> None:
-        """Pass on how far loading is. Raises EngineClosed if the engine was closed meanwhile."""
+        """Pass on the progress of loading. Raises EngineClosed if the engine was closed meanwhile."""
         if self._stopping:
             raise EngineClosed("the engine was closed while its model was loaded")
         if self._on_progress is not None:
             self._on_progress(progress)
 
     def _recover(self, raised: BaseException) -> None:
-        """Begin anew after an exception that may have landed anywhere. All who wait get an error. The engine closes if
-        it cannot begin anew.
+        """Begin again after an exception that may have landed anywhere. All waiting callers get an error. If the engine
+        cannot begin again, it closes.
         """
         log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
         _clear_frames(raised)
@@ -268,7 +274,7 @@ class Worker:
             self._calls.put(None)
 
     def _fail_all(self, error: CortexError) -> None:
-        """Fail every request and every question so far, queued ones included."""
+        """Fail every request and every `ask` so far, also queued ones."""
         with self._lock:
             handles, asking = list(self._handles.values()), list(self._asking)
         for handle in handles:
@@ -277,8 +283,8 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call and carry
-        it out with all that are queued. Return False to stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, and
+        carry it out together with all queued ones. Return False to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         until, together = time.perf_counter() + wait, 0
@@ -338,7 +344,7 @@ _workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 @atexit.register
 def stop_all() -> None:
-    """Stop what is still running before the interpreter tears mlx down under it."""
+    """Stop all engines before the interpreter destroys mlx."""
     for worker in list(_workers):
         worker.stop()
 
@@ -352,7 +358,9 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _permits() -> queue.SimpleQueue[None]:
-    """A semaphore of `_AHEAD` that an exception thrown at the engine's thread cannot leave locked, as Python's own."""
+    """Return a semaphore of `_AHEAD` permits. Unlike Python's own, it cannot stay locked if an exception is thrown at
+    the engine's thread.
+    """
     permits: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(_AHEAD):
         permits.put(None)
@@ -360,12 +368,12 @@ def _permits() -> queue.SimpleQueue[None]:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Clear the frames of an error, which hold the model and arrays. The app may keep the error."""
+    """Clear the frames of an error, which hold the model and arrays. An app may keep the error."""
     for each in with_causes(error):
         clear_frames(each.__traceback__)
 
 
-def _not_loaded(refused: BaseException) -> OutOfMemory:
+def _out_of_memory_error(refused: BaseException) -> OutOfMemory:
     return OutOfMemory(
         f"memory was refused while the model was loaded ({refused or type(refused).__name__}): free memory, or choose "
         "a smaller model or KV memory (--kv-memory)"

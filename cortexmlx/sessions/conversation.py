@@ -15,8 +15,8 @@ from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.interruptible import read_within
-from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_behind
+from cortexmlx.serving.app.interruptible import read_with_timeout
+from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_after
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.markdown import as_markdown
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
@@ -361,7 +361,7 @@ class Conversation:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
         rendered = render(self._reader, self._said(sent), self.template_vars)
-        thoughts = thoughts_behind(self._reader, rendered)
+        thoughts = thoughts_after(self._reader, rendered)
         if not isinstance(rendered, str):
             tag = thoughts.open if thoughts is not None and thoughts.begun else ""
             return Turn(messages, Transcript(), ChatTokens(rendered, thoughts), tag)
@@ -376,7 +376,7 @@ class Conversation:
         timeout: float | None,
         listener: Listener | None,
     ) -> StartedTurn:
-        turn = read_within(timeout, partial(self._begin, messages))
+        turn = read_with_timeout(timeout, partial(self._begin, messages))
         handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
         return StartedTurn(handle, turn, partial(self._end, turn, params))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, TokenEvent
-from cortexmlx.serving.app.callbacks import tell_progress
+from cortexmlx.serving.app.callbacks import report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread
-from cortexmlx.serving.streams import AsyncTokenStream, BeingRead, Listener, TokenStream
+from cortexmlx.serving.streams import AsyncTokenStream, Listener, StreamInUse, TokenStream
 from cortexmlx.sessions.turn import Turn
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Reply(_Answer, Iterator[TokenEvent]):
         """
         with self:
             for event in self:
-                tell_progress(on_progress, event)
+                report_progress(on_progress, event)
             return self._handle.result()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         """The next event. Raises the request's error."""
         try:
             event = await anext(self._events)
-        except BeingRead:
+        except StreamInUse:
             raise
         except BaseException:
             self.ended = True
@@ -178,7 +178,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         """
         async with self:
             async for event in self:
-                tell_progress(on_progress, event)
+                report_progress(on_progress, event)
         assert self._coming.begun is not None  # the request was submitted with the first event
         return self._coming.begun.handle.result()
 

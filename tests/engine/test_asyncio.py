@@ -109,7 +109,7 @@ def test_the_event_loop_goes_on_while_the_engine_is_behind(engine: Engine) -> No
         tasks = [asyncio.ensure_future(engine.agenerate([1, 2, 3], one)) for _ in range(100)]
         for _ in range(10):
             await asyncio.sleep(0.001)
-        assert engine._worker.behind
+        assert engine._worker.would_wait
         held.set()
         return await asyncio.gather(*tasks)
 
@@ -125,7 +125,7 @@ def test_a_stream_that_is_closed_while_it_begins_asks_for_nothing_more(engine: E
         first = asyncio.ensure_future(anext(stream))
         for _ in range(10):
             await asyncio.sleep(0.001)
-        assert engine._worker.behind
+        assert engine._worker.would_wait
         await stream.aclose()
         held.set()
         await asyncio.gather(*waiting)

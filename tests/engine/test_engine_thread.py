@@ -14,7 +14,7 @@ from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import TokenBiases
 from cortexmlx.scheduling.steps.plan import SamplingRow
-from cortexmlx.serving.answers import asked
+from cortexmlx.serving.answers import request_of_job
 from cortexmlx.serving.text.stops import StopTable
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
@@ -52,7 +52,7 @@ def test_what_the_engines_thread_does_for_each_answer_does_not_look_at_the_param
     params = SamplingParams(best_of=4, logit_bias=dict.fromkeys(range(1000), 1.0), stop_token_ids=range(1000))
     request = QueuedRequest((1, 2, 3), params)
     monkeypatch.setattr(SamplingParams, "validate", lambda *_: pytest.fail("the parameters are checked again"))
-    each = [asked(request, index).params for index in range(4)]
+    each = [request_of_job(request, index).params for index in range(4)]
     assert all(p.logprobs == 0 and p.logit_bias is params.logit_bias for p in each)
 
 

@@ -12,18 +12,18 @@ from cortexmlx.stats import MemoryPressure
 T = TypeVar("T")
 
 MOST_CHARACTERS = 1024
-"""Characters of a client's name. It is hashed for each of its requests, on the engine's thread."""
+"""Characters of a client's name. The name is hashed for each of its requests, on the engine's thread."""
 
 
 def is_list(value: object) -> TypeGuard[Iterable[object]]:
-    """It is a list of things, or another iterable: not bytes, a map or an array without axes."""
+    """Return whether a value is a list or another iterable of items: not bytes, a mapping or an array without axes."""
     array_of_one = getattr(value, "shape", None) == ()
     return isinstance(value, Iterable) and not isinstance(value, (bytes, bytearray, Mapping)) and not array_of_one
 
 
 def checked_text(name: str, text: str | None, most: int | None = None) -> str | None:
-    """The same text, as a plain `str`: a subclass may compare, hash and measure as it likes. Raises InvalidRequest for
-    what is neither a text nor None, and for more than `most` characters.
+    """Return a text as a plain `str`, since a subclass could compare, hash or measure differently. Raises
+    InvalidRequest unless it is a text or None, and for more than `most` characters.
     """
     if text is None:
         return None
@@ -36,19 +36,19 @@ def checked_text(name: str, text: str | None, most: int | None = None) -> str | 
 
 
 def checked_client(client: str | None) -> str | None:
-    """The same name of a client. Raises InvalidRequest for what is none."""
+    """Return the name of a client. Raises InvalidRequest if it is not a text."""
     return checked_text("client", client, MOST_CHARACTERS)
 
 
 def checked_function(name: str, function: T) -> T:
-    """The same function. Raises InvalidRequest for what is neither a function nor None."""
+    """Return a function, or None. Raises InvalidRequest for anything else."""
     if function is not None and not callable(function):
         raise InvalidRequest(f"{name} is {function!r:.80}, but must be a function or None")
     return function
 
 
 def checked_tokens(tokens: Iterable[int], vocab_size: int) -> list[int]:
-    """The same token ids as plain integers. Raises InvalidRequest for what is no token of the model."""
+    """Return token ids as plain integers. Raises InvalidRequest for anything that is no token of the model."""
     if not is_list(tokens):
         raise InvalidRequest(f"tokens are a list of token ids, not {tokens!r:.80}")
     ids: list[int] = []
@@ -60,14 +60,14 @@ def checked_tokens(tokens: Iterable[int], vocab_size: int) -> list[int]:
 
 
 def checked_token(token: int) -> int:
-    """The same token id as a plain integer. Raises InvalidRequest for what is none."""
+    """Return a token id as a plain integer. Raises InvalidRequest for anything else."""
     if not isinstance(token, Integral):
         raise InvalidRequest(f"a token id is an integer, not {token!r:.80}")
     return int(token)
 
 
 def checked_pressure(level: MemoryPressure | str) -> MemoryPressure:
-    """The level of this name. Raises InvalidRequest for what is none."""
+    """Return the level with this name. Raises InvalidRequest for other names."""
     try:
         return MemoryPressure(level)
     except ValueError:

@@ -215,8 +215,8 @@ def _thread(work: Callable[[], None]) -> threading.Thread:
     return threading.Thread(target=work, name="cortexmlx-events", daemon=True)
 
 
-def tell_progress(on_progress: OnProgress | None, event: TokenEvent) -> None:
-    """Call `on_progress`, if there is one, with the progress that an event has."""
+def report_progress(on_progress: OnProgress | None, event: TokenEvent) -> None:
+    """Call `on_progress`, if it is given, with the progress of an event, if it has one."""
     if on_progress is not None and event.progress is not None:
         on_progress(event.progress)
 

@@ -1,4 +1,4 @@
-"""Work for asyncio that would hold up its event loop: opening, closing and waiting, on threads of their own."""
+"""Work that would block an event loop, for asyncio: opening, closing and waiting, on threads of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cortexmlx.serving.app.interruptible import InterruptibleCall
 
 
 class Closable(Protocol):
-    """What can be opened and closed."""
+    """Something that can be opened and closed."""
 
     def close(self) -> None:
-        """Safe to call again."""
+        """Close it. Safe to call again."""
 
 
 T = TypeVar("T")
@@ -25,9 +25,10 @@ P = ParamSpec("P")
 
 
 class Opening(Generic[C]):
-    """What `make` opens, on a thread of its own: `await` it, or use it in `async with`, which closes it in the end.
+    """Opens something with `make`, on a thread of its own. `await` it, or use it in `async with`, which closes it at
+    the end.
 
-    A task that is cancelled meanwhile does not wait; what is open by and by is closed then.
+    If the task is cancelled meanwhile, it does not wait; what is opened then is closed.
     """
 
     def __init__(self, make: Callable[[], C]) -> None:
@@ -49,7 +50,7 @@ class Opening(Generic[C]):
 
 
 def opens(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[C], P], Opening[C]]:
-    """For a class method with the parameters of the constructor `init`."""
+    """Return a class method `open` with the parameters of the constructor `init`."""
 
     @functools.wraps(init)
     def open(cls: type[C], /, *args: P.args, **options: P.kwargs) -> Opening[C]:
@@ -63,9 +64,11 @@ def opens(init: Callable[Concatenate[C, P], None]) -> Callable[Concatenate[type[
 async def on_a_thread(
     work: Callable[[], T], undo: Callable[[T], object] = lambda result: None, *, interruptible: bool = False
 ) -> T:
-    """What `work` returns or raises, on a daemon thread of its own, so that neither the event loop nor the end of the
-    program waits for it. If the task is cancelled meanwhile, `undo` gets what it returns, on another thread, too; work
-    that is `interruptible` ends instead, between two steps of Python's, and what it has done so far must not matter.
+    """Return or raise what `work` does, on a daemon thread of its own, so that neither the event loop nor the end of
+    the program waits for it.
+
+    If the task is cancelled meanwhile, `undo` is called with the result, also on a thread. `interruptible` work ends
+    instead, between two steps of Python; what it has done so far must not matter.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -1,4 +1,4 @@
-"""Calls that may never end, such as chat templates that loop: on threads that callers can give up."""
+"""Calls that may never end, such as chat templates that loop, on threads that callers can abandon."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class GivenUp(SystemExit):
-    """Thrown at the thread of a call that nobody waits for any more. threading ends such a thread without a word."""
+    """Thrown at the thread of a call that nobody waits for any more. threading ends such a thread silently."""
 
 
 class InterruptibleCall(Generic[T]):
-    """A call on a daemon thread of its own. `interrupt` throws `GivenUp` at it, between two steps of Python's."""
+    """A call on a daemon thread of its own. `interrupt` throws `GivenUp` at it, between two steps of Python."""
 
     def __init__(self, call: Callable[[], T], name: str) -> None:
         self._call = call
@@ -30,7 +30,7 @@ class InterruptibleCall(Generic[T]):
         self._thread.start()
 
     def result(self, seconds: float) -> T:
-        """What the call returns or raises. Raises queue.Empty after `seconds`. A call that is not waited for any more
+        """Return or raise what the call does. Raises queue.Empty after `seconds`. A call that is no longer waited for
         is interrupted.
         """
         try:
@@ -61,10 +61,10 @@ class InterruptibleCall(Generic[T]):
                 self._over = True
 
 
-def read_within(seconds: float | None, read: Callable[[], T]) -> T:
-    """What `read` makes of a prompt, which may take so many seconds (None: any number, on the caller's thread).
+def read_with_timeout(seconds: float | None, read: Callable[[], T]) -> T:
+    """Return what `read` makes of a prompt within `seconds`. None: without a limit, on the caller's thread.
 
-    Raises RequestTimeout, InvalidRequest for what is no number of seconds, and what `read` raises.
+    Raises RequestTimeout, InvalidRequest if `seconds` is no number of seconds, and what `read` raises.
     """
     check_timeout(seconds)
     if seconds is None:

@@ -1,4 +1,6 @@
-"""Typed keyword arguments: sampling parameters of a call (`generate(prompt, max_tokens=5)`), options of an engine."""
+"""Typed keyword arguments: sampling parameters of a call (`generate(prompt, max_tokens=5)`), and options of an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,8 @@ def with_keywords(params: SamplingParams | None, **keywords: Unpack[SamplingKeyw
 def with_keywords_each(
     params: SamplingParams | Iterable[SamplingParams] | None, **keywords: Unpack[SamplingKeywords]
 ) -> SamplingParams | Iterable[SamplingParams]:
-    """`with_keywords` of the parameters of many prompts: the same for all, or one each. Those of an iterator, which may
-    have no end, are read one by one.
+    """Apply `with_keywords` to the parameters of many prompts: one for all, or one each. The items of an iterator,
+    which may be endless, are read one by one.
     """
     if isinstance(params, (SamplingParams, str)) or not is_list(params):
         return with_keywords(checked_params(params), **keywords)
@@ -83,8 +85,8 @@ def with_keywords_each(
 def takes_options_of(
     config: Callable[P, object],
 ) -> Callable[[Callable[Concatenate[S, ...], None]], Callable[Concatenate[S, P], None]]:
-    """Give a constructor the parameters of the class `config`, for type checkers, editors and `help`. The constructor
-    raises TypeError for another name.
+    """Return a decorator that gives a constructor the parameters of the class `config`, for type checkers, editors and
+    `help`. The constructor raises TypeError for other names.
     """
     theirs = inspect.signature(config)
 
@@ -104,7 +106,7 @@ def takes_options_of(
 
 
 def _check_names(kind: str, given: Iterable[str], names: Collection[str], see: str) -> None:
-    """Raise TypeError for a name that is not one of `names`, with the nearest one."""
+    """Raise TypeError for a name that is not in `names`, and suggest the nearest one."""
     strange = next((name for name in given if name not in names), None)
     if strange is not None:
         raise TypeError(f"there is no {kind} {strange!r}{meant(strange, names)}: see {see}")

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a queued request."""
+"""Turns the arguments of a call into a queued request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import checked_client, checked_function
 from cortexmlx.serving.app.event_loop import on_a_thread
-from cortexmlx.serving.app.interruptible import read_within
+from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
@@ -24,12 +24,12 @@ from cortexmlx.serving.streams import Listener
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.worker import Submission, Worker
 
-_BEHIND_SECONDS = 0.002
-"""How often `asubmit` asks whether the engine's thread takes requests again."""
+_WAIT_SECONDS = 0.002
+"""How often `asubmit` checks whether the engine's thread accepts requests again."""
 
 
 class RequestOptions(TypedDict, total=False):
-    """What `Engine.submit` takes beside the prompt and its parameters; a `timeout` is in seconds."""
+    """What `Engine.submit` takes besides the prompt and its parameters. A `timeout` is in seconds."""
 
     client: str | None
     background: bool
@@ -38,7 +38,9 @@ class RequestOptions(TypedDict, total=False):
 
 
 class Submitter:
-    """Reads and queues the requests of one engine. What takes time is done on the caller's thread, not the engine's."""
+    """Reads and queues the requests of one engine. Work that takes time runs on the caller's thread, not the
+    engine's.
+    """
 
     def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int) -> None:
         self._worker = worker
@@ -65,11 +67,11 @@ class Submitter:
         timeout: float | None,
         listener: Listener,
     ) -> RequestHandle:
-        """`submit` for asyncio: the event loop waits for neither the chat template nor the queue."""
+        """`submit` for asyncio: the event loop waits neither for the chat template nor for the queue."""
         read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout)
         submission = read() if is_quick(prompt) else await on_a_thread(read, interruptible=True)
-        while self._worker.behind:
-            await asyncio.sleep(_BEHIND_SECONDS)
+        while self._worker.would_wait:
+            await asyncio.sleep(_WAIT_SECONDS)
         return self._queue(submission)
 
     def read(
@@ -104,11 +106,11 @@ class Submitter:
         return handles[0]
 
     def _tokens(self, prompt: Prompt, params: SamplingParams, timeout: float | None) -> list[int]:
-        """The token ids of a prompt that fits. A text that is too long is refused before it is tokenized."""
+        """Return the token ids of a prompt that fits. A text that is too long is refused before it is tokenized."""
         self._worker.check_process()
         fits = partial(self._worker.core.scheduler.check_prompt, params=params)
         read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True))
-        tokens = read() if is_quick(prompt) else read_within(timeout, read)
+        tokens = read() if is_quick(prompt) else read_with_timeout(timeout, read)
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")
         fits(len(tokens))

@@ -9,7 +9,7 @@ from types import TracebackType
 from cortexmlx.stats import Latency, UsageSample
 
 _REMEMBERED = 1024
-"""The quantiles are those of so many newest values."""
+"""How many of the newest values the quantiles are computed from."""
 
 
 class Meter:
@@ -20,12 +20,12 @@ class Meter:
         self._newest: deque[float] = deque(maxlen=_REMEMBERED)
 
     def add(self, seconds: float) -> None:
-        """One more duration."""
+        """Add a duration."""
         self._count += 1
         self._newest.append(seconds)
 
     def summary(self) -> Latency:
-        """Everything so far; zeros if there is nothing."""
+        """Return the summary so far, with zeros if there are no durations."""
         ordered = sorted(self._newest)
         if not ordered:
             return Latency(0, 0.0, 0.0, 0.0, 0.0)
@@ -40,8 +40,8 @@ class Meter:
 
 
 class Timeline:
-    """At most `size` moments from the beginning to now, at first `interval` seconds apart. When there are as many,
-    every second one goes, and from then on they are taken half as often.
+    """At most `size` samples from the beginning to now, at first `interval` seconds apart. When there are `size`, every
+    second one is dropped, and from then on they are taken half as often.
     """
 
     def __init__(self, size: int = 240, interval: float = 0.25) -> None:
@@ -50,11 +50,11 @@ class Timeline:
         self._moments: list[UsageSample] = []
 
     def due(self, seconds: float) -> bool:
-        """Whether another moment should be taken now."""
+        """Return whether another sample should be taken now."""
         return not self._moments or seconds - self._moments[-1].seconds >= self._interval
 
     def add(self, moment: UsageSample) -> None:
-        """One more, later than all before; if it is not due it takes the place of the newest."""
+        """Add a sample, which is later than all before. If it is not due, it replaces the newest."""
         if not self.due(moment.seconds):
             self._moments[-1] = moment
             return
@@ -64,12 +64,12 @@ class Timeline:
             self._interval *= 2
 
     def moments(self) -> tuple[UsageSample, ...]:
-        """All that are kept, oldest first."""
+        """Return all samples, the oldest first."""
         return tuple(self._moments)
 
 
 class Stopwatch:
-    """Sums the `seconds` that are spent in its `with` blocks."""
+    """Sums up the `seconds` spent in its `with` blocks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -95,8 +95,8 @@ class Measurements:
         self.timeline = Timeline()
 
     def token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
-        """Count a token that came `now`. `before` is when the one before it came (None: it is the first). Its request
-        was `submitted` and `started` to be computed by then. All times are on the performance counter.
+        """Count a token that came at `now`. `before` is when the previous one came (None: this is the first). Its
+        request was `submitted`, and began to be computed at `started`. All times are on the performance counter.
         """
         self.generated_tokens += 1
         if before is not None:

@@ -36,7 +36,7 @@ class Reported(Protocol):
 
 
 def engine_stats(core: Reported) -> EngineStats:
-    """Counters and gauges of a core, on the engine's thread."""
+    """Return the counters and gauges of a core. Only the engine's thread may call it."""
     measured, scheduler, runner = core.measured, core.scheduler, core.runner
     cache, held = core.cache.stats(), runner.bytes
     busy, keep = measured.busy.seconds, core.config.keep
@@ -91,7 +91,7 @@ def engine_stats(core: Reported) -> EngineStats:
 
 
 def _line(job: Job, cache: KVCache) -> str:
-    """Describe a job in a line: its state, tokens and blocks."""
+    """Return a line about a job: its state, tokens and blocks."""
     where = f", blocks {cache.tables.describe(job.id)}" if job.running else ""
     most = job.prompt_length + job.max_new_tokens
     counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"

@@ -10,13 +10,13 @@ from cortexmlx.request import Thoughts
 from cortexmlx.sampling_params import SamplingParams
 
 _CHARACTER_BITS = 21
-"""Bits of a Unicode code point: a key of `StopTable` is a node and a character."""
+"""Bits of a Unicode code point. A key of `StopTable` is made of a node and a character."""
 
 
 class StopTable:
     """A table that finds any of several strings in one pass over a text (Aho and Corasick, 1975).
 
-    Its nodes are the beginnings of the strings, node 0 the empty one. Time and memory to build it are linear in the
+    Its nodes are the beginnings of the strings; node 0 is the empty one. Time and memory to build it are linear in the
     characters of the strings. It does not change afterwards, so any number of texts may use it at once.
     """
 
@@ -36,13 +36,15 @@ class StopTable:
         return len(self._children)
 
     def advance(self, node: int, code: int) -> int:
-        """The longest beginning of a stop string that the text of `node` and one more character end with."""
+        """Return the node after one more character: the longest beginning of a stop string with which the text now
+        ends.
+        """
         while (child := self._children.get(node << _CHARACTER_BITS | code)) is None and node:
             node = self._shorter[node]
         return child or 0
 
     def _add(self, stop: str) -> Iterable[tuple[int, int, int]]:
-        """Add the nodes of one string. Returns the new ones: the node before, the character, the node."""
+        """Add the nodes of one string. Yield each new one: the node before it, the character, and the node."""
         node = 0
         for code in map(ord, stop):
             parent, key = node, node << _CHARACTER_BITS | code
@@ -58,9 +60,9 @@ class StopTable:
 class StopStrings:
     """A text, piece by piece, up to the first stop string.
 
-    The stop string that is *complete* first ends the text, as if characters came one at a time, so the result doesn't
-    depend on how the text is cut; of several complete at the same character the longest counts. What could still become
-    a stop string is held back. The time per character doesn't depend on the length of the text.
+    The stop string that is *complete* first ends the text, as if characters came one at a time. So the result does not
+    depend on how the text is cut. Of several that are complete at the same character, the longest counts. Characters
+    that may belong to a stop string are held back. The time per character does not depend on the length of the text.
     """
 
     def __init__(self, table: StopTable) -> None:
@@ -70,8 +72,8 @@ class StopStrings:
         self.stopped = False
 
     def feed(self, new: str) -> str:
-        """The text up to a stop string that is complete, else up to the longest beginning of one. What comes after a
-        stop string is ignored.
+        """Return the text up to a complete stop string, or else up to the longest beginning of one. Text after a stop
+        string is ignored.
         """
         if self.stopped:
             return ""
@@ -90,7 +92,7 @@ class StopStrings:
         return text[:safe]
 
     def rest(self) -> str:
-        """There is no more text: what was held back."""
+        """Return the text that was held back, because no more text comes."""
         rest, self._held = self._held, ""
         return rest
 
@@ -100,15 +102,15 @@ class Stops:
     """What ends the answers of one request. It is made once, on the thread that submits the request."""
 
     everywhere: StopTable = field(default_factory=StopTable)
-    """Stop strings that end the thoughts, too: those that have one of their tags."""
+    """Stop strings that also end thoughts: those that contain one of their tags."""
     in_answer: StopTable = field(default_factory=StopTable)
-    """Stop strings of the answer alone."""
+    """Stop strings of the answer only."""
     token_ids: frozenset[int] = frozenset()
     """Tokens that end an answer."""
 
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: Collection[int] = (), thoughts: Thoughts | None = None) -> Stops:
-        """What `params` ask for, with the tokens that end an answer of the model."""
+        """Return what `params` ask for, with the tokens that end the model's answers."""
         tags = () if thoughts is None else (thoughts.open, thoughts.close)
         tagged = [s for s in params.stop if any(tag in s for tag in tags)]
         others = [s for s in params.stop if s not in tagged]

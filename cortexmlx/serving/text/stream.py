@@ -1,5 +1,5 @@
-"""Text that is safe to show while tokens are still coming: no half characters, no piece of a stop string, and thoughts
-apart from the answer.
+"""Text that can be shown while tokens are still coming: without half characters or parts of a stop string, and with the
+thoughts apart from the answer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter, ThoughtTokens
 
 
 class Detokenizer(Protocol):
-    """What a text stream needs of a streaming detokenizer, mlx-lm's or ours: it holds back half characters."""
+    """A streaming detokenizer, mlx-lm's or ours. It holds back half characters."""
 
     def add_token(self, token: int) -> None:
         """Take one token id."""
 
     def finalize(self) -> None:
-        """No more tokens: whatever was held back becomes text."""
+        """Turn what was held back into text, because no more tokens come."""
 
     @property
     def last_segment(self) -> str:
@@ -33,15 +33,15 @@ class TextDelta(NamedTuple):
 
 
 class TextStream:
-    """The text of one answer, piece by piece, ending before the first stop string: see `StopStrings`.
+    """The text of one answer, piece by piece, up to the first stop string: see `StopStrings`.
 
-    With `thoughts`, those are told apart: see `ThoughtSplitter`. Stop strings are of the answer, and what the model
-    thinks ends at none, but for those that have one of the tags in them: see `Stops`.
+    With `thoughts`, the model's thoughts are told apart: see `ThoughtSplitter`. Stop strings apply to the answer. They
+    do not end thoughts, except those that contain one of the tags: see `Stops`.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: Stops, thoughts: Thoughts | None = None) -> None:
         self.stopped = False
-        """A stop string is complete. Tokens that are pushed after that are ignored."""
+        """Whether a stop string is complete. Tokens that are pushed after that are ignored."""
         self._detokenizer = detokenizer
         self._everywhere = StopStrings(stops.everywhere) if stops.everywhere else None
         self._in_answer = StopStrings(stops.in_answer) if stops.in_answer else None
@@ -68,11 +68,11 @@ class TextStream:
 
     @property
     def raw_text(self) -> str:
-        """Both, with the tags and blanks that part them."""
+        """Thoughts and answer, with the tags and blanks between them."""
         return self._before.joined() + self.text
 
     def push(self, token: int) -> TextDelta:
-        """Take one token id; returns the text that is now safe to show, often empty."""
+        """Take one token id. Return the text that can now be shown, often none."""
         if self.stopped:
             return TextDelta()
         self._detokenizer.add_token(token)
@@ -82,7 +82,7 @@ class TextStream:
         return self._take(new)
 
     def finish(self) -> TextDelta:
-        """There are no more tokens: returns the rest of the text, held back until now."""
+        """Return the rest of the text, which was held back until now, because no more tokens come."""
         if self._in_answer is not None and self._in_answer.stopped:
             return TextDelta()
         new = ""
@@ -103,7 +103,7 @@ class TextStream:
         return TextDelta(new, thinking)
 
     def _up_to_stop(self, strings: StopStrings, new: str, final: bool) -> str:
-        """What of a text comes before the first stop string."""
+        """Return the part of a text before the first stop string."""
         text = strings.feed(new)
         if final:
             text += strings.rest()
@@ -111,7 +111,7 @@ class TextStream:
         return text
 
     def _parted(self, splitter: ThoughtSplitter, new: str, final: bool) -> tuple[str, str]:
-        """What the answer and the thoughts have of a new text."""
+        """Return what the answer and the thoughts get of a new text."""
         parts = [*splitter.feed(new), *(splitter.rest() if final else ())]
         self._thought_tokens.add_parts(parts)
         self._before.add("".join(part.text for part in parts if part.kind is not Kind.ANSWER))

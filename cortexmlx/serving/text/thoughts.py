@@ -10,7 +10,7 @@ from itertools import pairwise
 from cortexmlx.request import Thoughts
 
 WIDEST = 64
-"""The most blanks around a tag that belong to it. Up to that many are held back until the next text is known."""
+"""How many blanks around a tag belong to it at most. As many are held back until the next text is known."""
 
 
 class Kind(Enum):
@@ -30,7 +30,7 @@ class TextPart:
 
 
 class _Place(Enum):
-    """Where in an answer the text is that comes next."""
+    """Where in an answer the next text is."""
 
     BEFORE = "nothing has come, or only blanks"
     OPENED = "right after the tag that opens thoughts"
@@ -42,9 +42,9 @@ class _Place(Enum):
 class ThoughtSplitter:
     """Cuts a stream of text into thoughts, the answer after them, and the tags and blanks between the two.
 
-    Thoughts come first: they are opened by the prompt (`begun`), or by the text, with nothing but blanks before them.
-    Once the answer has begun, a tag is a part of it, such as in code that shows one. The parts put together are the
-    text, and do not depend on how it was cut. The time per character doesn't depend on the length of the text.
+    Thoughts come first. The prompt opens them (`begun`), or the text does, with only blanks before the tag. Once the
+    answer has begun, a tag is a part of it, for example in code. The parts together are the text, and do not depend on
+    how it was cut. The time per character does not depend on the length of the text.
     """
 
     def __init__(self, thoughts: Thoughts) -> None:
@@ -55,16 +55,16 @@ class ThoughtSplitter:
 
     @property
     def over(self) -> bool:
-        """All that comes is the answer's."""
+        """Whether all further text belongs to the answer."""
         return self._place is _Place.ANSWER and not self._held
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """The parts that are certain now."""
+        """Take text, and yield the parts that are certain now."""
         self._held += text
         return self._parts(final=False)
 
     def rest(self) -> Iterator[TextPart]:
-        """There is no more text: what was held back because it could have become a tag."""
+        """Yield what was held back because it could have become a tag: no more text comes."""
         return self._parts(final=True)
 
     def _parts(self, final: bool) -> Iterator[TextPart]:
@@ -78,7 +78,7 @@ class ThoughtSplitter:
                 return
 
     def _next(self, final: bool) -> TextPart | None:
-        """What the held text begins with, if that is certain; the place moves on with it."""
+        """Return the part with which the held text begins, if it is certain, and advance the place."""
         if self._place is _Place.BEFORE:
             return self._before(final)
         if self._place is _Place.OPENED:
@@ -103,7 +103,7 @@ class ThoughtSplitter:
         return None
 
     def _opened(self, final: bool) -> TextPart | None:
-        """Some models open once more what their prompt has opened."""
+        """Return the part after the opening tag. Some models repeat the tag that their prompt has opened."""
         if self._held[0].isspace():
             return self._blanks(_Place.OPENED)
         tag = self._thoughts.open
@@ -137,8 +137,9 @@ class ThoughtSplitter:
 
 
 class ThoughtTokens:
-    """Counts the tokens that wrote an answer's thoughts: those whose text is in them, if only in part. One that adds no
-    text yet, such as half a character, is where the next text comes. Tags, and the blanks around them, are no thoughts.
+    """Counts the tokens that wrote an answer's thoughts: those whose text is at least partly in the thoughts. A token
+    without text yet, such as half a character, counts at the place of the next text. Tags and the blanks around them
+    are no thoughts.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class ThoughtTokens:
         self._parted = 0
 
     def add_token(self, new: str) -> None:
-        """The next token has added this text."""
+        """Note that the next token has added the text `new`."""
         self._ends.append(self._ends[-1] + len(new))
 
     def add_parts(self, parts: Iterable[TextPart]) -> None:
@@ -159,16 +160,16 @@ class ThoughtTokens:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many tokens wrote the thoughts."""
         first, last = self._thought
         return sum(begin < last and first < max(end, begin + 1) for begin, end in pairwise(self._ends))
 
 
 def _without_blanks(text: str) -> str:
-    """Without those at the end, of which no more than the widest gap are taken."""
+    """Return a text without the blanks at its end, of which at most `WIDEST` are removed."""
     return text[: max(len(text.rstrip()), len(text) - WIDEST)]
 
 
 def _beginning_of(tag: str, text: str) -> int:
-    """How many characters at the end of `text` could begin `tag`."""
+    """Return how many characters at the end of `text` could begin `tag`."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
