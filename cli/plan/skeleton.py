@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.quantized import quantized, unquantized
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
-from cortexmlx.models.context import UNSTATED_CONTEXT, of_language, stated_context
+from cortexmlx.models.context import UNSTATED_CONTEXT, language_configs, stated_context
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     import mlx.core as mx
 
     from cortexmlx.models.folder_config import check_layers_without_weights
-    from cortexmlx.models.weights import expand, only_on_a_gpu, parameter_count, weight_bytes
+    from cortexmlx.models.weights import expand, parameter_count, unsupported_on_cpu, weight_bytes
 
     check_layers_without_weights(config)
     model = _lazy_model(dict(config))
@@ -76,7 +76,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     try:
         _quantize(model, config)
         stored, widened = weight_bytes(model), weight_bytes(model, widened=True)
-        if mx.default_device() == mx.cpu and only_on_a_gpu(model) is not None:
+        if mx.default_device() == mx.cpu and unsupported_on_cpu(model) is not None:
             expand(model)  # as the engine does
         vocab_size, groups = _caches(model, dtype)
     except Exception as error:
@@ -104,7 +104,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
 
 def _lazy_model(config: dict[str, Any]) -> Any:
     from cortexmlx.host.package import missing_package, mlx_lm_utils
-    from cortexmlx.models.folder_config import unsaid
+    from cortexmlx.models.folder_config import missing_settings
 
     if not isinstance(config.get("model_type"), str):
         raise ModelUnsupported("the configuration names no model_type: is it a model's config.json?")
@@ -120,8 +120,8 @@ def _lazy_model(config: dict[str, Any]) -> Any:
     try:
         model = model_class(args_class.from_dict(config))
     except Exception as error:
-        if unsaid_settings := unsaid(error, kind):
-            raise ModelUnsupported(f"the configuration {unsaid_settings}") from error
+        if fault := missing_settings(error, kind):
+            raise ModelUnsupported(f"the configuration {fault}") from error
         why = f"{type(error).__name__}: {one_line(error)}"
         raise ModelUnsupported(f"the configuration does not fit {kind!r} ({why})") from error
     if hasattr(model, "sanitize"):  # some drop their output projection here when the files hold none
@@ -131,7 +131,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
-    stated = (source.get(key) for source in of_language(config) for key in ("dtype", "torch_dtype"))
+    stated = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
     named = next(filter(None, stated), None)
     return named if isinstance(named, str) and named in ITEMSIZE else "bfloat16"
 

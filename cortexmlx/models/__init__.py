@@ -1,6 +1,6 @@
-"""Models: resolve a name, load it, list what is on this machine.
+"""Models: resolve a name, load a model, list the models on this machine.
 
-Importing this package imports neither mlx nor mlx-lm; `load_model` does, after preloading the fast BLAS.
+Importing this package imports neither mlx nor mlx-lm. `load_model` imports them, after it has preloaded the fast BLAS.
 """
 
 from cortexmlx.models.inventory import LocalModel, list_models

@@ -1,5 +1,6 @@
-"""Where a configuration describes its language model, and how many tokens that attends to: the one answer for `plan`
-and for the engine. No mlx.
+"""The part of a configuration that describes the language model, and the context length that it states. No mlx.
+
+Both `plan` and the engine use it, so they agree.
 """
 
 from __future__ import annotations
@@ -16,21 +17,23 @@ _KEYS = (
     "seq_length",
     "n_ctx",
 )
-"""What the makers of models call it, in the order in which they are believed."""
+"""The names that makers of models give to the context length. The first one that is present counts."""
 
 UNSTATED_CONTEXT = 2048
-"""Tokens that are assumed where the configuration says nothing."""
+"""The context in tokens that is assumed if the configuration states none."""
 
 
-def of_language(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Where a config.json says something of its language model: at its top, and in its `text_config`, if it has one."""
+def language_configs(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the two parts of a config.json that can describe the language model: its top level, and its `text_config`
+    (empty if there is none).
+    """
     text = config.get("text_config")
     return config, text if isinstance(text, Mapping) else {}
 
 
 def stated_context(config: Mapping[str, Any]) -> int | None:
-    """The context in tokens that a config.json states; None if it states none."""
-    for source in of_language(config):
+    """Return the context in tokens that a config.json states; None if it states none."""
+    for source in language_configs(config):
         for key in _KEYS:
             value = source.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:

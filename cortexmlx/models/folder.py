@@ -1,6 +1,4 @@
-"""A folder in the layout of the model hub, through mlx-lm's own loader, with every failure turned into one clear
-line.
-"""
+"""Load a model from a folder in the hub's layout, through mlx-lm's own loader. Every failure becomes one clear line."""
 
 from __future__ import annotations
 
@@ -10,17 +8,24 @@ from typing import Any
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.host.package import missing_package, mlx_lm_utils
-from cortexmlx.models.folder_config import check_layers, end_ids, foreign_quantization, left_out, read_config, unsaid
+from cortexmlx.models.folder_config import (
+    check_layers,
+    end_ids,
+    foreign_quantization,
+    missing_settings,
+    read_config,
+    unread_inputs,
+)
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 
 
 def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
-    """Model, tokenizer and config of `folder`, and notes for the user; weights are evaluated on this thread.
+    """Return the model, tokenizer and config of `folder`, and notes for the user. Weights are evaluated on this thread.
 
-    Raises ModelNotFound when it holds no model, ModelCorrupt for damaged or missing files, ModelUnsupported for an
-    architecture that mlx-lm does not have or a model that wants to run code of its own.
+    Raises ModelNotFound if the folder holds no model, and ModelCorrupt for damaged or missing files. Raises
+    ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
     """
     config = read_config(folder)
     tensors = check_weights(folder)
@@ -28,26 +33,26 @@ def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]
         raise _no_weights(folder)
     check_layers(folder, config, len(tensors))
     if missing := missing_package(config["model_type"]):
-        raise _misses_package(folder, config, missing)
+        raise _package_error(folder, config, missing)
     eos_ids = end_ids(folder, config)
     # The tokenizer first: it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
-    return _load_weights(folder, config), tokenizer, config, (*left_out(config), *notes)
+    return _load_weights(folder, config), tokenizer, config, (*unread_inputs(config), *notes)
 
 
 def check_settings(folder: Path) -> None:
-    """Raise what `load_folder` would, as far as config.json alone tells: its weights may still be to come."""
+    """Raise what `load_folder` would raise because of config.json alone. The weights need not be there yet."""
     config = read_config(folder)
     if missing := missing_package(config["model_type"]):
-        raise _misses_package(folder, config, missing)
+        raise _package_error(folder, config, missing)
     _check_code(folder, config)
     try:
         mlx_lm_utils()._get_classes(config)
     except Exception as error:
-        raise _not_loaded(folder, config, error) from error
+        raise _load_error(folder, config, error) from error
 
 
-def _misses_package(folder: Path, config: dict[str, Any], missing: str) -> ModelUnsupported:
+def _package_error(folder: Path, config: dict[str, Any], missing: str) -> ModelUnsupported:
     return ModelUnsupported(f"{folder} cannot run: mlx-lm says of {config['model_type']!r}: {missing}")
 
 
@@ -77,12 +82,12 @@ def _load_weights(folder: Path, config: dict[str, Any]) -> Any:
     except (RuntimeError, OSError) as error:
         raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error
     except Exception as error:  # mlx-lm's code raises anything for a configuration that it does not expect
-        raise _not_loaded(folder, config, error) from error
+        raise _load_error(folder, config, error) from error
     _check_types(folder, model)
     return model
 
 
-def _not_loaded(folder: Path, config: dict[str, Any], error: Exception) -> CortexError:
+def _load_error(folder: Path, config: dict[str, Any], error: Exception) -> CortexError:
     kind, why = config["model_type"], one_line(error)
     if why.startswith("Model type"):
         from mlx_lm._version import __version__ as version
@@ -95,8 +100,8 @@ def _not_loaded(folder: Path, config: dict[str, Any], error: Exception) -> Corte
         )
     if "nsupported" in why:
         return ModelUnsupported(f"mlx-lm does not load {folder}: {why}")
-    if unsaid_settings := unsaid(error, kind):
-        return ModelCorrupt(f"{folder / 'config.json'} {unsaid_settings}")
+    if fault := missing_settings(error, kind):
+        return ModelCorrupt(f"{folder / 'config.json'} {fault}")
     if isinstance(error, ValueError):
         return ModelCorrupt(
             f"the weights in {folder} do not fit its config.json: {why}. They may be of two models: download it again."
@@ -110,8 +115,8 @@ def _not_loaded(folder: Path, config: dict[str, Any], error: Exception) -> Corte
 
 
 def _check_types(folder: Path, model: Any) -> None:
-    """Raise ModelUnsupported for a matrix of integers that nothing in its layer scales. A file may hold the codes of
-    8-bit floats so, and mlx-lm would compute with the codes.
+    """Raise ModelUnsupported for an integer matrix whose layer has no scales. A file may hold the codes of 8-bit floats
+    so, and mlx-lm would compute with the codes.
     """
     import mlx.core as mx
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
-from cortexmlx.models.context import of_language
+from cortexmlx.models.context import language_configs
 from cortexmlx.models.json_file import read_json_object
-from cortexmlx.models.messages import not_readable
+from cortexmlx.models.messages import unreadable_message
 from cortexmlx.sampling_params import SamplingParams
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -20,15 +20,15 @@ _MOST_LAYERS = 4096
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as a dictionary with a `model_type`. Raises ModelNotFound where there is none, ModelCorrupt if
-    broken.
+    """Return config.json as a dictionary with a `model_type`. Raises ModelNotFound if there is no such file, and
+    ModelCorrupt if it is broken.
     """
     path = folder / "config.json"
     try:
-        there = path.is_file()
+        exists = path.is_file()
     except OSError as error:
-        raise ModelCorrupt(not_readable(folder, error)) from error
-    if not there:
+        raise ModelCorrupt(unreadable_message(folder, error)) from error
+    if not exists:
         gguf = sorted(folder.glob("*.gguf"))
         if (folder / "adapter_config.json").is_file():
             raise ModelNotFound(f"{folder} holds an adapter, not a model: give its model, and --adapter {folder}.")
@@ -51,8 +51,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
-    """Raise ModelCorrupt if config.json asks for more layers than the weight files have tensors: building so many would
-    take minutes, only to say then that they are missing.
+    """Raise ModelCorrupt if config.json asks for more layers than the weight files have tensors. Building that many
+    layers would take minutes, only to fail because they are missing.
     """
     for name, layers in _stated_layers(config):
         if layers > tensors:
@@ -63,14 +63,16 @@ def check_layers(folder: Path, config: Mapping[str, Any], tensors: int) -> None:
 
 
 def check_layers_without_weights(config: Mapping[str, Any]) -> None:
-    """The same where there are no weights to tell: raise ModelCorrupt if it asks for more than any model has."""
+    """Raise ModelCorrupt if config.json asks for more layers than any model has. This is `check_layers` for a
+    configuration without weights.
+    """
     for name, layers in _stated_layers(config):
         if layers > _MOST_LAYERS:
             raise ModelCorrupt(f"the configuration asks for {name}={layers}: no model has more than {_MOST_LAYERS}.")
 
 
 def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for source in of_language(config):
+    for source in language_configs(config):
         for name in _LAYERS:
             layers = source.get(name)
             if isinstance(layers, int):
@@ -78,8 +80,8 @@ def _stated_layers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
-    """All token ids that end a generation, by config.json and generation_config.json together."""
-    sources = list(of_language(config))
+    """Return all token ids that end a generation, from both config.json and generation_config.json."""
+    sources = list(language_configs(config))
     generation = folder / "generation_config.json"
     if generation.is_file():
         sources.append(read_json_object(generation))
@@ -91,17 +93,18 @@ def end_ids(folder: Path, config: dict[str, Any]) -> set[int]:
 
 
 def recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...]]:
-    """The sampling that a model's makers recommend, as values of `SamplingParams`, and notes of what cannot be used.
+    """Return the sampling that a model's makers recommend, as values of `SamplingParams`, and notes on values that
+    cannot be used.
 
-    Read from generation_config.json. It recommends greedy answers if it says `do_sample: false`, and nothing if it
-    sets none of the values. Raises ModelCorrupt if the file cannot be read.
+    They are read from generation_config.json. `do_sample: false` there recommends greedy answers. A file that sets none
+    of the values recommends nothing. Raises ModelCorrupt if the file cannot be read.
     """
     path = folder / "generation_config.json"
-    said = read_json_object(path) if path.is_file() else {}
+    stated = read_json_object(path) if path.is_file() else {}
     found: dict[str, float] = {}
     unusable = []
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
-        value = said.get(name)
+        value = stated.get(name)
         if value is None:
             continue
         try:
@@ -111,23 +114,27 @@ def recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...
         else:
             found[name] = value
     notes = (f"generation_config.json: {', '.join(unusable)} cannot be used",) if unusable else ()
-    if said.get("do_sample") is False:
+    if stated.get("do_sample") is False:
         return {name: value for name, value in found.items() if name == "repetition_penalty"} | {
             "temperature": 0.0
         }, notes
-    return ({"temperature": 1.0} | found if found or said.get("do_sample") is True else {}), notes
+    return ({"temperature": 1.0} | found if found or stated.get("do_sample") is True else {}), notes
 
 
-def left_out(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the model was made for that is not done here: mlx-lm loads the language part of such a checkpoint."""
+def unread_inputs(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note on the inputs that the model was made for and that are not read here. mlx-lm loads only the
+    language part of such a checkpoint.
+    """
     parts = {"vision_config": "images", "audio_config": "audio", "video_config": "videos"}
     unread = [what for name, what in parts.items() if isinstance(config.get(name), Mapping)]
     return (f"its language part runs: {' and '.join(unread)} are not read",) if unread else ()
 
 
 def foreign_quantization(config: Mapping[str, Any]) -> str | None:
-    """How the weights are quantized where it was not mlx-lm that did it, in its maker's words; None if they are not."""
-    for source in of_language(config):
+    """Return how the weights are quantized, in their maker's words, if another program than mlx-lm did it. Return None
+    otherwise.
+    """
+    for source in language_configs(config):
         settings = source.get("quantization_config")
         if "quantization" not in config and isinstance(settings, Mapping):
             words = (settings.get(name) for name in ("quant_method", "format", "quant_algo"))
@@ -135,8 +142,10 @@ def foreign_quantization(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def unsaid(error: Exception, kind: str) -> str | None:
-    """What to say of a config.json without settings that mlx-lm has no default for, if that is what its error means."""
+def missing_settings(error: Exception, kind: str) -> str | None:
+    """Return which settings config.json lacks that mlx-lm has no default for, as the end of a sentence. Return None if
+    mlx-lm's `error` does not mean that.
+    """
     names = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) and "missing" in str(error) else []
     if not names:
         return None
@@ -147,7 +156,7 @@ def unsaid(error: Exception, kind: str) -> str | None:
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """The floats in a JSON value, with where they stand."""
+    """Yield the floats in a JSON value, each with its path."""
     if isinstance(value, float):
         yield name, value
     elif isinstance(value, dict):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError
-from cortexmlx.models.context import of_language, stated_context
+from cortexmlx.models.context import language_configs, stated_context
 from cortexmlx.models.folder_config import foreign_quantization, read_config
 from cortexmlx.models.gguf.parts import part_files, read_model_header
 from cortexmlx.models.resolve import STARTER, SourceKind, starter_path
@@ -17,20 +17,22 @@ from cortexmlx.models.resolve import STARTER, SourceKind, starter_path
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model that can be run now: the name to give, where it comes from and lies, the bytes of its weights there, how
-    they are stored (`4-bit`, `Q4_1`, `bfloat16`; empty: nobody says), and its context in tokens, if stated.
-    """
+    """A model on this machine that can be run."""
 
     name: str
+    """The name to give to the commands."""
     kind: SourceKind
     path: Path
     size: int
+    """Bytes of the weights on disk."""
     quantization: str = ""
+    """How the weights are stored (`4-bit`, `Q4_1`, `bfloat16`), or `damaged`; empty if the files do not say."""
     context: int | None = None
+    """The context in tokens; None if the files do not state it."""
 
 
 def list_models() -> list[LocalModel]:
-    """The starter model, if installed, and the complete models in the hub's cache, by name."""
+    """Return the starter model, if it is installed, then the complete models in the hub's cache, sorted by name."""
     found: list[LocalModel] = []
     starter = starter_path()
     if starter is not None:
@@ -53,14 +55,14 @@ def _in_hub_cache() -> list[LocalModel]:
 
 
 def stored_bytes(path: Path) -> int:
-    """Bytes of a model's weights on disk: of a .gguf file, or of the files in a folder that are read."""
+    """Return the bytes of a model's weights on disk: of a .gguf file, or of the weight files in a folder."""
     if path.is_dir():
         return sum(file.stat().st_size for file in weight_files(path))
     return path.stat().st_size
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that hold a model's weights: those of a folder that are read, or a .gguf file with its parts."""
+    """Return the files that hold a model's weights: those in a folder, or a .gguf file with its parts."""
     return sorted(path.glob("model*.safetensors")) if path.is_dir() else part_files(path)
 
 
@@ -73,15 +75,15 @@ def _of_folder(name: str, kind: SourceKind, folder: Path) -> LocalModel:
 
 
 def _quantization(config: Mapping[str, Any]) -> str:
-    """How the weights of a folder are stored, in a word."""
-    for source in of_language(config):
+    """Return how the weights of a folder are stored, in a word."""
+    for source in language_configs(config):
         settings = source.get("quantization")
         if isinstance(settings, Mapping) and isinstance(bits := settings.get("bits"), int):
             mode = settings.get("mode", "affine")
             return f"{bits}-bit" if mode == "affine" else str(mode)
     if foreign := foreign_quantization(config):
         return foreign
-    stated = (source.get(key) for source in of_language(config) for key in ("dtype", "torch_dtype"))
+    stated = (source.get(key) for source in language_configs(config) for key in ("dtype", "torch_dtype"))
     return next((dtype for dtype in stated if isinstance(dtype, str)), "")
 
 

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
-from cortexmlx.models.messages import LFS_POINTER, not_readable, not_the_file, one_line
+from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, one_line, unreadable_message
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in `path`. Raises ModelCorrupt, naming the file, when it cannot be read or is something else."""
+    """Return the JSON object in `path`. Raises ModelCorrupt with the file's name if it cannot be read or is something
+    else.
+    """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ModelCorrupt(not_readable(path, error)) from error
+        raise ModelCorrupt(unreadable_message(path, error)) from error
     if data.startswith(LFS_POINTER):
-        raise ModelCorrupt(not_the_file(path))
+        raise ModelCorrupt(lfs_pointer_message(path))
     if not data.strip():
         raise ModelCorrupt(f"{path} is empty. Download it again.")
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEQUANTIZE_SWITCH = "CORTEXMLX_DEQUANTIZE"
 
 LOADING_STEPS = 3
-"""The files are read, an adapter is put in, weights are widened."""
+"""Read the files, apply an adapter, widen the weights."""
 
 
 def load_model(
@@ -38,14 +38,18 @@ def load_model(
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
 ) -> LoadedModel:
-    """Resolve `name` and load it, on the thread that will run it (MLX's streams belong to threads).
+    """Resolve `name` and load the model, on the thread that will run it (MLX's streams belong to threads).
 
-    `adapter`: the folder of a LoRA or DoRA adapter, or of fine-tuned layers, to put into it.
+    `adapter` is the folder of a LoRA or DoRA adapter, or of fine-tuned layers, that is put into the model.
 
-    `dequantize`: True makes the weights float32, False leaves them as stored, None decides: float32 on a Linux CPU when
-    that takes under a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
-    `on_progress(progress)` is called on this thread, and while a model is downloaded on the download's threads,
-    one at a time. `weights_hash` begins before the files are read, and learns which arrays came of them.
+    `dequantize`: True makes the weights float32, and False leaves them as stored. None makes them float32 on a Linux
+    CPU if that takes less than a quarter of the memory, unless `CORTEXMLX_DEQUANTIZE=0` is in the environment.
+
+    `on_progress(progress)` is called on this thread. During a download it is called on the download's threads, one call
+    at a time.
+
+    `weights_hash` begins before the files are read, and learns which arrays were made from them.
+
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx.cpu import blas
@@ -64,7 +68,7 @@ def load_model(
     model, tokenizer, config, notes = _read(path, source.kind, float32, report)
     try:
         report(Progress("loading", 1, LOADING_STEPS))
-        notes += _adapted(model, path, tuned)
+        notes += _apply_adapter(model, path, tuned)
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen(model, path, slow_below_float32, dequantize)
         notes += blas.notes() if slow_below_float32 else ()
@@ -83,7 +87,7 @@ def load_model(
 
 
 def _slow_below_float32() -> bool:
-    """Whether MLX runs on a Linux CPU here, where only float32 matrix products go through BLAS."""
+    """Return whether MLX runs on a Linux CPU, where only float32 matrix products use BLAS."""
     import mlx.core as mx
 
     return sys.platform == "linux" and mx.default_device() == mx.cpu
@@ -103,14 +107,14 @@ def _read(
 
 
 def _sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
-    """The sampling that the model's makers recommend, and notes."""
+    """Return the sampling that the model's makers recommend, and notes."""
     if kind is SourceKind.STARTER:
         return STARTER_SAMPLING, ()
     return recommended_sampling(path) if path.is_dir() else ({}, ())
 
 
 def fetch_model(source: ModelSource, report: OnProgress) -> Path:
-    """Where the files are, which are downloaded if they are not on this machine: see `fetch`."""
+    """Return where the model's files are. They are downloaded if they are not on this machine: see `fetch`."""
     if source.path is not None:
         return source.path
     from cortexmlx.models.folder import check_settings
@@ -119,8 +123,10 @@ def fetch_model(source: ModelSource, report: OnProgress) -> Path:
     return fetch(source.name, report, check_settings)
 
 
-def _adapted(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
-    """Put the adapter into the model, if one was asked for; a word about one that lies there and was not."""
+def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
+    """Put the adapter into the model, if there is one. Return a note on it, or on an adapter beside the model that is
+    not used.
+    """
     if adapter is not None:
         from cortexmlx.models.adapters.apply import apply_adapter
 
@@ -130,14 +136,16 @@ def _adapted(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]
 
 
 def float32_pays(parameters: int, memory: int) -> bool:
-    """Whether MLX's Linux CPU build gets float32 weights: under a quarter of `memory` bytes, and not switched off."""
+    """Return whether MLX's Linux CPU build gets float32 weights: if they take less than a quarter of `memory` bytes,
+    and `CORTEXMLX_DEQUANTIZE` does not forbid it.
+    """
     return os.environ.get(DEQUANTIZE_SWITCH) != "0" and parameters * 4 < memory / 4
 
 
 def _widen(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | None) -> tuple[str, ...]:
-    """Make weights or activations float32 where asked for or where that pays; says what was done.
+    """Make weights or activations float32 where this is requested or faster. Return notes on what was done.
 
-    Where float32 does not pay (on a GPU, on macOS) the model stays as it is stored.
+    Where float32 is not faster (on a GPU, on macOS) the model stays as it is stored.
     """
     from cortexmlx.models import weights
 
@@ -158,7 +166,7 @@ def _widen(model: Any, path: Path, slow_below_float32: bool, dequantize: bool | 
         return (f"weights are float32 in memory, for speed: {format_bytes(grown)}, stored in {format_bytes(stored)}",)
     if not slow_below_float32:
         return ()
-    if what := weights.only_on_a_gpu(model):
+    if what := weights.unsupported_on_cpu(model):
         size = format_bytes(weights.parameter_count(model) * 4)
         raise ModelUnsupported(
             f"MLX's CPU build does not compute {what} as they are packed. As float32 the model takes {size}: "

@@ -11,48 +11,52 @@ from pathlib import Path
 from typing import Any
 
 _READ = {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
-"""How the files of a model's folder end."""
+"""The suffixes of the files in a model's folder that are hashed."""
 
 _WHOLE = 32 << 20
-"""Bytes up to which a file is looked at as a whole; of a larger one `_PIECES` of `_PIECE` bytes all over it."""
+"""The size in bytes up to which a whole file is hashed. Of a larger file `_PIECES` samples of `_PIECE` bytes are
+hashed.
+"""
 
 _PIECES, _PIECE = 32, 4096
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its tokenizer, loaded on the thread that will run it.
-
-    `model` is one of mlx-lm's own modules, unedited; `tokenizer` is mlx-lm's TokenizerWrapper or a
-    `cortexmlx.models.tokenizers.base.Tokenizer`; `config` is what config.json says, or its equivalent for a GGUF file.
-    `weight_bytes` is what the weights take in memory, `parameters` how many numbers they stand for, `context_length`
-    the model's own limit in tokens, `dtype` the type of activations ("float32", "float16", "bfloat16"). `notes` tell
-    the user, one line each, what was done to the weights or could not be honoured. `adapter` is the folder of the
-    adapter that is in the model, if there is one. `sampling` is what the model's makers recommend, as values of
-    `SamplingParams`; empty if they recommend nothing.
-    """
+    """A model and its tokenizer, loaded on the thread that will run the model."""
 
     model: Any = field(repr=False)
+    """An instance of one of mlx-lm's model classes, unedited."""
     tokenizer: Any = field(repr=False)
+    """mlx-lm's TokenizerWrapper, or a `cortexmlx.models.tokenizers.base.Tokenizer`."""
     config: dict[str, Any] = field(repr=False)
+    """The content of config.json, or its equivalent for a GGUF file."""
     name: str
     path: Path
     context_length: int
+    """The model's own limit in tokens."""
     weight_bytes: int
+    """Bytes that the weights take in memory."""
     parameters: int
+    """How many numbers the weights stand for."""
     dtype: str
+    """The type of the activations: "float32", "float16" or "bfloat16"."""
     notes: tuple[str, ...] = ()
+    """Lines for the user: what was done to the weights, and which settings could not be honoured."""
     adapter: Path | None = None
+    """The folder of the adapter that was put into the model; None without one."""
     sampling: Mapping[str, float] = field(default_factory=dict)
+    """The values of `SamplingParams` that the model's makers recommend; empty if they recommend none."""
 
     @cached_property
     def identity(self) -> str:
-        """A name of what it was read from, weights, configuration, tokenizer and adapter, wherever that lies: what is
-        kept of it is of no use to a model with another.
+        """A name for the content of the model's files: weights, configuration, tokenizer and adapter. It does not
+        depend on where the files are. Records that were made with a model are valid only for a model with the same
+        identity.
 
-        Of a file above 32 MiB it reads the size and 32 samples of 4 KiB. So it does not notice a change of such a file
-        that keeps its size and lies between the samples. It is for records of apps and commands; a KV store knows a
-        model by a hash of all its weights (`WeightsHash`), which may be known only later, or not at all.
+        Of a file above 32 MiB only the size and 32 samples of 4 KiB are hashed. So a change that keeps the size and
+        lies between the samples goes unnoticed. The identity is for records of apps and commands. A KV store identifies
+        a model by a hash of all its weights (`WeightsHash`), which may be known later, or never.
         """
         digest = hashlib.blake2b(digest_size=16)
         for path in (self.path, self.adapter):

@@ -1,4 +1,6 @@
-"""Messages of other packages: quoted in our errors, and logged instead of printed."""
+"""Messages about files, and messages of other packages: these are quoted in our errors, and logged instead of
+printed.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,22 @@ log = logging.getLogger("cortexmlx")
 _LONGEST = 300
 
 LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that git left in the place of a large one."""
+"""The first bytes of the file that git leaves in place of a large one."""
 
 
 def one_line(error: Exception) -> str:
-    """What `error` says, on one line and not endless; its type where it says nothing."""
+    """Return the text of `error` on one line, cut to 300 characters. Return the error's type if it has no text."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
-def not_the_file(path: Path) -> str:
-    """What to say of a pointer in the place of a file."""
+def lfs_pointer_message(path: Path) -> str:
+    """Return the message about a git-lfs pointer in place of a file."""
     return f"{path} is a git-lfs pointer, not the file itself: run `git lfs pull` in its folder."
 
 
-def not_readable(path: Path, error: OSError) -> str:
-    """What to say of a file that the system does not give, with the next step."""
+def unreadable_message(path: Path, error: OSError) -> str:
+    """Return the message about a file that the system cannot read, with the next step."""
     advice = {
         PermissionError: f"See who may: `ls -l {path}`.",
         FileNotFoundError: "It is a link to nothing, or was just removed: download it again.",
@@ -38,8 +40,9 @@ def not_readable(path: Path, error: OSError) -> str:
 
 @contextmanager
 def logged(library: str) -> Iterator[None]:
-    """Meanwhile what an imported library would print through its logger goes to this package's: a program that sets up
-    no logging reads nothing that it did not print itself.
+    """Send what `library` would print through its logger to this package's logger instead.
+
+    So a program that sets up no logging sees only its own output.
     """
 
     def pass_on(record: logging.LogRecord) -> bool:

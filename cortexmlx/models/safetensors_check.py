@@ -1,7 +1,7 @@
-"""Looking at safetensors files before MLX does: complete, undamaged, all there.
+"""Check safetensors files before MLX reads them: complete, undamaged, all present.
 
-MLX maps the file and reads where the header points. A download that was cut short is the commonest damage, and the
-message should say so with the numbers.
+MLX maps the file and reads where the header points. The commonest damage is a download that was cut short. The error
+says so, with the numbers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.json_file import read_json_object
-from cortexmlx.models.messages import LFS_POINTER, not_readable, not_the_file
+from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, unreadable_message
 
 INDEX = "model.safetensors.index.json"
 
 
 def check_weights(folder: Path) -> dict[str, Path]:
-    """The tensors in the weight files of `folder` (`model*.safetensors`), each with its file. The files are checked,
-    and those of the index all present. An index none of whose files is here is not theirs: it came with the model
-    that these weights were made of.
+    """Check the weight files of `folder` (`model*.safetensors`). Return the file of each tensor, by the tensor's name.
 
-    Raises ModelCorrupt naming the file, the tensor and the bytes that are missing, or a tensor that is in two files: a
-    folder of two downloads, of which either may be wrong. An empty result means no weights.
+    All files that the index lists must be present. An index of which no file is present is ignored: it came with the
+    model that these weights were made from.
+
+    Raises ModelCorrupt with the file, the tensor and the missing bytes. Also raises it for a tensor that is in two
+    files: then the folder has two downloads, and either may be the wrong one. The result is empty if there are no
+    weights.
     """
     tensors: dict[str, Path] = {}
     files = sorted(folder.glob("model*.safetensors"))
@@ -39,9 +41,9 @@ def check_weights(folder: Path) -> dict[str, Path]:
             tensors[name] = file
     index = folder / INDEX
     if index.is_file():
-        shards, here = _shards(index), {file.name for file in files}
-        missing = sorted(shards - here)
-        if missing and (shards & here or not here):
+        shards, present = _shards(index), {file.name for file in files}
+        missing = sorted(shards - present)
+        if missing and (shards & present or not present):
             raise ModelCorrupt(
                 f"{folder} lacks {len(missing)} of its weight files, for example {missing[0]}. Download them again."
             )
@@ -56,14 +58,15 @@ def _shards(index: Path) -> set[str]:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """What `file` says of its tensors by name (`dtype`, `shape`, `data_offsets`), all of them there with their bytes.
+    """Return the header entry of each tensor in `file` by name (`dtype`, `shape`, `data_offsets`). The file has the
+    bytes of all of them.
 
-    Raises ModelCorrupt naming the file and the bytes that are missing.
+    Raises ModelCorrupt with the file and the missing bytes.
     """
     try:
         return _header(file)
     except OSError as error:
-        raise ModelCorrupt(not_readable(file, error)) from error
+        raise ModelCorrupt(unreadable_message(file, error)) from error
 
 
 def _header(file: Path) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def _header(file: Path) -> dict[str, Any]:
     with file.open("rb") as stream:
         start = stream.read(8)
         if (start + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
-            raise ModelCorrupt(not_the_file(file))
+            raise ModelCorrupt(lfs_pointer_message(file))
         stream.seek(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > size - 8:
@@ -79,20 +82,20 @@ def _header(file: Path) -> dict[str, Any]:
         try:
             header: dict[str, Any] = json.loads(stream.read(length))
             header.pop("__metadata__", None)
-            places = sorted((*_place(entry), name) for name, entry in header.items())
+            ranges = sorted((*_byte_range(entry), name) for name, entry in header.items())
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ModelCorrupt(f"{file} is damaged: its header cannot be read. Download it again.") from error
-    needed = 8 + length + max((end for _, end, _ in places), default=0)
+    needed = 8 + length + max((end for _, end, _ in ranges), default=0)
     if needed > size:
         raise ModelCorrupt(f"{file} is cut short: it has {size} of {needed} bytes. Download it again.")
-    for (_, end, name), (begin, _, other) in itertools.pairwise(places):
+    for (_, end, name), (begin, _, other) in itertools.pairwise(ranges):
         if begin < end:
             raise ModelCorrupt(f"{file} is damaged: {name} and {other} share bytes. Download it again.")
     return header
 
 
-def _place(entry: Any) -> tuple[int, int]:
-    """Where a tensor's bytes begin and end."""
+def _byte_range(entry: Any) -> tuple[int, int]:
+    """Return where a tensor's bytes begin and end."""
     begin, end = entry["data_offsets"]
     if not 0 <= begin <= end or any(size < 0 for size in entry["shape"]):
         raise ValueError("offsets run backwards")

@@ -1,6 +1,6 @@
-"""A loaded model's weights: how much they are, and float32 for MLX's CPU build.
+"""A loaded model's weights: their size, and their conversion to float32 for MLX's CPU build.
 
-That build's matrix products are fast in float32, through BLAS, and slow in every other type.
+That build computes matrix products fast in float32, through BLAS, and slowly in every other type.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether any layer of the model holds packed weights."""
+    """Return whether any layer of the model holds packed weights."""
     return any("scales" in layer or isinstance(layer, BitLinear) for _, layer in model.named_modules())
 
 
 def to_float32(model: Any) -> None:
     """Replace the model's quantized layers by plain ones and make every floating parameter float32, in place.
 
-    Scales are widened before the weights are expanded, so no bit is lost on the way. Layers of a kind that has no plain
-    twin here stay packed, and right.
+    Scales are widened before the weights are expanded, so no bit is lost. Layers of a kind that has no plain twin here
+    stay packed, and compute the same.
     """
     model.set_dtype(mx.float32)
     expand(model)
@@ -32,22 +32,24 @@ def to_float32(model: Any) -> None:
 
 
 def expand(model: Any) -> None:
-    """Replace the model's quantized layers by plain ones, in place; nothing is computed yet."""
+    """Replace the model's quantized layers by plain ones, in place. Nothing is computed yet."""
     plain = [(path, twin) for path, layer in model.named_modules() if (twin := _plain_twin(layer)) is not None]
     model.update_modules(tree_unflatten(plain))
 
 
 def activations_to_float32(model: Any) -> None:
-    """Make every floating parameter float32, in place, so that activations are too; packed weights stay packed."""
+    """Make every floating parameter float32, in place, so that activations are float32 too. Packed weights stay
+    packed.
+    """
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
 
 
 def _plain_twin(layer: Any) -> Any:
-    """The plain layer with the values that the packed one stands for; None for a layer that is not packed."""
+    """Return a plain layer with the values that a packed layer stands for; None for a layer that is not packed."""
     plain: Any
     if isinstance(layer, BitLinear):
-        return _without_ternary_codes(layer)
+        return _expanded_bitlinear(layer)
     if isinstance(layer, nn.QuantizedLinear):
         plain = nn.Linear(1, 1, bias="bias" in layer)
     elif isinstance(layer, nn.QuantizedEmbedding):
@@ -69,7 +71,7 @@ def _plain_twin(layer: Any) -> Any:
 
 
 def _expanded(layer: Any, codes: mx.array, scales: mx.array, whole: mx.array | None = None) -> mx.array:
-    """The float32 numbers that a packed layer's codes stand for. `whole` scales them all together."""
+    """Return the float32 numbers that a packed layer's codes stand for. `whole` scales all of them."""
     return mx.dequantize(
         codes,
         scales,
@@ -82,9 +84,11 @@ def _expanded(layer: Any, codes: mx.array, scales: mx.array, whole: mx.array | N
     )
 
 
-def _without_ternary_codes(layer: Any) -> Any:
-    """BitNet's layer as a plain one. A byte has four codes of two bits, for rows that lie a quarter of all rows apart;
-    a code less one is -1, 0 or 1.
+def _expanded_bitlinear(layer: Any) -> Any:
+    """Return BitNet's ternary layer as a plain one.
+
+    A byte has four codes of two bits, for four rows that are a quarter of all rows apart. A code minus one is -1, 0 or
+    1.
     """
     rows = layer.out_features
     codes = mx.concatenate([(layer.weight >> shift) & 3 for shift in (0, 2, 4, 6)])[:rows]
@@ -96,8 +100,8 @@ def _without_ternary_codes(layer: Any) -> Any:
     return plain
 
 
-def only_on_a_gpu(model: Any) -> str | None:
-    """What of the model MLX's CPU build cannot compute as it is packed; None if it can compute everything."""
+def unsupported_on_cpu(model: Any) -> str | None:
+    """Return which packed layers of the model MLX's CPU build cannot compute; None if it can compute all of them."""
     for _, layer in model.named_modules():
         if isinstance(layer, BitLinear):
             return "BitNet's ternary layers"
@@ -107,13 +111,15 @@ def only_on_a_gpu(model: Any) -> str | None:
 
 
 def quantizes_activations(model: Any) -> bool:
-    """Whether any layer multiplies packed activations by packed weights."""
+    """Return whether any layer multiplies packed activations by packed weights."""
     return any(isinstance(layer, nn.QQLinear) for _, layer in model.named_modules())
 
 
 def release(model: Any) -> None:
-    """Take all arrays out of the model, in place. Whoever still refers to one of its layers, such as the traceback of
-    an error that an app keeps, then keeps no weights. The model is of no use afterwards.
+    """Remove all arrays from the model, in place. The model cannot be used afterwards.
+
+    So whoever still refers to one of its layers keeps no weights: for example the traceback of an error that an app
+    keeps.
     """
     for _, layer in model.named_modules():
         layer.clear()
@@ -121,7 +127,7 @@ def release(model: Any) -> None:
 
 
 def parameter_count(model: Any) -> int:
-    """How many numbers the model's weights stand for: packed ones counted as what they expand to."""
+    """Return how many numbers the model's weights stand for. Packed weights count as what they expand to."""
     layers = tree_flatten(model.leaf_modules(), is_leaf=lambda layer: hasattr(layer, "leaf_modules"))
     count = 0
     for _, layer in layers:
@@ -136,6 +142,6 @@ def parameter_count(model: Any) -> int:
 
 
 def weight_bytes(model: Any, *, widened: bool = False) -> int:
-    """What the model's weights take in memory; `widened`: with every floating number as float32."""
+    """Return the bytes of the model's weights in memory. With `widened`, count every floating number as float32."""
     arrays = [array for _, array in tree_flatten(model.parameters())]
     return sum(4 * a.size if widened and mx.issubdtype(a.dtype, mx.floating) else a.nbytes for a in arrays)

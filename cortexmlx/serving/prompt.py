@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars, plain_message
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import unrendered
+from cortexmlx.models.tokenizers.templates import render_error
 from cortexmlx.request import Message, Thoughts
 from cortexmlx.serving.app.arguments import is_list
 
@@ -23,7 +23,7 @@ class Reader(Protocol):
         """How the model marks its thoughts; None if it has none."""
 
     @property
-    def takes_thoughts_apart(self) -> bool:
+    def reads_thoughts_field(self) -> bool:
         """Whether the chat template reads the thoughts of an earlier answer from a field of their own."""
 
     @property
@@ -132,7 +132,7 @@ def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVa
     except CortexError:
         raise
     except Exception as error:
-        raise unrendered(error) from error
+        raise render_error(error) from error
     return _plain(rendered) if isinstance(rendered, str) else rendered
 
 

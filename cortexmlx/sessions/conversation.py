@@ -394,6 +394,6 @@ class Conversation:
         stopped = answer.finish_reason is FinishReason.STOP
         if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
             tokens, stopped = tokens[:-1], False
-        self._messages = (*turn.messages, said_by_model(turn, answer, self._reader.takes_thoughts_apart))
+        self._messages = (*turn.messages, said_by_model(turn, answer, self._reader.reads_thoughts_field))
         # What a stop string cut away is not said: the tokens of the rest are those of its text.
         self._transcript = turn.transcript if stopped else turn.transcript.wrote(text, tokens)

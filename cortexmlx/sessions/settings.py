@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.messages import TemplateVars
-from cortexmlx.models.tokenizers.templates import readable
+from cortexmlx.models.tokenizers.templates import accepted_variables
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.stats import ModelInfo
@@ -57,7 +57,7 @@ def _held(info: ModelInfo, params: SamplingParams, variables: TemplateVars, note
     known, read = frozenset(info.template_vars), dict(variables)
     for name, value in variables.items():
         try:
-            readable({name: value}, known)
+            accepted_variables({name: value}, known)
         except InvalidRequest:
             del read[name]
     if unread := [name for name in variables if name not in read]:

@@ -70,7 +70,7 @@ def with_so_far(turn: Turn, text: str, thinking: str, reader: Reader) -> tuple[M
     if not text and not thinking:
         return turn.messages
     thoughts = reader.thoughts
-    if reader.takes_thoughts_apart or thoughts is None or not thinking:
+    if reader.reads_thoughts_field or thoughts is None or not thinking:
         apart = {"reasoning_content": thinking} if thinking else {}
         return (*turn.messages, {"role": "assistant", "content": text, **apart})
     raw = (turn.opened or thoughts.open) + thinking + (thoughts.close + text if text else "")

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.folder_config import foreign_quantization, left_out, read_config, recommended_sampling
+from cortexmlx.models.folder_config import foreign_quantization, read_config, recommended_sampling, unread_inputs
 from support.folders import CONFIG, fails, write_folder
 
 pytestmark = pytest.mark.usefixtures("a_linux_cpu")
@@ -68,10 +68,10 @@ def test_what_others_quantized_and_mlx_lm_does_not_read_is_refused_by_name(
 
 
 def test_the_parts_of_a_checkpoint_that_are_not_read_are_named() -> None:
-    assert left_out({"vision_config": {}, "audio_config": {"x": 1}}) == (
+    assert unread_inputs({"vision_config": {}, "audio_config": {"x": 1}}) == (
         "its language part runs: images and audio are not read",
     )
-    assert left_out({"vision_config": None}) == ()
+    assert unread_inputs({"vision_config": None}) == ()
 
 
 def test_a_broken_list_of_end_tokens_is_named(tmp_path: Path) -> None:

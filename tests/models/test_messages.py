@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.models.messages import not_readable, one_line
+from cortexmlx.models.messages import one_line, unreadable_message
 
 
 @given(st.builds(lambda text, times: text * times, st.text(max_size=12), st.integers(0, 60)))
@@ -39,4 +39,4 @@ def test_it_is_one_line_that_is_neither_empty_nor_endless(text: str) -> None:
     ],
 )
 def test_a_file_that_the_system_does_not_give_says_why_and_what_next(number: int, says: str) -> None:
-    assert not_readable(Path("x.json"), OSError(number, os.strerror(number))).startswith(says)
+    assert unreadable_message(Path("x.json"), OSError(number, os.strerror(number))).startswith(says)

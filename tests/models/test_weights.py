@@ -15,9 +15,9 @@ from mlx_lm.utils import dequantize_model, get_total_parameters
 from cortexmlx.models.weights import (
     activations_to_float32,
     is_quantized,
-    only_on_a_gpu,
     parameter_count,
     to_float32,
+    unsupported_on_cpu,
     weight_bytes,
 )
 
@@ -144,7 +144,7 @@ def test_experts_with_a_scale_of_their_own_are_expanded_by_the_format() -> None:
     model = experts()
     layer = model.layers[0].mlp.switch_mlp.up_proj.to_quantized(16, 4, "nvfp4", global_scale=True)
     model.layers[0].mlp.switch_mlp.up_proj = layer
-    assert only_on_a_gpu(model) is not None
+    assert unsupported_on_cpu(model) is not None
     packed = np.array(layer.weight).view(np.uint8)
     codes = np.stack([packed & 15, packed >> 4], -1).reshape(4, 32, 64)
     floats = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -156,7 +156,7 @@ def test_experts_with_a_scale_of_their_own_are_expanded_by_the_format() -> None:
     to_float32(model)
     found = np.array(model.layers[0].mlp.switch_mlp.up_proj.weight, np.float64)
     assert np.abs(found - signed * scales.repeat(16, -1) * whole).max() < 1e-6 * np.abs(found).max()
-    assert only_on_a_gpu(model) is None
+    assert unsupported_on_cpu(model) is None
 
 
 @pytest.mark.parametrize("method", ["bitnet", "autobitlinear"])
@@ -169,7 +169,7 @@ def test_ternary_layers_are_expanded_by_the_format(method: str) -> None:
     quarters = (values + 1).astype(np.uint8).reshape(4, 16, 96)
     layer.weight = mx.array(quarters[0] | quarters[1] << 2 | quarters[2] << 4 | quarters[3] << 6)
     layer.weight_scale = mx.array([2.5], mx.bfloat16)
-    assert is_quantized(model) and only_on_a_gpu(model) is not None
+    assert is_quantized(model) and unsupported_on_cpu(model) is not None
     parameters = parameter_count(model)
     to_float32(model)
     assert np.array_equal(

@@ -1,7 +1,8 @@
-"""Putting an adapter's numbers into a loaded model, through mlx-lm's own layers.
+"""Put an adapter's numbers into a loaded model, through mlx-lm's own layers.
 
-mlx-lm refuses numbers that the model has no place for, but lets places without numbers pass: a layer whose `lora_a` is
-missing computes with random ones. Here both must fit, and nothing is computed before that is known.
+mlx-lm refuses numbers that have no place in the model, but accepts places without numbers: a layer whose `lora_a` is
+missing computes with random ones. Here names must match in both directions, and nothing is computed before that is
+checked.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from cortexmlx.models.messages import one_line
 
 _LEAVES = {"lora_a", "lora_b", "m"}
 _NAMED = 3
-"""How many names of those that do not fit a message gives."""
+"""How many of the names that do not fit an error quotes."""
 
 
 def apply_adapter(model: Any, adapter: Adapter) -> str:
-    """Wrap `model`'s layers in place and load the adapter's numbers into them; says what was done.
+    """Wrap `model`'s layers in place and load the adapter's numbers into them. Return a note on what was done.
 
-    Raises ModelUnsupported if it was made for another model, with what does not fit, and ModelCorrupt if its numbers
-    are not numbers.
+    Raises ModelUnsupported if the adapter was made for another model, with what does not fit. Raises ModelCorrupt if
+    its numbers are NaN or infinite.
     """
     places = dict(tree_flatten(model.parameters()))
     if adapter.kind is not AdapterKind.FULL:
@@ -44,11 +45,11 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
         )
     model.load_weights(list(weights.items()), strict=False)
     mx.eval(model.parameters())
-    return _told(adapter)
+    return _note(adapter)
 
 
 def _wrapped(model: Any, adapter: Adapter, before: set[str]) -> dict[str, mx.array]:
-    """The places for an adapter's numbers in `model`, whose layers get them now."""
+    """Give the layers of `model` places for an adapter's numbers. Return these places by name."""
     mlx_lm_utils()
     with without_side_effects():
         tuner = importlib.import_module("mlx_lm.tuner.utils")
@@ -100,7 +101,7 @@ def _is_float(array: mx.array) -> bool:
     return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
-def _told(adapter: Adapter) -> str:
+def _note(adapter: Adapter) -> str:
     made_for = f", made for {adapter.base}" if adapter.base else ""
     if adapter.kind is AdapterKind.FULL:
         return f"adapter {adapter.path}: {len(adapter.shapes)} tensors take the place of the model's{made_for}"

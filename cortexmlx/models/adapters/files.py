@@ -1,6 +1,6 @@
-"""An adapter's folder, looked at before any model is loaded: which kind it is, and the shapes of its numbers. No mlx.
+"""Read an adapter's folder before a model is loaded: the adapter's kind, and the shapes of its numbers. No mlx.
 
-mlx-lm writes `adapter_config.json` and `adapters.safetensors`; a folder of the PEFT library has a configuration of the
+mlx-lm writes `adapter_config.json` and `adapters.safetensors`. A folder of the PEFT library has a configuration of the
 same name with other settings (see `peft`).
 """
 
@@ -23,7 +23,9 @@ WEIGHTS_FILE = "adapters.safetensors"
 
 
 class AdapterKind(str, Enum):
-    """What was trained: two thin matrices beside a layer, these with its magnitudes, or the layers themselves."""
+    """What was trained: two thin matrices beside a layer (LORA), these and the layer's magnitudes (DORA), or whole
+    layers (FULL).
+    """
 
     LORA = "lora"
     DORA = "dora"
@@ -32,36 +34,40 @@ class AdapterKind(str, Enum):
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that can be applied to the model that it was made for.
-
-    `settings` are mlx-lm's `lora_parameters` (rank, scale, dropout, and keys: which modules of a layer, None for all),
-    `num_layers` the layers from the last on that have them; both say nothing of a FULL one. `shapes` are those of its
-    numbers under the names that the model will have for them, `files` maps these names to those in `weights`, where
-    they differ. Those that are in `transposed` are stored the other way round. `base` is what it was trained on.
-    """
+    """An adapter that can be applied to the model that it was made for."""
 
     path: Path
     kind: AdapterKind
     weights: Path
+    """The file of its numbers."""
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)
+    """The shape of each tensor, under the name that the model gives to it."""
     size: int
+    """Bytes of the weights file."""
     num_layers: int = -1
+    """How many layers have an adapter, counted from the last layer. Unused for FULL."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """mlx-lm's `lora_parameters`: rank, scale, dropout, and keys (which modules of a layer; None for all). Empty for
+    FULL.
+    """
     names: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The name in the file of each tensor whose name in the model differs."""
     transposed: bool = False
+    """Whether the file stores all matrices transposed."""
     base: str | None = None
+    """The model that it was trained on; None if its folder does not say."""
 
     @property
     def added_bytes(self) -> int:
-        """What the model takes more with it; whole layers take the place of the model's."""
+        """Bytes that the model takes more with the adapter. Whole layers replace the model's, so they add none."""
         return 0 if self.kind is AdapterKind.FULL else self.size
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """The adapter in the folder `path` (or the folder of that file).
+    """Return the adapter in the folder `path`, or in the folder of the file `path`.
 
-    Raises ModelNotFound where there is none, ModelCorrupt for damaged files, ModelUnsupported for a kind of adapter
-    that cannot be applied, by name.
+    Raises ModelNotFound if there is no adapter, and ModelCorrupt for damaged files. Raises ModelUnsupported with the
+    kind of an adapter that cannot be applied.
     """
     folder = Path(os.path.expanduser(path))
     if folder.is_file() and folder.suffix == ".safetensors":
@@ -80,7 +86,9 @@ def read_adapter(path: str | Path) -> Adapter:
 
 
 def adapter_beside(folder: Path) -> str | None:
-    """The name of an adapter's weights in a model's folder, which are not the model's and do nothing by themselves."""
+    """Return the file name of an adapter's weights in a model's folder. They are not the model's, and have no effect
+    there.
+    """
     return next((name for name in (WEIGHTS_FILE, MODEL_FILE) if (folder / name).is_file()), None)
 
 
@@ -103,7 +111,7 @@ def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:
 
 
 def _checked(where: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that count, each of its type."""
+    """Return the settings that have an effect, after a check of their types."""
     rank, scale, keys = settings.get("rank"), settings.get("scale"), settings.get("keys")
     if not is_rank(rank):
         raise ModelCorrupt(
@@ -136,7 +144,7 @@ def _text(value: Any) -> str | None:
 
 
 def _tensors(folder: Path, name: str) -> tuple[Path, dict[str, tuple[int, ...]], int]:
-    """The file of that name, the shapes in it, and its bytes."""
+    """Return the file `name` in `folder`, the shapes of its tensors, and its bytes."""
     file = folder / name
     if not file.is_file():
         raise ModelCorrupt(f"{folder} has an {CONFIG_FILE} but no {name}. Copy it again.")

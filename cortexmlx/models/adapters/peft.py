@@ -1,8 +1,8 @@
-"""Adapters as Hugging Face's PEFT library writes them, told in mlx-lm's terms where that is the same mathematics.
+"""Adapters of Hugging Face's PEFT library, expressed in mlx-lm's terms where the mathematics is the same.
 
 PEFT adds `alpha / r * B A x` to a linear layer's result (`alpha / sqrt(r)` with `use_rslora`), with A `[r, in]` and B
-`[out, r]`; mlx-lm adds `scale * x lora_a lora_b` with the transposed of both. DoRA's magnitudes are the same in both.
-Every other setting may mean other numbers, so one that is not known to mean nothing here is refused by name.
+`[out, r]`. mlx-lm adds `scale * x lora_a lora_b` with both transposed. DoRA's magnitudes are the same in both. Any
+other setting may change the numbers. So a setting that is not known to be harmless is refused by name.
 """
 
 from __future__ import annotations
@@ -50,39 +50,39 @@ _HARMLESS = {
     "use_dora",
     "use_rslora",
 }
-"""Settings that are honoured, or say only which modules are adapted (which the tensors' names say, too) or how it was
-trained.
+"""Settings that are honoured, or that have no effect here. These say only which modules are adapted, as the tensors'
+names do too, or how the adapter was trained.
 """
 
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
-"""How training began, where that left the model's own weights as they are."""
+"""Ways to begin training that leave the model's own weights unchanged."""
 
 
 _LARGEST = 3.4e38
 """About the largest number of float32."""
 
 _HIGHEST_RANK = 1 << 20
-"""More rows than a layer has."""
+"""More than the number of rows of any layer."""
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a JSON value is a number that layers can multiply with."""
+    """Return whether a JSON value is a number that layers can multiply with."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def is_rank(value: Any) -> TypeGuard[int]:
-    """Whether a JSON value is a rank that a layer can have."""
+    """Return whether a JSON value is a rank that a layer can have."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _HIGHEST_RANK
 
 
 def is_peft(config: dict[str, Any]) -> bool:
-    """Whether an adapter_config.json is PEFT's."""
+    """Return whether an adapter_config.json was written by PEFT."""
     return "peft_type" in config
 
 
 def scale_of(where: Path, config: dict[str, Any]) -> float:
-    """By how much the adapter's result is multiplied. Raises ModelUnsupported for what is not LoRA as told above,
-    ModelCorrupt if rank or alpha are no numbers.
+    """Return the factor of the adapter's result. Raises ModelUnsupported for anything but LoRA as described above, and
+    ModelCorrupt if rank or alpha are not numbers.
     """
     if config["peft_type"] != "LORA":
         raise ModelUnsupported(f"{where} is of PEFT's type {config['peft_type']!r}; LORA alone is read: {MERGE}.")
@@ -99,7 +99,9 @@ def scale_of(where: Path, config: dict[str, Any]) -> float:
 
 
 def renamed(folder: Path, tensors: Iterable[str]) -> dict[str, str]:
-    """mlx-lm's name of each tensor, with PEFT's. Raises ModelUnsupported for one that is no part of a LoRA layer."""
+    """Return PEFT's name of each tensor by mlx-lm's name. Raises ModelUnsupported for a tensor that is not part of a
+    LoRA layer.
+    """
     names = {}
     for tensor in tensors:
         ending = next((part for part in _PARTS if tensor.endswith(part)), None)

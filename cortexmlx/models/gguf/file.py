@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
-from cortexmlx.models.messages import LFS_POINTER, not_readable, not_the_file
+from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, unreadable_message
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -197,7 +197,7 @@ def read_header(path: Path) -> GGUFHeader:
     try:
         file = path.open("rb")
     except OSError as error:
-        raise ModelNotFound(not_readable(path, error)) from error
+        raise ModelNotFound(unreadable_message(path, error)) from error
     with file:
         size = path.stat().st_size
         if size == 0:
@@ -208,7 +208,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 def _parse(reader: _Reader) -> GGUFHeader:
     if reader.data[: len(LFS_POINTER)] == LFS_POINTER:
-        raise ModelCorrupt(not_the_file(reader.path))
+        raise ModelCorrupt(lfs_pointer_message(reader.path))
     if reader.take(4, "the magic") != MAGIC:
         raise ModelCorrupt(f"{reader.path.name} is not a GGUF file: it does not begin with the letters GGUF.")
     version = reader.number("<I", "the version")

@@ -1,1 +1,1 @@
-"""Models of the hub: those on this machine, and downloading the others."""
+"""Models of the hub: find those on this machine, and download others."""

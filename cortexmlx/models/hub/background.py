@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 _EVERY_SECONDS = 0.1
 _RATE_SECONDS = 5.0
-"""The rate is that of the last so many seconds."""
+"""The rate is the mean over this many seconds."""
 
 
-class Stopped(Exception):
-    """Nobody wants the rest of the download any more: raised in its own threads only."""
+class DownloadStopped(Exception):
+    """The caller has stopped the download. Raised in the download's own threads only."""
 
 
 class DownloadProgress:
-    """What a download's threads have brought, in bytes. Any thread may use it."""
+    """The bytes that a download has received. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,31 +32,31 @@ class DownloadProgress:
         self._lately: deque[tuple[float, int]] = deque()
 
     def expect(self, size: int, cached: int) -> None:
-        """A file of `size` bytes belongs to it, of which `cached` are here."""
+        """Add a file of `size` bytes to the download. `cached` of them are on this machine already."""
         with self._lock:
             self._total += size
             self._done += cached
             self._cached += cached
 
     def add(self, size: int) -> None:
-        """So many bytes have come; less than none if they are of no use. Raises Stopped."""
+        """Count `size` received bytes. A negative size takes back bytes that cannot be used. Raises DownloadStopped."""
         with self._lock:
             self._done += size
             self._cached = min(self._cached, self._done)
         if self._stopped.is_set():
-            raise Stopped
+            raise DownloadStopped
 
     def stop(self) -> None:
-        """Let the threads end where they next look."""
+        """Make the download's threads end at their next call of `add` or `pause`."""
         self._stopped.set()
 
     def pause(self, seconds: float) -> None:
-        """Wait so long. Raises Stopped."""
+        """Wait for `seconds`. Raises DownloadStopped."""
         if self._stopped.wait(seconds):
-            raise Stopped
+            raise DownloadStopped
 
     def progress(self) -> Progress:
-        """How far it is now, and how fast lately."""
+        """Return the progress so far, with the recent rate."""
         now = time.monotonic()
         with self._lock:
             came = self._done - self._cached
@@ -70,9 +70,11 @@ class DownloadProgress:
             return Progress("downloading", self._done, self._total, self._cached, rate)
 
 
-def follow(work: Callable[[DownloadProgress], T], on_progress: OnProgress) -> T:
-    """What `work` returns, which is called on a thread of its own; meanwhile `on_progress` is told ten times a second
-    on this one. Whatever it raises ends the waiting at once and the work at its next byte.
+def run_in_background(work: Callable[[DownloadProgress], T], on_progress: OnProgress) -> T:
+    """Call `work` on a thread of its own and return its result. Meanwhile call `on_progress` on this thread, ten times
+    a second.
+
+    An exception in this thread ends the waiting at once. The work then ends at its next byte.
     """
     tally = DownloadProgress()
     outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()

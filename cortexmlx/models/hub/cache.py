@@ -10,11 +10,13 @@ from cortexmlx.models.safetensors_check import check_weights
 WEIGHTS = "model*.safetensors"
 
 NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
-"""What mlx-lm reads of a model folder. Code is left out: it is never run."""
+"""The files of a model folder that mlx-lm reads. Code is excluded, because it is never run."""
 
 
 def cached_folder(repo: str) -> Path | None:
-    """The hub cache's folder of `repo` if it is there with all its weights; no network."""
+    """Return the folder of `repo` in the hub's cache if all its weights are there; None otherwise. Does not use the
+    network.
+    """
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,4 +1,4 @@
-"""Fetching a model from the hub. Nothing is printed."""
+"""Fetch a model from the hub. Nothing is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, DownloadFailed, ModelNotFound
-from cortexmlx.models.hub.background import DownloadProgress, follow
+from cortexmlx.models.hub.background import DownloadProgress, run_in_background
 from cortexmlx.models.hub.cache import NEEDED_FILES, WEIGHTS, cached_folder
 from cortexmlx.models.hub.names import did_you_mean, hub_names
 from cortexmlx.models.hub.weights import WeightsDownload, list_large
@@ -16,48 +16,55 @@ from cortexmlx.models.messages import logged, one_line
 from cortexmlx.progress import OnProgress, Progress
 
 
-def _untold(progress: Progress) -> None:
-    """Progress that nobody watches."""
+def _ignore_progress(progress: Progress) -> None:
+    """Do nothing."""
 
 
-def _unchecked(folder: Path) -> None:
-    """Settings that nobody looks at."""
+def _accept_any(folder: Path) -> None:
+    """Accept all settings."""
 
 
-def fetch(repo: str, on_progress: OnProgress = _untold, check: Callable[[Path], None] = _unchecked) -> Path:
-    """The folder of `repo` in the hub's cache, downloaded if it is not there completely; only files that are needed.
+def fetch(repo: str, on_progress: OnProgress = _ignore_progress, check: Callable[[Path], None] = _accept_any) -> Path:
+    """Return the folder of `repo` in the hub's cache, and download the needed files that are missing.
 
-    A complete copy is used without asking the network. `on_progress` is told ten times a second, on this thread, of
-    the bytes of all weights; whatever it raises ends the download at once. What has come by then is kept, and the next
-    download goes on there. The small files come first: `check(folder)` may refuse them before gigabytes are fetched.
-    Raises ModelNotFound for an unknown or closed repository or no network, DownloadFailed if
-    it breaks.
+    A complete copy is used without the network. `on_progress` is called ten times a second, on this thread, with the
+    bytes of all weights. If it raises, the download ends at once. Received bytes are kept, and the next download
+    continues after them.
+
+    The small files are downloaded first. `check(folder)` may refuse them before gigabytes are fetched.
+
+    Raises ModelNotFound for an unknown or closed repository, and without a network. Raises DownloadFailed if the
+    download breaks.
     """
     if (folder := cached_folder(repo)) is not None:
         return folder
     small = [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS]
-    folder = follow(lambda tally: _snapshot(repo, small), on_progress)
+    folder = run_in_background(lambda tally: _snapshot(repo, small), on_progress)
     check(folder)
-    return follow(lambda tally: _complete(repo, folder, tally), on_progress)
+    return run_in_background(lambda tally: _fetch_weights(repo, folder, tally), on_progress)
 
 
 def fetch_config(repo: str) -> Path:
-    """The folder in the hub's cache with at least the config.json of `repo`. Raises ModelNotFound as `fetch` does."""
-    return cached_folder(repo) or follow(lambda tally: _snapshot(repo, ["config.json"]), _untold)
+    """Return a folder in the hub's cache that has at least the config.json of `repo`. Raises ModelNotFound as `fetch`
+    does.
+    """
+    return cached_folder(repo) or run_in_background(lambda tally: _snapshot(repo, ["config.json"]), _ignore_progress)
 
 
-def _complete(repo: str, folder: Path, tally: DownloadProgress) -> Path:
-    """Bring the large files, which the hub's library then finds in its cache when it makes the snapshot whole."""
-    with _refusals(repo), logged("huggingface_hub"):
+def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress) -> Path:
+    """Download the large files into the hub's cache. The hub's library finds them there when it completes the
+    snapshot.
+    """
+    with _hub_errors(repo), logged("huggingface_hub"):
         large = list_large(repo, folder.name)
-        WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).bring(large)
+        WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).fetch(large)
     return _snapshot(repo, NEEDED_FILES, folder.name)
 
 
 def _snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
-    with _refusals(repo), logged("huggingface_hub"):
+    with _hub_errors(repo), logged("huggingface_hub"):
         folder = Path(snapshot_download(repo, allow_patterns=files, revision=commit, tqdm_class=_silent_bar()))
     if not (folder / "config.json").is_file():
         raise ModelNotFound(
@@ -68,8 +75,8 @@ def _snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
 
 
 @contextmanager
-def _refusals(repo: str) -> Iterator[None]:
-    """What the hub, its library or the network refuse, as an error of ours that says what to do."""
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Turn errors of the hub, its library and the network into ours, which name the next step."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
@@ -93,7 +100,7 @@ def _refusals(repo: str) -> Iterator[None]:
 
 
 def _not_reached(repo: str, error: Exception) -> ModelNotFound:
-    """The error for a hub that could not be asked, or answered with something else than what was asked."""
+    """Return the error for a hub that could not be reached, or that gave another answer than the requested one."""
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     answered = next((e for e in (error, error.__cause__) if getattr(e, "response", None) is not None), None)
@@ -115,7 +122,7 @@ def _not_reached(repo: str, error: Exception) -> ModelNotFound:
 
 
 def _silent_bar() -> type[Any]:
-    """A progress bar for the hub's library that shows nothing."""
+    """Return a progress bar for the hub's library that shows nothing."""
     from huggingface_hub.utils import tqdm
 
     class SilentBar(tqdm):  # type: ignore[misc]

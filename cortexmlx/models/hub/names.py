@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def hub_names() -> list[str]:
-    """The models of which the hub's cache holds something, by name. Only the folder's list is read."""
+    """Return the names of the models of which the hub's cache holds some file, sorted. Only the list of folders is
+    read.
+    """
     from huggingface_hub import constants
 
     try:
@@ -19,7 +21,9 @@ def hub_names() -> list[str]:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """` Did you mean ...?` with the closest of `names` and of the files beside `name`; empty if none is close."""
+    """Return ` Did you mean ...?` with the name that is closest to `name`, or an empty text if none is close. The
+    candidates are `names` and the models in the folder of `name`.
+    """
     here = {each.lower(): each for each in (*_beside(Path(name)), *names)}
     # A model's name is often known and its maker's not: the part behind the slash counts by itself, too.
     here |= {each.lower().rpartition("/")[2]: each for each in here.values() if "/" in each and "/" not in name}
@@ -28,7 +32,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 
 def _beside(path: Path) -> list[str]:
-    """The models in the folder where `path` would be, written as `path` is."""
+    """Return the models in the folder of `path`, written as `path` is."""
     try:
         inside = path.expanduser().parent.iterdir()
         others = [each for each in inside if each.suffix == ".gguf" or (each / "config.json").is_file()]

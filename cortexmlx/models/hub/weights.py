@@ -1,5 +1,7 @@
-"""The large files of a model, straight into the hub's cache. The hub's library throws away what it has of a file when
-it is stopped; here it stays, and the next download goes on behind it.
+"""Download a model's large files straight into the hub's cache.
+
+The hub's library discards a partial file when it is stopped. Here the partial file stays, and the next download
+continues after it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from cortexmlx.models.hub.background import DownloadProgress
 from cortexmlx.models.messages import one_line
 
 MOST_BYTES = 50 * 10**9
-"""A larger file is not served in one piece: the hub's library knows how."""
+"""A larger file is not served in one piece. It is left to the hub's library."""
 
 _AT_ONCE = 4
 _TRIES = 5
-"""How often the same byte is asked for."""
+"""How often the same byte is requested."""
 
 _TIMEOUT_SECONDS = 10.0
 _FIRST_WAIT_SECONDS = 0.5
@@ -40,15 +42,17 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LargeFile:
-    """A file of a repository: its name, its bytes, and their SHA-256, under which the cache keeps it."""
+    """A file of a repository."""
 
     name: str
     size: int
+    """Bytes of the file."""
     sha256: str
+    """The SHA-256 of the file, which is its name in the cache."""
 
 
 def list_large(repo: str, commit: str) -> list[LargeFile]:
-    """The weights of `repo` at `commit` that the hub keeps as large files, the largest first."""
+    """Return the weights of `repo` at `commit` that the hub stores as large files, the largest first."""
     from huggingface_hub import HfApi
 
     found = []
@@ -60,18 +64,22 @@ def list_large(repo: str, commit: str) -> list[LargeFile]:
 
 
 class WeightsDownload:
-    """Brings the large files of one commit into `blobs`, the folder where the cache keeps them by their SHA-256."""
+    """A download of the large files of one commit into `blobs`, the folder of the cache that names files by their
+    SHA-256.
+    """
 
     def __init__(self, repo: str, commit: str, blobs: Path, tally: DownloadProgress) -> None:
         self._repo, self._commit, self._blobs, self._tally = repo, commit, blobs, tally
 
-    def bring(self, files: Sequence[LargeFile]) -> None:
-        """Bring those that are not there, several at once. Raises DownloadFailed, or what the hub refuses with."""
+    def fetch(self, files: Sequence[LargeFile]) -> None:
+        """Download the missing files of `files`, several at once. Raises DownloadFailed, or an error of the hub's
+        library.
+        """
         self._blobs.mkdir(parents=True, exist_ok=True)
-        missing = [(file, self._here(file)) for file in files if not (self._blobs / file.sha256).is_file()]
-        for file, here in missing:
-            self._tally.expect(file.size, here)
-        self._check_room(sum(file.size - here for file, here in missing))
+        missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
+        for file, received in missing:
+            self._tally.expect(file.size, received)
+        self._check_room(sum(file.size - received for file, received in missing))
         waiting: queue.SimpleQueue[tuple[LargeFile, int]] = queue.SimpleQueue()
         for each in missing:
             waiting.put(each)
@@ -80,7 +88,7 @@ class WeightsDownload:
         def run() -> None:
             try:
                 while True:
-                    self._bring(*waiting.get_nowait())
+                    self._fetch(*waiting.get_nowait())
             except queue.Empty:
                 ended.put(None)
             except BaseException as error:
@@ -97,7 +105,7 @@ class WeightsDownload:
     def _partial(self, file: LargeFile) -> Path:
         return self._blobs / f"{file.sha256}.incomplete"  # what the hub's own tools take for such, and clear
 
-    def _here(self, file: LargeFile) -> int:
+    def _partial_bytes(self, file: LargeFile) -> int:
         try:
             size = self._partial(file).stat().st_size
         except OSError:
@@ -116,10 +124,10 @@ class WeightsDownload:
             "try again."
         )
 
-    def _bring(self, file: LargeFile, counted: int) -> None:
-        there = self._blobs / file.sha256
-        with self._alone(file) as stream:
-            if there.is_file():  # another process was faster
+    def _fetch(self, file: LargeFile, counted: int) -> None:
+        target = self._blobs / file.sha256
+        with self._locked_partial(file) as stream:
+            if target.is_file():  # another process was faster
                 self._tally.add(file.size - counted)
                 self._partial(file).unlink(missing_ok=True)
                 return
@@ -135,11 +143,11 @@ class WeightsDownload:
                     f"{file.name} of {self._repo} came damaged: its SHA-256 is {digest[:12]}..., and not "
                     f"{file.sha256[:12]}... as the hub says. It is not kept: try again."
                 )
-            self._partial(file).replace(there)
+            self._partial(file).replace(target)
 
     @contextmanager
-    def _alone(self, file: LargeFile) -> Iterator[BinaryIO]:
-        """The partial file, open at its end. Another process that brings the same one is waited for."""
+    def _locked_partial(self, file: LargeFile) -> Iterator[BinaryIO]:
+        """Open the partial file at its end, locked. Wait for another process that downloads the same file."""
         while True:
             with self._partial(file).open("ab", buffering=0) as stream:
                 try:
@@ -152,8 +160,8 @@ class WeightsDownload:
                     return
 
     def _receive(self, file: LargeFile, stream: BinaryIO) -> str:
-        """Write what is missing of a file to the end of `stream`; the SHA-256 of all of it."""
-        if not self._here(file):
+        """Append the missing bytes of a file to `stream`. Return the SHA-256 of the whole file."""
+        if not self._partial_bytes(file):
             stream.truncate(0)
         digest, failures = hashlib.sha256(), 0
         with self._partial(file).open("rb") as written:
@@ -163,7 +171,7 @@ class WeightsDownload:
         while (begin := stream.tell()) < file.size:
             why, wait = "the connection was closed", _FIRST_WAIT_SECONDS * 2**failures
             try:
-                for data in self._answer(file, begin):
+                for data in self._response(file, begin):
                     stream.write(data)
                     digest.update(data)
                     self._tally.add(len(data))
@@ -181,8 +189,8 @@ class WeightsDownload:
                 self._tally.pause(wait)
         return digest.hexdigest()
 
-    def _answer(self, file: LargeFile, begin: int) -> Iterator[bytes]:
-        """The bytes of a file from `begin` on, as they come."""
+    def _response(self, file: LargeFile, begin: int) -> Iterator[bytes]:
+        """Yield the bytes of a file from `begin` on, as they arrive."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
@@ -194,7 +202,7 @@ class WeightsDownload:
                 response.read()
                 hf_raise_for_status(response)
             whole = response.status_code != 206
-            size = _whole_size(response.headers, whole)
+            size = _file_size(response.headers, whole)
             if size is not None and size != file.size:
                 raise DownloadFailed(
                     f"the hub sends {size:,} bytes for {file.name} of {self._repo}, which has {file.size:,}: try again "
@@ -209,14 +217,14 @@ class WeightsDownload:
                     yield new
 
 
-def _whole_size(headers: Mapping[str, str], whole: bool) -> int | None:
-    """The size of the file that an answer is of, if the answer says it."""
+def _file_size(headers: Mapping[str, str], whole: bool) -> int | None:
+    """Return the size of the whole file that a response states; None if it states none."""
     stated = headers.get("Content-Length") if whole else headers.get("Content-Range", "").rpartition("/")[2]
-    return _count(stated)
+    return _parse_count(stated)
 
 
 def _is_at(stream: FileIO, path: Path) -> bool:
-    """Whether an open file is still the one at `path`."""
+    """Return whether an open file is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), path.stat())
     except FileNotFoundError:
@@ -224,18 +232,18 @@ def _is_at(stream: FileIO, path: Path) -> bool:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Whether it may go well when it is tried again: a broken connection, a busy hub."""
+    """Return whether another try may succeed: after a broken connection, or if the hub was busy."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     # The hub library changes which package it sends requests with; that of a broken connection keeps its name.
     return status in _TRANSIENT or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 
 def _retry_after(error: Exception) -> float:
-    """Seconds that the hub asks to wait."""
+    """Return the seconds that the hub asks to wait."""
     stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
-    return min(float(_count(stated) or 0), _MOST_WAIT_SECONDS)
+    return min(float(_parse_count(stated) or 0), _MOST_WAIT_SECONDS)
 
 
-def _count(stated: str | None) -> int | None:
-    """The number that a header states; None if it states none."""
+def _parse_count(stated: str | None) -> int | None:
+    """Return the number that a header states; None if it states none."""
     return int(stated) if stated and re.fullmatch("[0-9]{1,18}", stated) else None

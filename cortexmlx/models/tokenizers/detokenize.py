@@ -199,7 +199,7 @@ class WindowDetokenizer(Detokenizer):
 
     def reset(self) -> None:
         super().reset()
-        self._begin = self._told = 0
+        self._begin = self._appended = 0
 
     def add_token(self, token: int) -> None:
         self.tokens.append(token)
@@ -212,18 +212,18 @@ class WindowDetokenizer(Detokenizer):
         return self._decode([token]).encode("utf-8", "replace")
 
     def _grow(self, final: bool) -> None:
-        before = self._decode(self.tokens[self._begin : self._told])
+        before = self._decode(self.tokens[self._begin : self._appended])
         text = self._decode(self.tokens[self._begin :])
         if final or (len(text) > len(before) and not text.endswith("\ufffd")):
             self._text.append(text[len(before) :])
-            self._begin, self._told = self._told, len(self.tokens)
-        elif len(self.tokens) - self._told > _MOST_HELD:
-            self._tell_all_but_a_character(before, text)
+            self._begin, self._appended = self._appended, len(self.tokens)
+        elif len(self.tokens) - self._appended > _MOST_HELD:
+            self._append_all_but_a_character(before, text)
 
-    def _tell_all_but_a_character(self, before: str, text: str) -> None:
+    def _append_all_but_a_character(self, before: str, text: str) -> None:
         """A long run of broken text is no character that is still coming, but for its newest tokens."""
         told = len(self.tokens) - _CHARACTER_TOKENS
         certain = self._decode(self.tokens[self._begin : told])
         if len(certain) > len(before) and text.startswith(certain):
             self._text.append(certain[len(before) :])
-            self._begin, self._told = self._told, told
+            self._begin, self._appended = self._appended, told

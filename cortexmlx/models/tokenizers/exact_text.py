@@ -20,7 +20,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 
 
-def with_exact_text(tokenizer: Any) -> Any:
+def use_exact_detokenizer(tokenizer: Any) -> Any:
     """The same TokenizerWrapper; its detokenizers are ours from now on, for the kinds of tokens that are known here.
 
     mlx-lm's own one for byte-level tokens loses the first space of an answer, which is part of a continued text, shows

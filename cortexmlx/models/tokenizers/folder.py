@@ -12,9 +12,9 @@ from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.host.package import mlx_lm_utils
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import logged, one_line
-from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
 from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
-from cortexmlx.models.tokenizers.templates import with_one_template
+from cortexmlx.models.tokenizers.templates import use_default_template
 
 _PLAIN = "glm4"
 """A name under which transformers reads tokenizer.json as it is, whatever class the folder asks for."""
@@ -41,10 +41,10 @@ def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...
                     raise
                 wrapper = _load(folder, eos_ids, tokenizer_type=_PLAIN)
                 notes += ("its tokenizer's own Python code is not run: tokenizer.json is read as it is",)
-        tokenizer = with_exact_text(wrapper)
+        tokenizer = use_exact_detokenizer(wrapper)
     except Exception as error:  # transformers and tokenizers raise anything, plain Exception included
         raise _unreadable(folder, error) from error
-    return tokenizer, notes + with_one_template(tokenizer, folder)
+    return tokenizer, notes + use_default_template(tokenizer, folder)
 
 
 def _load(folder: Path, eos_ids: set[int], **options: Any) -> Any:

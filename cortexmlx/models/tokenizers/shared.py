@@ -13,7 +13,7 @@ from cortexmlx.models.tokenizers.base import Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import encode_with
 from cortexmlx.models.tokenizers.detokenize import Detokenizer
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
-from cortexmlx.models.tokenizers.templates import readable, takes_thoughts_apart, thoughts_of, variables_read
+from cortexmlx.models.tokenizers.templates import accepted_variables, reads_thoughts_field, thoughts_of, variables_read
 from cortexmlx.request import Thoughts
 
 _UNCHANGED = ("__call__", "encode", "_encode_plus", "apply_chat_template")
@@ -101,16 +101,19 @@ class SharedTokenizer:
         return thoughts_of(self._tokenizer)
 
     @cached_property
-    def takes_thoughts_apart(self) -> bool:
+    def reads_thoughts_field(self) -> bool:
         """See the function of this name."""
-        return takes_thoughts_apart(self._tokenizer)
+        return reads_thoughts_field(self._tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
         """Messages through the chat template, with the beginning of the answer: text whose special tokens are all
         written out, or its ids where the tokenizer does both in one. `variables` are the template's; raises
         InvalidRequest for those that it does not read.
         """
-        options = {**(readable(variables, self.template_vars) if variables else {}), "add_generation_prompt": True}
+        options = {
+            **(accepted_variables(variables, self.template_vars) if variables else {}),
+            "add_generation_prompt": True,
+        }
         if isinstance(self._tokenizer, Tokenizer):  # what mlx-lm's wrapper does with the others
             options = {THINKING: self.thoughts is not None, **options}
         if not self._alone:

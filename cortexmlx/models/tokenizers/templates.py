@@ -73,7 +73,7 @@ def find_template(folder: Path) -> FoundTemplate:
     return FoundTemplate(None, tuple(others))
 
 
-def with_one_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
+def use_default_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
     """Give mlx-lm's wrapper the template for ordinary conversations where transformers finds none, or several and none
     of them the default; notes for the user where there is none.
     """
@@ -110,7 +110,7 @@ def render(
             **options,
         )
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise unrendered(error) from error
+        raise render_error(error) from error
     return str(rendered[0])
 
 
@@ -121,7 +121,7 @@ def variables_of(template: str) -> frozenset[str]:
     try:
         return frozenset(meta.find_undeclared_variables(_parsed(template))) - _RENDERERS_OWN
     except TemplateError as error:
-        raise unrendered(error) from error
+        raise render_error(error) from error
 
 
 def _parsed(template: str) -> nodes.Template:
@@ -188,7 +188,7 @@ def thoughts_of(tokenizer: Any) -> Thoughts | None:
     return next((t for t, _ in _MARKED if t.open in template and t.close in template), None)
 
 
-def takes_thoughts_apart(tokenizer: Any) -> bool:
+def reads_thoughts_field(tokenizer: Any) -> bool:
     """Whether the chat template reads the thoughts of an earlier answer from a field of their own. transformers gives
     `reasoning_content` the names that templates have for it.
     """
@@ -209,7 +209,7 @@ def _template_text(tokenizer: Any) -> str:
     return template if isinstance(template, str) else ""
 
 
-def readable(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
+def accepted_variables(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
     """The variables as a template that reads those called `names` takes them (None: code does, which checks them
     itself). Raises InvalidRequest for those that it does not read, which would change nothing.
 
@@ -231,7 +231,7 @@ def readable(variables: TemplateVars, names: frozenset[str] | None) -> dict[str,
     return given
 
 
-def unrendered(error: Exception) -> InvalidRequest:
+def render_error(error: Exception) -> InvalidRequest:
     """What to tell the caller whose messages a template refused, or could not make anything of."""
     return InvalidRequest(
         f"the model's chat template cannot render these messages: {one_line(error)}. Change them, or give a plain text "

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from cortexmlx.models.hub.background import DownloadProgress, Stopped, follow
+from cortexmlx.models.hub.background import DownloadProgress, DownloadStopped, run_in_background
 from cortexmlx.progress import Progress
 from support.patience import PATIENCE, soon
 
 
 def test_what_the_work_returns_or_raises_comes_back() -> None:
-    assert follow(lambda tally: 42, lambda news: None) == 42
+    assert run_in_background(lambda tally: 42, lambda news: None) == 42
     with pytest.raises(OSError, match="a disk"):
-        follow(lambda tally: (_ for _ in ()).throw(OSError("a disk")), lambda news: None)
+        run_in_background(lambda tally: (_ for _ in ()).throw(OSError("a disk")), lambda news: None)
 
 
 def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
@@ -33,7 +33,7 @@ def test_progress_is_told_on_the_callers_thread_and_ends_with_all() -> None:
         threads.add(threading.current_thread())
         seen.append(news)
 
-    follow(work, told)
+    run_in_background(work, told)
     assert threads == {threading.current_thread()}
     assert len(seen) >= 3 and [news.done for news in seen] == sorted(news.done for news in seen)
     last = seen[-1]
@@ -60,14 +60,14 @@ def test_a_callback_that_raises_ends_the_waiting_at_once_and_the_work_soon() -> 
             while True:
                 tally.add(1)
                 tally.pause(0.001)
-        except Stopped:
+        except DownloadStopped:
             ended.set()
 
     def stop(news: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        follow(work, stop)
+        run_in_background(work, stop)
     assert ended.wait(PATIENCE)
 
 
@@ -75,7 +75,7 @@ def test_work_that_hears_nothing_is_left_alone() -> None:
     """Such as a connection that stays silent: whoever waits for it goes, the thread does not keep the program."""
     silent = threading.Event()
     with pytest.raises(KeyboardInterrupt):
-        follow(lambda tally: silent.wait(PATIENCE), lambda news: (_ for _ in ()).throw(KeyboardInterrupt))
+        run_in_background(lambda tally: silent.wait(PATIENCE), lambda news: (_ for _ in ()).throw(KeyboardInterrupt))
     (left,) = [t for t in threading.enumerate() if t.name == "cortexmlx-download" and t.is_alive()][-1:]
     assert left.daemon
     silent.set()

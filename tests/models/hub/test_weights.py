@@ -109,7 +109,7 @@ def test_a_header_that_is_no_number_says_nothing(stated: str) -> None:
     """`str.isdigit` takes the first two, and `int` neither."""
     response = SimpleNamespace(headers={"Retry-After": stated, "Content-Length": stated})
     assert weights._retry_after(cast(Any, SimpleNamespace(response=response))) == 0
-    assert weights._whole_size(response.headers, whole=True) is None
+    assert weights._file_size(response.headers, whole=True) is None
 
 
 def test_other_bytes_than_the_hub_promised_are_not_kept(hub: Hub, empty_cache: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_disk_without_room_is_said_before_anything_comes(hub: Hub, monkeypatch
 
 
 def test_a_disk_that_fills_up_keeps_what_came(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, room = weights.WeightsDownload._answer, threading.Event()
+    real, room = weights.WeightsDownload._response, threading.Event()
 
     def full(self: Any, file: Any, begin: int) -> Any:
         for data in real(self, file, begin):
@@ -148,7 +148,7 @@ def test_a_disk_that_fills_up_keeps_what_came(hub: Hub, monkeypatch: pytest.Monk
             if not room.is_set():
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(weights.WeightsDownload, "_answer", full)
+    monkeypatch.setattr(weights.WeightsDownload, "_response", full)
     with pytest.raises(DownloadFailed, match=r"the disk is too full .* What has come stays there"):
         fetch("org/tiny")
     room.set()

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
-from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
 
 
 def wrapped(kind: Any, core: Tokenizer | None = None) -> TokenizerWrapper:
@@ -39,7 +39,7 @@ def of_bytes() -> Tokenizer:
     return core
 
 
-EXACT = with_exact_text(wrapped(BPEStreamingDetokenizer))
+EXACT = use_exact_detokenizer(wrapped(BPEStreamingDetokenizer))
 
 
 def streamed(wrapper: Any, ids: list[int]) -> str:
@@ -78,7 +78,7 @@ def test_detokenizers_of_other_kinds_stay_as_they_are() -> None:
         def finalize(self) -> None: ...
 
     core = word_pieces()
-    assert isinstance(with_exact_text(wrapped(Own, core)).detokenizer, Own)
+    assert isinstance(use_exact_detokenizer(wrapped(Own, core)).detokenizer, Own)
 
 
 def pieces(leading: bool) -> Tokenizer:
@@ -113,7 +113,7 @@ def word_pieces() -> Tokenizer:
 
 
 def made(core: Tokenizer, kind: Any) -> TokenizerWrapper:
-    return with_exact_text(wrapped(kind, core))  # type: ignore[no-any-return]
+    return use_exact_detokenizer(wrapped(kind, core))  # type: ignore[no-any-return]
 
 
 PIECES = {
@@ -150,7 +150,7 @@ def test_ids_of_any_other_kind_stream_to_what_the_tokenizer_decodes(name: str, d
 
 
 def test_byte_level_tokens_are_known_without_their_tokenizer_json() -> None:
-    wrapper = with_exact_text(wrapped(NaiveStreamingDetokenizer))
+    wrapper = use_exact_detokenizer(wrapped(NaiveStreamingDetokenizer))
     ids = wrapper.encode("caf\u00e9\n  a\0")
     assert streamed(wrapper, ids[:-1]) + "\0" == wrapper.decode(ids) and isinstance(
         wrapper.detokenizer, ByteDetokenizer

@@ -14,10 +14,10 @@ from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import (
     FoundTemplate,
+    accepted_variables,
     find_template,
-    readable,
+    reads_thoughts_field,
     render,
-    takes_thoughts_apart,
     thoughts_of,
     variables_of,
 )
@@ -169,12 +169,14 @@ def test_a_broken_template_has_no_variables() -> None:
 
 
 def test_the_switch_of_thoughts_has_one_name_for_all_templates() -> None:
-    assert readable({"enable_thinking": False}, variables_of(SWITCHED)) == {"enable_thinking": False}
-    assert readable({"enable_thinking": False}, variables_of(OTHER_NAME)) == {"thinking": False}
-    assert readable({"reasoning_effort": "none"}, variables_of(SWITCHED)) == {"enable_thinking": False}
-    assert readable({"reasoning_effort": "none"}, variables_of(DEGREES)) == {"reasoning_effort": "none"}
-    assert readable({"reasoning_effort": "none", "thinking": True}, variables_of(OTHER_NAME)) == {"thinking": True}
-    assert readable({"anything": 1}, None) == {"anything": 1}, "code that renders checks it itself"
+    assert accepted_variables({"enable_thinking": False}, variables_of(SWITCHED)) == {"enable_thinking": False}
+    assert accepted_variables({"enable_thinking": False}, variables_of(OTHER_NAME)) == {"thinking": False}
+    assert accepted_variables({"reasoning_effort": "none"}, variables_of(SWITCHED)) == {"enable_thinking": False}
+    assert accepted_variables({"reasoning_effort": "none"}, variables_of(DEGREES)) == {"reasoning_effort": "none"}
+    assert accepted_variables({"reasoning_effort": "none", "thinking": True}, variables_of(OTHER_NAME)) == {
+        "thinking": True
+    }
+    assert accepted_variables({"anything": 1}, None) == {"anything": 1}, "code that renders checks it itself"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_variables_that_a_template_does_not_read_are_refused(
     variables: dict[str, object], template: str, said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        readable(variables, variables_of(template))
+        accepted_variables(variables, variables_of(template))
 
 
 KNOWN_TO_MLX_LM = [
@@ -240,7 +242,7 @@ def test_tags_that_are_no_tokens_are_known_from_the_template() -> None:
     ],
 )
 def test_whether_a_template_reads_thoughts_from_a_field(template: str | None, apart: bool) -> None:
-    assert takes_thoughts_apart(build(SMOLLM, SpecialTokens(), chat_template=template)) is apart
+    assert reads_thoughts_field(build(SMOLLM, SpecialTokens(), chat_template=template)) is apart
 
 
 def test_a_tokenizer_of_ours_switches_as_mlx_lms_wrapper_does() -> None:

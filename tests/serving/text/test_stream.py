@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
-from cortexmlx.models.tokenizers.exact_text import with_exact_text
+from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
 from cortexmlx.request import Thoughts
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.text.stops import Stops, StopTable
@@ -169,7 +169,7 @@ def wrapper() -> TokenizerWrapper:
     core.add_special_tokens(["<|a b|>"])
     core.add_tokens(["<｜end▁of｜>", "  "])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False)
-    return with_exact_text(TokenizerWrapper(wrapped, BPEStreamingDetokenizer))
+    return use_exact_detokenizer(TokenizerWrapper(wrapped, BPEStreamingDetokenizer))
 
 
 @given(st.lists(st.integers(0, 342), max_size=30) | TEXTS.map(lambda text: wrapper().encode(text)), STOPS)
@@ -191,13 +191,13 @@ def test_ids_that_a_vocabulary_leaves_out_are_no_text(monkeypatch: pytest.Monkey
             "convert_ids_to_tokens",
             lambda self, ids: [None if i in missing else t for i, t in zip(ids, ids_to_tokens(self, ids), strict=True)],
         )
-        wrapped = with_exact_text(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
+        wrapped = use_exact_detokenizer(TokenizerWrapper(tokenizer(), BPEStreamingDetokenizer))
     text = TextStream(wrapped.detokenizer, Stops())
     assert [text.push(t) for t in [*tokenizer().encode("ab"), 7, len(wrapped) + 5]][-2:] == [TextDelta(), TextDelta()]
 
 
 def test_byte_level_tokens_are_known_by_themselves_whatever_mlx_lm_takes_them_for() -> None:
-    wrapped = with_exact_text(TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer))
+    wrapped = use_exact_detokenizer(TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer))
     assert isinstance(wrapped.detokenizer, ByteDetokenizer)
 
 

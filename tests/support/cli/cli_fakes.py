@@ -28,7 +28,7 @@ from cortexmlx.cli.terminal import signals
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
-from cortexmlx.models.tokenizers.templates import readable
+from cortexmlx.models.tokenizers.templates import accepted_variables
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, FinishReason, Thoughts, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import SamplingParams
@@ -89,13 +89,13 @@ class FakeReader:
     engine: FakeEngine
     eos_token_ids: frozenset[int] = frozenset()
     thoughts: Thoughts | None = THOUGHTS
-    takes_thoughts_apart: bool = False
+    reads_thoughts_field: bool = False
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, object] = NO_VARIABLES) -> str:
-        readable(variables, frozenset(self.engine.info.template_vars))
+        accepted_variables(variables, frozenset(self.engine.info.template_vars))
         lines = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return lines + "<assistant>" + self.engine.template_end
 
@@ -197,7 +197,7 @@ class FakeEngine:
         if not text_of(prompt):
             raise InvalidRequest("the prompt is empty")
         if isinstance(prompt, ChatPrompt):
-            readable(prompt.template_vars, frozenset(self.info.template_vars))
+            accepted_variables(prompt.template_vars, frozenset(self.info.template_vars))
         return prompt, params, listener
 
     def _start(self, checked: Iterable[Any], handles: list[RequestHandle]) -> None:
