@@ -1,5 +1,5 @@
-"""What crosses between the engine's core and the runner of its model. Plain data, so no mlx: a runner may live in
-another process.
+"""What crosses between the engine's core and the runner of its model. It is plain data without mlx, so a runner may
+live in another process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Refused:
 
     why: str
     of_arena: bool
-    """A resize of the arena was refused, and the arena is unchanged. After any other refusal it may be half written."""
+    """Whether a resize of the arena was refused. Then the arena has not changed. After any other refusal it may be half
+    written.
+    """
 
 
 @dataclass(frozen=True)
@@ -44,29 +46,31 @@ class MemoryInUse:
 
     arena: int
     tail: int
-    """Of the rows' newest tokens, which are not in the arena yet."""
+    """The rows' newest tokens, which are not in the arena yet."""
     states: int
-    """Of the rows' recurrent states, and of their snapshots."""
+    """The rows' recurrent states and their snapshots."""
     active: int
-    """All that MLX has allocated and not freed: weights, and what a step computes with, too."""
+    """All that MLX has allocated and not freed: weights, and what steps compute with, too."""
     peak: int
-    """The most that `active` has been."""
+    """The largest value of `active` so far."""
 
 
 @dataclass(frozen=True)
 class TokenMask:
-    """The tokens that some rows of a step may choose. Rows that are not named may choose any."""
+    """The tokens that some rows of a step may choose. Rows that are not named may choose any token."""
 
     rows: IntArray
-    """`[k]`, ascending places in the plan's `logit_rows`."""
+    """`[k]`, ascending indices into the plan's `logit_rows`."""
     allowed: npt.NDArray[np.uint32]
     """`[k, ceil(vocabulary / 32)]`: bit `b` of word `w` is set if token `32 w + b` may be chosen."""
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """`n` tokens on the host: their natural-log probabilities, `[n] float32`, and at each place the likeliest tokens,
-    best first, `top_ids [n, k] int32` and `top_logprobs [n, k] float32`.
+    """`n` scored tokens on the host.
+
+    `logprobs` `[n] float32` are their natural-log probabilities. `top_ids` `[n, k] int32` and `top_logprobs` `[n, k]
+    float32` are the likeliest tokens at each place, the best first.
     """
 
     logprobs: npt.NDArray[np.float32]
@@ -82,23 +86,23 @@ class StepResult:
     """The results of a step, on the host."""
 
     seconds: float
-    """From the beginning of its dispatch to its end."""
+    """From the start of its dispatch to its end."""
     tokens: list[int] = field(default_factory=list)
     """`[n]`, one for each of the plan's `logit_rows`."""
     logprobs: list[float] | None = None
-    """`[n]`, where some row asked for them."""
+    """`[n]`, if some row asked for them."""
     top_ids: list[list[int]] | None = None
     top_logprobs: list[list[float]] | None = None
     scores: TokenScores | None = None
-    """Those of the plan's `scoring`."""
+    """The log-probabilities of the plan's `scoring`."""
     failures: Mapping[int, CortexError] = field(default_factory=dict)
-    """What the logits processors of single rows raised. The tokens of those rows mean nothing."""
+    """What the logits processors of single rows raised. The tokens of those rows are meaningless."""
 
 
 class Runner(Protocol):
     """Runs a model's steps, and owns the memory that they work on.
 
-    `begin`, `resize`, `copy`, `copy_out` and `release` need that nothing is in flight.
+    `begin`, `resize`, `copy`, `copy_out` and `release` may only be called while nothing is in flight.
     """
 
     processors: MutableMapping[JobId, Sequence[LogitsProcessor]]
@@ -106,7 +110,7 @@ class Runner(Protocol):
     build_seconds: float
     wait_seconds: float
     computes_at_dispatch: bool
-    """A step is computed, or nearly so, when `dispatch` returns."""
+    """Whether a step is computed, or nearly so, when `dispatch` returns."""
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -116,17 +120,17 @@ class Runner(Protocol):
 
     @property
     def bytes(self) -> MemoryInUse:
-        """What is held now."""
+        """The bytes in use now."""
 
     @property
     def shapes(self) -> Sequence[Shapes]:
-        """What `copy_out` gives of a block of each layer group."""
+        """The shapes of what `copy_out` returns for a block of each layer group."""
 
     def begin(self, blocks: Counts) -> Refused | None:
-        """Begin with an empty arena of `blocks` blocks. The old one is given back before."""
+        """Begin with an empty arena of `blocks` blocks. The old arena is given back first."""
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Whether the system would give the memory for `blocks` blocks now."""
+        """Return whether the system would give the memory for `blocks` blocks now."""
 
     def resize(self, blocks: Counts) -> Refused | None:
         """Give each layer group its number of `blocks`. The content of blocks that stay is kept."""
@@ -135,13 +139,15 @@ class Runner(Protocol):
         """Copy blocks. All sources are read before any target is written."""
 
     def copy_out(self, group: int, names: Sequence[int]) -> Sequence[Arrays | None] | Refused:
-        """Copies of blocks of a layer group; for `STATE`, of snapshots, None for one that is not there."""
+        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
+        one that does not exist.
+        """
 
     def release(self) -> None:
-        """Give the arena back. It has no blocks before `resize` makes some."""
+        """Give the arena back. It has no blocks until `resize`."""
 
     def trim(self) -> None:
-        """Give back memory that is kept for steps to come."""
+        """Give back memory that is kept for later steps."""
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -149,22 +155,24 @@ class Runner(Protocol):
         """Start a step after those in flight: `forward` and `choose` at once."""
 
     def forward(self, plan: StepPlan) -> Refused | None:
-        """Start the forward pass of a step. `choose` is the next call, and may come later: masks are made meanwhile."""
+        """Start the forward pass of a step. The next call must be `choose`. It may come later, while masks are made."""
 
     def choose(self, mask: TokenMask | None = None) -> Refused | None:
         """Start to choose the tokens of the step whose forward pass was started last."""
 
     def collect(self) -> StepResult | Refused:
-        """Wait for the step in flight that was started first."""
+        """Wait for the oldest step in flight, and return its result."""
 
     def settle(self, ops: StateOps) -> Refused | None:
-        """Carry out what is planned for recurrent states, and keep nothing of the last step: no step follows soon."""
+        """Carry out what is planned for recurrent states, and drop everything of the last step, because no step follows
+        soon.
+        """
 
     def forget(self) -> None:
-        """Drop what is in flight, and everything that is kept beside the arena."""
+        """Drop everything in flight, and everything that is kept beside the arena."""
 
     def close(self) -> None:
-        """Let go of everything, the model included. Nothing here is of use afterwards. Safe to call again."""
+        """Free everything, the model included. The runner cannot be used afterwards. Safe to call again."""
 
 
 P = ParamSpec("P")
@@ -172,14 +180,14 @@ T = TypeVar("T")
 
 
 def granted(answer: T | Refused) -> T:
-    """An answer that is no refusal. Raises MemoryRefused."""
+    """Return an answer that is no refusal. Raises MemoryRefused for a refusal."""
     if isinstance(answer, Refused):
         raise MemoryRefused(answer.why)
     return answer
 
 
 def refusable(work: Callable[P, T]) -> Callable[P, T | Refused]:
-    """`work`, which answers `Refused` where the system gives it no memory."""
+    """Wrap `work` so that it returns `Refused` if the system gives it no memory."""
 
     @wraps(work)
     def answered(*args: P.args, **kwargs: P.kwargs) -> T | Refused:

@@ -1,4 +1,4 @@
-"""A fingerprint of everything that keys and values depend on besides the tokens. It is the same in every process."""
+"""A fingerprint of everything that keys and values depend on, except the tokens. It is the same in every process."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from cortexmlx.models.weights_hash import hash_of_arrays
 
 
 def fingerprint(described: str, weights: str) -> str:
-    """A name of a model that is `described`, with the hash of its `weights`: of the files that they were read from, an
-    adapter's too, if memory is known to hold what these say (`WeightsHash`), else of the arrays (`hash_of_model`).
+    """Return the name of a model with this description (`described`) and this hash of its `weights`.
+
+    The hash is that of the files from which the weights were read, an adapter's too, if memory is known to hold what
+    the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_of_model`).
     """
     return hashlib.sha256(f"{described}\n{weights}".encode()).hexdigest()
 
 
 def described(loaded: LoadedModel, *others: object) -> str:
-    """A name of all but the weights' numbers of a model as it is in memory. Two have the same one only if all of this
-    is the same:
+    """Return a name for everything of a model in memory except the numbers of its weights. Two models have the same
+    name only if all of this is the same:
 
-    - the name, shape and dtype of every array: so conversion and quantization count;
+    - the name, shape and dtype of every array, so conversion and quantization count;
     - the type of every layer with its plain settings, such as an adapter's scale, and arrays that are no parameters,
       such as rotary frequencies;
     - the configuration, the dtype of activations, the device, and the versions of cortexmlx, mlx and mlx-lm, each of
       which rounds in its own way;
-    - `others`: what else counts.
+    - `others`.
     """
     digest = hashlib.sha256()
     for package in ("cortexmlx", "mlx", "mlx-lm"):
@@ -51,7 +53,7 @@ def described(loaded: LoadedModel, *others: object) -> str:
 
 
 def _plain(value: Any, known: set[int]) -> str:
-    """A setting as a text that is the same in every process. Layers and parameters are told elsewhere."""
+    """Return a setting as text that is the same in every process. Layers and parameters are described elsewhere."""
     if value is None or isinstance(value, bool | int | float | str | Enum):
         return repr(value)
     if isinstance(value, mx.array):
@@ -68,5 +70,5 @@ def _plain(value: Any, known: set[int]) -> str:
 
 
 def _name(what: Any) -> str:
-    """The name of a class or a function."""
+    """Return the name of a class or a function."""
     return f"{getattr(what, '__module__', '')}.{what.__qualname__}"

@@ -1,14 +1,14 @@
-"""Project only the tokens that need logits to the vocabulary.
+"""Projects only the tokens that need logits to the vocabulary.
 
-mlx-lm's models project every token of a step, which for a prefill of hundreds of tokens and a vocabulary of tens of
-thousands costs as much as several layers. Almost all models normalise once more before they project. So one forward
-pass that is never evaluated notes which norm runs last, after all attention. That norm is wrapped, and the wrapper
-drops the tokens that need no logits. A second such pass shows that nothing after it needs them. Where the norm is no
-module, the output of the part that has all layers is wrapped. Where that fails, too, everything is projected, and the
-rows are picked after.
+mlx-lm's models project every token of a step. For a prefill of hundreds of tokens and a vocabulary of tens of
+thousands, that costs as much as several layers. Almost all models normalise once more before they project. So one
+forward pass that is never evaluated notes which norm runs last, after all attention. That norm is wrapped, and the
+wrapper drops the tokens that need no logits. A second such pass checks that nothing after it needs them. If the norm is
+no module, the output of the part that contains all layers is wrapped. If that fails, too, everything is projected, and
+the rows are picked afterwards.
 
-Where very many tokens need logits, a pass keeps what reaches the wrapper. Later passes get some of these rows in its
-place, and only what comes after the wrapper is evaluated: so the model's own code projects a few rows at a time.
+If very many tokens need logits, a pass keeps what reaches the wrapper. Later passes get some of these rows instead, and
+only what comes after the wrapper is evaluated. So the model's own code projects a few rows at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 LazyPass = Callable[[nn.Module, mx.array, Callable[[], None]], mx.array]
-"""`lazy_pass(model, tokens, attended)` runs a model over tokens `[T, 1]`, calls `attended` at each layer's attention
-and returns logits `[T, 1, vocab]` that must not be evaluated."""
+"""`lazy_pass(model, tokens, attended)` runs a model over tokens `[T, 1]`, and calls `attended` at each layer's
+attention. It returns logits `[T, 1, vocab]` that must not be evaluated.
+"""
 
 _ATTENTION = ""
 _TOKENS, _ROWS = 3, (0, 2)
@@ -42,17 +43,19 @@ class LogitRows:
         self._pick = _find(model, lazy_pass)
 
     def run(self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32]) -> mx.array:
-        """Logits `[len(rows), vocab]` of the flat tokens `[T, 1]`; with no rows, logits that must not be evaluated."""
+        """Return the logits `[len(rows), vocab]` of the flat tokens `[T, 1]`. Without rows, the returned logits must
+        not be evaluated.
+        """
         return self._run(tokens, caches, rows, None)[0]
 
     def run_keeping(
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: npt.NDArray[np.int32]
     ) -> tuple[mx.array, mx.array]:
-        """The same, and what `project` makes logits of for the tokens `kept`, `[len(kept), ...]`."""
+        """Return these logits, and what `project` needs for the tokens `kept`, `[len(kept), ...]`."""
         return self._run(tokens, caches, rows, mx.array(kept))
 
     def project(self, kept: mx.array) -> mx.array:
-        """Logits `[n, vocab]` of `n` rows of what `run_keeping` has kept."""
+        """Return the logits `[n, vocab]` of `n` rows of what `run_keeping` returned."""
         if self._pick is None:
             return kept
         with self._pick.given(kept):
@@ -75,7 +78,7 @@ class LogitRows:
 
 
 class _Wrapped(nn.Module):  # type: ignore[misc]
-    """Stands in the place of a norm, and has what the norm has: some models read its weight."""
+    """Replaces a norm, and has the norm's attributes, since some models read its weight."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -87,17 +90,17 @@ class _Wrapped(nn.Module):  # type: ignore[misc]
 
 @dataclass
 class RowSelection:
-    """What becomes of the rows of one pass. It is no module, so that its arrays are no parameters."""
+    """What happens with the rows of one pass. It is no module, so its arrays are no parameters."""
 
     calls_left: int
-    """Calls of the norm until the one at which rows are picked."""
+    """How many calls of the norm are left until the one at which rows are picked."""
     rows: mx.array | None = None
-    """The rows that are handed on; None: all are."""
+    """The rows that are passed on; None: all."""
     wanted: mx.array | None = None
     """The rows to keep."""
     kept: mx.array | None = None
     given: mx.array | None = None
-    """What is handed on in the place of whatever arrives."""
+    """What is passed on instead of the input."""
 
     def handed_on(self, x: mx.array) -> mx.array:
         if self.given is not None:
@@ -116,18 +119,18 @@ class _PickRows(_Wrapped):
         self._picking = RowSelection(calls)
 
     def pick(self, rows: mx.array | None, wanted: mx.array | None = None) -> None:
-        """Hand on only `rows` in the next pass; None hands on all. What `wanted` rows are then is `kept`."""
+        """Pass on only `rows` in the next pass (None: all), and keep the rows `wanted`."""
         self._picking = RowSelection(self._calls, rows, wanted)
 
     @property
     def kept(self) -> mx.array:
-        """The rows that were wanted of the last pass."""
+        """The wanted rows of the last pass."""
         assert self._picking.kept is not None
         return self._picking.kept
 
     @contextmanager
     def given(self, kept: mx.array) -> Iterator[None]:
-        """Hand on `kept` in the place of whatever arrives."""
+        """Pass on `kept` instead of the input."""
         self._picking = RowSelection(self._calls, given=kept)
         try:
             yield
@@ -151,7 +154,7 @@ class _PickOutput(_PickRows):
 
 
 class _Noted(_Wrapped):
-    """A norm, or a part, that notes each of its calls, and each return."""
+    """A norm, or a part, that reports each of its calls, and each return."""
 
     def __init__(self, norm: nn.Module, note: Callable[[], None], after: Callable[[], None]) -> None:
         super().__init__(norm)
@@ -165,7 +168,7 @@ class _Noted(_Wrapped):
 
 
 def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
-    """Wrap what hands on the tokens that are projected, or return None: nothing is wrapped then."""
+    """Wrap the module whose output is projected, and return the wrapper. None if nothing can be wrapped."""
     for path, module in model.named_modules():
         if isinstance(module, _PickRows):  # of a runner that had the model before
             _place(model, path)(module.norm)
@@ -173,7 +176,7 @@ def _find(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
 
 
 def _last_norm(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
-    """The norm that runs last, after all attention."""
+    """Wrap the norm that runs last, after all attention."""
     norms = {path: module for path, module in model.named_modules() if "Norm" in type(module).__name__}
     places = {path: _place(model, path) for path in norms}  # before any is wrapped: there are norms in norms
     tokens = mx.zeros((_TOKENS, 1), mx.int32)
@@ -192,7 +195,7 @@ def _last_norm(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
 
 
 def _body(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
-    """The part of the model, one level down, in whose one call all attention happens."""
+    """Wrap the part of the model, one level down, in whose one call all attention happens."""
     parts = {name: part for name, part in model.children().items() if isinstance(part, nn.Module)}
     order: list[str] = []
     for name, part in parts.items():
@@ -214,7 +217,9 @@ def _body(model: nn.Module, lazy_pass: LazyPass) -> _PickRows | None:
 def _kept(
     model: nn.Module, lazy_pass: LazyPass, pick: _PickRows, place: Callable[[nn.Module], None]
 ) -> _PickRows | None:
-    """`pick` in its place, if nothing after it needs the rows that it drops."""
+    """Put `pick` in its place and return it, unless something after it needs the rows that it drops. Then undo it and
+    return None.
+    """
     place(pick)
     pick.pick(mx.array(_ROWS))
     try:
@@ -232,7 +237,7 @@ def _nothing() -> None:
 
 
 def _place(model: nn.Module, path: str) -> Callable[[nn.Module], None]:
-    """Puts a module in the place that `named_modules` calls `path` now."""
+    """Return a function that puts a module at the place that `named_modules` calls `path`."""
     *way, name = path.split(".")
     parent: Any = model
     for step in way:

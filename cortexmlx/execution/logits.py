@@ -26,20 +26,21 @@ _LOW_32_BITS = (1 << 32) - 1
 
 
 def bits_below_max(logits: mx.array) -> mx.array:
-    """How far each logit lies below the largest of its row, in powers of two: `[R, V] float32`, 0 for the best token.
-
-    `exp2` of it is the probability of each token relative to the best one.
+    """Return how far each logit is below the largest of its row, in powers of two: `[R, V] float32`, 0 for the best
+    token.
     """
     return (logits - mx.max(logits, axis=-1, keepdims=True)) * LOG2_E
 
 
 def log_total(logits: mx.array) -> mx.array:
-    """The natural logarithm of the sum of exponentials of each row, `[R, 1] float32`."""
+    """Return the natural logarithm of the sum of exponentials of each row, `[R, 1] float32`."""
     return mx.max(logits, axis=-1, keepdims=True) + mx.log(row_sum(exp2(bits_below_max(logits))))
 
 
 def row_sum(values: mx.array) -> mx.array:
-    """The sum of each row, `[R, 1]`, by groups: float32 sums of 50,000 terms in one go are wrong in the fifth digit."""
+    """Return the sum of each row, `[R, 1]`, by groups: float32 sums of 50,000 terms in one go are wrong in the fifth
+    digit.
+    """
     return mx.sum(mx.sum(_in_groups(values, _SUM_GROUP, 0.0), axis=-1), axis=-1, keepdims=True)
 
 
@@ -67,16 +68,16 @@ def top_tokens(values: mx.array, count: int) -> tuple[mx.array, mx.array]:
 
 
 def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
-    """The smallest weight in each row's nucleus, `[R, 1]`: keep the tokens whose weight is not below it.
+    """Return the smallest weight in each row's nucleus, `[R, 1]`. Keep the tokens whose weight is not below it.
 
-    `weights [R, V] float32 >= 0` are probabilities up to a factor per row, `top_p [R, 1]` lies in (0, 1]. A token
-    belongs to the nucleus while the tokens above it hold less than `top_p` of the mass; tokens that tie with the last
-    one stay (Holtzman et al., arXiv:1904.09751; the rule is that of mlx-lm's `apply_top_p`).
+    `weights [R, V] float32 >= 0` are probabilities up to a factor per row, `top_p [R, 1]` is in (0, 1]. A token belongs
+    to the nucleus while the tokens above it hold less than `top_p` of the mass. Tokens that tie with the last one stay
+    (Holtzman et al., arXiv:1904.09751; the rule is that of mlx-lm's `apply_top_p`).
 
-    The threshold comes from a full sort, exact for any distribution. What costs is comparisons with unpredictable
-    outcomes, so everything that provably lies below the nucleus is set to zero first: either what lies below a guess
-    that already holds the mass, or tokens so small that all of them together could not hold the rest. Non-negative
-    floats sort like their bit patterns.
+    The threshold comes from a full sort, exact for any distribution. Comparisons with unpredictable outcomes are what
+    costs time. So everything that is provably below the nucleus is set to zero first: either what is below a guess that
+    already holds the mass, or tokens so small that all of them together could not hold the rest. Non-negative floats
+    sort like their bit patterns.
     """
     width = weights.shape[-1]
     mass = top_p * row_sum(weights)
@@ -92,12 +93,12 @@ def nucleus_threshold(weights: mx.array, top_p: mx.array) -> mx.array:
 
 
 def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
-    """One index per row with probability proportional to its weight, `[R] int32`; `NO_TOKEN` for a row of which no
-    weight is positive, or one is NaN.
+    """Return one index per row, chosen with probability proportional to its weight, `[R] int32`. `NO_TOKEN` for a row
+    in which no weight is positive, or one is NaN.
 
-    `weights [R, N] float32 >= 0`; `uniforms [R, 2] float32` in [0, 1). Inverts the cumulative distribution in two
-    levels, a group and then an element of it, each with a uniform of its own: the tail of a large vocabulary is not
-    lost in the rounding of one long sum. An index of weight 0 is never drawn.
+    `weights [R, N] float32 >= 0`; `uniforms [R, 2] float32` in [0, 1). It inverts the cumulative distribution in two
+    levels, a group and then an element of it, each with its own uniform. So the tail of a large vocabulary is not lost
+    in the rounding of one long sum. An index of weight 0 is never drawn.
     """
     grouped = _in_groups(weights, _SUM_GROUP, 0.0)
     group, any_group = _invert(mx.sum(grouped, axis=-1), uniforms[:, :1])
@@ -107,10 +108,10 @@ def draw(weights: mx.array, uniforms: mx.array) -> mx.array:
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], token_index: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
-    """Two uniforms in [0, 1) per row, `[R, 2]`: a pure function of the row's seed and the index of its token.
+    """Return two uniforms in [0, 1) per row, `[R, 2]`: a pure function of the row's seed and the index of its token.
 
-    Counter-based, with the 64-bit finalizer of SplitMix64 (Steele, Lea, Flood 2014). Multiples of 2**-23, so that a
-    product with a float32 sum always stays below the sum.
+    Counter-based, with the 64-bit finalizer of SplitMix64 (Steele, Lea, Flood 2014). The numbers are multiples of
+    2**-23, so that a product with a float32 sum is always below the sum.
     """
     with np.errstate(over="ignore"):
         state = _mix(_mix(seeds + np.uint64(0x9E3779B97F4A7C15)) + token_index.astype(np.uint64))
@@ -125,7 +126,7 @@ def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _in_groups(values: mx.array, size: int, fill: float) -> mx.array:
-    """`[R, N] -> [R, groups, size]`, padded with `fill` to whole groups."""
+    """Reshape `[R, N]` to `[R, groups, size]`, padded with `fill` to whole groups."""
     rows, width = values.shape
     missing = -width % size
     if missing:
@@ -134,10 +135,11 @@ def _in_groups(values: mx.array, size: int, fill: float) -> mx.array:
 
 
 def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False) -> mx.array:
-    """The ids `[R, count] int32` of the `count` largest values `[R, N]`, ties to the lower id, best first if `ordered`.
+    """Return the ids `[R, count] int32` of the `count` largest values `[R, N]`. Ties go to the lower id. With
+    `ordered`, the best comes first.
 
-    The value's bits, made monotonic, and the id share one integer: the keys are distinct, so no ranking depends on how
-    a sort treats ties.
+    The value's bits, made monotonic, and the id share one integer. So all keys are distinct, and no ranking depends on
+    how a sort treats ties.
     """
     bits = (values + 0.0).view(mx.int32)  # the sum makes -0.0 equal to 0.0
     monotonic = mx.where(bits < 0, bits ^ 0x7FFFFFFF, bits).astype(mx.int64)
@@ -150,8 +152,8 @@ def _largest(values: mx.array, ids: mx.array, count: int, ordered: bool = False)
 
 
 def _invert(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
-    """The first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`, and whether there is one,
-    `[R, 1] bool`: a total that is 0 or NaN is exceeded nowhere.
+    """Return the first index whose cumulative weight exceeds `uniform` of the total, `[R, 1] int32`, and whether it
+    exists, `[R, 1] bool`. It does not exist if the total is 0 or NaN.
     """
     cumulative = mx.cumsum(weights, axis=-1)
     # A parallel scan may round to sums that are not quite ascending, hence the second condition.
@@ -161,7 +163,9 @@ def _invert(weights: mx.array, uniform: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def masked(logits: mx.array, mask: TokenMask) -> mx.array:
-    """`logits [R, V]` with -inf for the tokens that a row of the mask may not choose. Other rows stay bit by bit."""
+    """Return `logits [R, V]` with -inf for the tokens that a row of the mask may not choose. Other rows stay bit by
+    bit.
+    """
     rows, vocab = logits.shape
     bits = mx.array(mask.allowed)[:, :, None] >> mx.arange(32, dtype=mx.uint32)
     allowed = (bits & 1).reshape(len(mask.rows), -1)[:, :vocab].astype(mx.bool_)

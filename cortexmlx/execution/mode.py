@@ -36,28 +36,28 @@ from cortexmlx.kv.state.snapshots import Snapshots
 
 
 class ExecutionMode(Protocol):
-    """An execution mode: one way to run a model."""
+    """One way to run a model."""
 
     groups: tuple[LayerGroup, ...]
     """What the model's layers keep."""
     most_rows: int | None
     """How many requests may run at once; None: any number."""
     pipelined: bool
-    """A step may be built before the last one is read."""
+    """Whether a step may be built before the last one is read."""
     notes: tuple[str, ...]
-    """What the user should know, a line each."""
+    """Notes for the user, one line each."""
 
     def blocks(self, memory: int, load: Load, context: int) -> Counts:
-        """How many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens. Raises
-        InvalidRequest if not one does.
+        """Return how many blocks of each group fit into `memory` bytes, for rows of at most `context` tokens. Raises
+        InvalidRequest if none fits.
         """
 
     def backend(self, name: str) -> Backend:
-        """The attention backend of that name: see `choose_backend`."""
+        """Return the attention backend with this name: see `choose_backend`."""
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> Runner:
-        """The runner, whose arena has no blocks yet. Raises ModelUnsupported if a short check shows that answers would
-        depend on how prompts are cut.
+        """Return the runner. Its arena has no blocks yet. Raises ModelUnsupported if a short check shows that answers
+        would depend on how prompts are cut.
         """
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:

@@ -1,10 +1,10 @@
 """Changes to the logits before a token is chosen: bias, repetition, presence and frequency penalties.
 
-All rows at once, touching only the logits of the tokens concerned. The histories live on the device and grow by the
-tokens just sampled, which nobody has read back yet. A row that asks for nothing passes through bit by bit.
+All rows are changed at once, and only the logits of the tokens concerned. The histories are on the device, and grow by
+the tokens just sampled, which the host has not read yet. A row that asks for nothing is passed through bit by bit.
 
 One trick serves all three: the tokens of a row are listed in a rectangle `[R, width]`, and the new logits are *set*,
-not added to. A list may thus name a token twice as long as both entries carry the same new value, so short lists are
+not added to. So a list may name a token twice, as long as both entries have the same new value, and short lists are
 filled up with their own entries.
 """
 
@@ -27,19 +27,21 @@ class Change(Protocol):
     """A change to the logits of rows."""
 
     def apply(self, logits: mx.array) -> mx.array:
-        """`logits [R, V] float32`, changed."""
+        """Return `logits [R, V] float32`, changed."""
 
 
 class RowSubset(Generic[C]):
-    """A change to some rows of a batch, which others do not pay for: lists are as wide as their longest row's."""
+    """A change to some rows of a batch. The other rows cost nothing: lists are as wide as that of the longest changed
+    row.
+    """
 
     def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
-        """`rows` of the `total` are those that `change` knows."""
+        """`rows`, of `total` rows, are those that `change` changes."""
         self.change = change
         self._rows = None if len(rows) == total else mx.array(list(rows))
 
     def apply(self, logits: mx.array) -> mx.array:
-        """`logits [R, V] float32` with those rows changed."""
+        """Return `logits [R, V] float32` with those rows changed."""
         if self._rows is None:
             return self.change.apply(logits)
         changed = logits[:]
@@ -47,7 +49,7 @@ class RowSubset(Generic[C]):
         return changed
 
     def of(self, tokens: mx.array) -> mx.array:
-        """Of `tokens [R]` those of the rows."""
+        """Return the tokens of these rows out of `tokens [R]`."""
         return tokens if self._rows is None else tokens[self._rows]
 
 
@@ -62,16 +64,16 @@ class LogitBias:
         self._values = mx.array(_rectangle(values, np.float32))
 
     def apply(self, logits: mx.array) -> mx.array:
-        """`logits [R, V] float32` with the biases added."""
+        """Return `logits [R, V] float32` with the biases added."""
         biased = mx.take_along_axis(logits, self._tokens, axis=1) + self._values
         return mx.put_along_axis(logits, self._tokens, biased, axis=1)
 
 
 class RepetitionPenalty:
-    """Moves the logits of the last `context` tokens of prompt and answer away from being chosen.
+    """Makes the last `context` tokens of prompt and answer less likely.
 
-    Positive logits are divided by the penalty, negative ones multiplied (Keskar et al., arXiv:1909.05858), once
-    however often the token occurs: the rule of mlx-lm's `make_repetition_penalty`.
+    Positive logits are divided by the penalty, negative ones multiplied (Keskar et al., arXiv:1909.05858), once however
+    often the token occurs. This is the rule of mlx-lm's `make_repetition_penalty`.
     """
 
     def __init__(self, histories: Sequence[TokenList], penalties: Sequence[float], contexts: Sequence[int]) -> None:
@@ -84,7 +86,7 @@ class RepetitionPenalty:
         self._penalties = np.array(penalties, np.float32)[:, None]
 
     def apply(self, logits: mx.array) -> mx.array:
-        """`logits [R, V] float32` with the tokens of each row's context penalised."""
+        """Return `logits [R, V] float32` with the tokens of each row's context penalised."""
         width = self._tokens.shape[1]
         tokens = self._tokens
         in_context = np.arange(width) >= width - self._lengths[:, None]
@@ -96,16 +98,15 @@ class RepetitionPenalty:
         return mx.put_along_axis(logits, tokens, penalised, axis=1)
 
     def append(self, tokens: mx.array) -> None:
-        """Take the tokens `[R] int32` that were just sampled into the histories."""
+        """Add the tokens `[R] int32` that were just sampled to the histories."""
         self._tokens = mx.concatenate([self._tokens, tokens[:, None]], axis=1)[:, -int(self._contexts.max()) :]
         self._lengths = np.minimum(self._lengths + 1, self._contexts)
 
 
 class CountPenalty:
-    """Subtracts from the logits of all tokens generated so far, as the OpenAI API defines it.
+    """Lowers the logits of all tokens generated so far, as the OpenAI API defines it.
 
-    `logit -= count * frequency + (count > 0) * presence`, where `count` is how often the answer holds the token
-    already.
+    `logit -= count * frequency + (count > 0) * presence`, where `count` is how often the answer has the token already.
     """
 
     def __init__(self, outputs: Sequence[TokenList], presence: Sequence[float], frequency: Sequence[float]) -> None:
@@ -120,7 +121,7 @@ class CountPenalty:
         self._frequency = mx.array(np.array(frequency, np.float32)[:, None])
 
     def apply(self, logits: mx.array) -> mx.array:
-        """`logits [R, V] float32` less the penalties of the tokens generated so far."""
+        """Return `logits [R, V] float32` less the penalties of the tokens generated so far."""
         penalties = self._counts * self._frequency + (self._counts > 0) * self._presence
         penalised = mx.take_along_axis(logits, self._tokens, axis=1) - penalties
         return mx.put_along_axis(logits, self._tokens, penalised, axis=1)
@@ -136,7 +137,7 @@ class CountPenalty:
 
 
 def _rectangle(rows: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    """Rows of different lengths as `[R, width >= 1]`, filled up with their first entry, or with zeros."""
+    """Return rows of different lengths as `[R, width >= 1]`, filled up with their first entry, or with zeros."""
     filled = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype)
     for line, row in zip(filled, rows, strict=True):
         if len(row):

@@ -1,11 +1,11 @@
-"""Logits processors: functions of the caller's own that change a row's logits before its token is chosen.
+"""Logits processors: functions of the caller that change a row's logits before its token is chosen.
 
-The signature is mlx-lm's, so that its functions and those written for it serve here:
+The signature is mlx-lm's, so its functions and those written for it work here:
 
     def processor(tokens: mx.array, logits: mx.array) -> mx.array
 
-with `tokens [n] int32`, prompt and answer so far, of which the newest may be lazy, and `logits [1, V] float32`. A
-request's functions are called in their order, on the logits that its bias and penalties left.
+`tokens [n] int32` are prompt and answer so far, of which the newest may be lazy. `logits` are `[1, V] float32`. A
+request's functions are called in their order, after its bias and penalties.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
 
 
 _LARGEST = 1e38
-"""What stands for +inf, by which a processor chooses a token: differences of infinities are NaN."""
+"""Replaces +inf, with which a processor chooses a token: differences of infinities are NaN."""
 
 
 class LogitsProcessors:
-    """The processors of the rows of a batch, and the tokens that those rows have."""
+    """The processors of the rows of a batch, and the tokens of those rows."""
 
     def __init__(self, processors: Sequence[Sequence[LogitsProcessor]], tokens: Sequence[Sequence[int]]) -> None:
-        """What each row wants, and the tokens of the rows that want something."""
+        """`processors` are the functions of each row, and `tokens` the tokens of the rows that have functions."""
         asking = {index: functions for index, functions in enumerate(processors) if functions}
         self._rows = {index: _Row(functions, tokens[index]) for index, functions in asking.items()}
 
     def apply(
         self, logits: mx.array, live: Sequence[bool] | None = None
     ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
-        """`logits [R, V] float32` with each live row's own as its processors want them, and what went wrong, by row:
-        such a row keeps its logits. The processors of a row that is not `live`, or has failed before, are not called.
+        """Return `logits [R, V] float32` with each live row changed by its processors, and the errors, by row. A row
+        with an error keeps its logits. The processors of a row that is not `live`, or has failed before, are not
+        called.
         """
         # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
@@ -60,7 +61,7 @@ class LogitsProcessors:
         return mx.concatenate([*parts, logits[end:]]), failures
 
     def append(self, tokens: mx.array) -> None:
-        """Take the tokens `[R] int32` that were just sampled into the rows' tokens."""
+        """Add the tokens `[R] int32` that were just sampled to the rows' tokens."""
         for index, row in self._rows.items():
             row.newer.append(tokens[index : index + 1])
 
@@ -75,8 +76,8 @@ class _Row:
         self.failed = False
 
     def processed(self, logits: mx.array) -> mx.array:
-        """`logits [1, V] float32` after all functions. Raises LogitsProcessorError, and what says that memory was
-        refused: then the step begins again with less.
+        """Return `logits [1, V] float32` after all functions. Raises LogitsProcessorError. A refusal of memory is
+        raised unchanged, so that the step begins again with less.
         """
         for function in self.functions:
             name = getattr(function, "__qualname__", None) or type(function).__qualname__
@@ -98,8 +99,8 @@ class _Row:
 
 
 def _without_frames(error: LogitsProcessorError) -> LogitsProcessorError:
-    """The error with its traceback as a note: frames hold the step, its arrays and the model, and would for as long as
-    the caller keeps the error.
+    """Return the error with its traceback as a note. Frames hold the step, its arrays and the model, and would keep
+    them as long as the caller keeps the error.
     """
     assert error.__cause__ is not None
     error.add_note("".join(format_exception(error.__cause__)).rstrip())

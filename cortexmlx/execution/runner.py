@@ -37,7 +37,9 @@ from cortexmlx.scheduling.steps.step_memory import prepare
 
 @dataclass(frozen=True)
 class Pending:
-    """A step in flight: its lazy results, and `scores`, which computes those of its plan's `scoring`."""
+    """A step in flight: its lazy results, and `scores`, which computes the log-probabilities of its plan's
+    `scoring`.
+    """
 
     sampled: Sampled | None
     started: float
@@ -45,7 +47,7 @@ class Pending:
 
 
 def read(pending: Pending) -> StepResult:
-    """The results of a step on the host, once they are there."""
+    """Wait for the results of a step, and return them on the host."""
     sampled = pending.sampled
     scores = None if pending.scores is None else pending.scores()
     if sampled is None:
@@ -63,8 +65,8 @@ def read(pending: Pending) -> StepResult:
 
 
 class ModelRunner:
-    """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, samples. Attention is
-    `attend`'s. The arena has no blocks before `begin`. What each method is for, `Runner` says.
+    """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, and samples. `attend`
+    computes attention. The arena has no blocks before `begin`. `Runner` documents the methods.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class ModelRunner:
         self._newest: Sampled | None = None
 
     def close(self) -> None:
-        """Let go of the model and all memory. Nothing here is of use afterwards. Safe to call again."""
+        """Free the model and all memory. The runner cannot be used afterwards. Safe to call again."""
         if vars(self):
             memory = self.memory
             vars(self).clear()
@@ -134,7 +136,7 @@ class ModelRunner:
         self._start(self._choose(mask), started, fed)
 
     def _start(self, results: list[mx.array], started: float, fed: float) -> None:
-        """Start to compute results. Their graph was `started` when the feed had waited for `fed` seconds."""
+        """Start to compute results. Their graph was begun at `started`, when the feed had waited for `fed` seconds."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
@@ -158,7 +160,9 @@ class ModelRunner:
         return []
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
-        """Build a forward pass as a graph. Only what is fed is computed. Return the arrays to compute."""
+        """Build a forward pass as a graph. Only what goes through the feed is computed. Return the arrays to
+        compute.
+        """
         self._plan = plan
         if plan.groups is not None:
             self._check(plan.groups)
@@ -191,7 +195,7 @@ class ModelRunner:
         return [] if sampled is None else sampled.arrays()
 
     def build_choice(self, mask: TokenMask | None = None) -> Sampled | None:
-        """The choice of tokens as a graph; None if the step has no logits."""
+        """Return the choice of tokens as a graph; None if the step has no logits."""
         plan, logits = self._plan, self._logits
         assert plan is not None
         self._newest = self._logits = None
@@ -215,7 +219,7 @@ class ModelRunner:
         return result
 
     def reset(self) -> None:
-        """Forget the tail and everything of the last step, when nothing is left to do or a step has failed."""
+        """Forget the tail and everything of the last step, when there is nothing left to do or a step has failed."""
         self.memory.tail.clear()
         self._newest = self._sampler = self._plan = self._logits = self._scores_later = None
         self._groups = self._derived = ()
@@ -226,7 +230,7 @@ class ModelRunner:
             cache.begin(0)
 
     def forget(self) -> None:
-        """Drop the steps in flight and everything beside the arena, which a failed step may have left wrong."""
+        """Drop the steps in flight, and everything beside the arena, which a failed step may have left wrong."""
         self._in_flight.clear()
         self.reset()
         self.states.forget()
@@ -240,7 +244,7 @@ class ModelRunner:
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
     def _forward(self, plan: StepPlan) -> tuple[mx.array, mx.array | None]:
-        """Logits `[n, vocab]` of the tokens that need them, and what scoring keeps of its tokens."""
+        """Return the logits `[n, vocab]` of the tokens that need them, and what scoring keeps of its tokens."""
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
@@ -254,14 +258,17 @@ class ModelRunner:
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
 
     def _scores(self, kept: mx.array, scoring: Scoring) -> TokenScores:
-        """The log-probabilities that a step was asked for, from what was kept of its rows."""
+        """Return the requested log-probabilities, computed from what was kept of their rows."""
         project = self._logit_rows.project
         at_once = rows_at_once(self._vocab_size)
         return scores_of(lambda part: project(kept[part]), scoring.tokens, scoring.top, at_once)
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
-        """A layer's new keys and values `[T, kv_heads, 1, dim]` go to the arena or the tail; returns where attention
-        finds all. No values: they lie in the keys. What is quantized is so here, once, and moves as codes from then on.
+        """Put a layer's new keys and values `[T, kv_heads, 1, dim]` into the arena or the tail. Return where attention
+        finds all keys and values.
+
+        Without `values`, the values are part of the keys. Keys and values are quantized only here. From then on they
+        are moved as codes.
         """
         new: Slab = (keys,) if values is None else (keys, values)
         form = self._forms[layer]
@@ -292,31 +299,31 @@ class ModelRunner:
 
     @property
     def arena(self) -> KVArena:
-        """Where keys and values are."""
+        """The arena with the keys and values."""
         return self.memory.arena
 
     @property
     def blocks(self) -> Counts:
-        """See `Runner`, as of all that follows."""
+        """See `Runner`, as for all further methods."""
         return self.memory.blocks
 
     @property
     def bytes(self) -> MemoryInUse:
-        """What is held now."""
+        """The bytes in use now."""
         return self.memory.bytes
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
-        """What `copy_out` gives of a block of each layer group."""
+        """The shapes of what `copy_out` returns for a block of each layer group."""
         return self.memory.shapes
 
     @refusable
     def begin(self, blocks: Counts) -> None:
-        """Have an empty arena."""
+        """Begin with an empty arena."""
         self.memory.begin(blocks)
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Whether the system would give the memory now."""
+        """Return whether the system would give the memory now."""
         return self.arena.can_resize(blocks)
 
     @refusable
@@ -332,16 +339,16 @@ class ModelRunner:
 
     @refusable
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Copies of blocks, or of snapshots."""
+        """Return copies of blocks, or of snapshots."""
         return self.memory.copy_out(group, names)
 
     def release(self) -> None:
-        """Give the arena back, also where a step has failed while it wrote."""
+        """Give the arena back, also after a step that failed while it wrote."""
         self.arena.release()
         self.trim()
 
     def trim(self) -> None:
-        """Give back what MLX keeps of arrays that are gone."""
+        """Give back the memory that MLX keeps of deleted arrays."""
         mx.clear_cache()
 
 

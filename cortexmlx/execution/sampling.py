@@ -1,9 +1,9 @@
 """One batched sampler: from the logits of a step to one token per row, without waiting for the device.
 
-Decode runs one step ahead of what the host has read, so the sampler works on lazy logits and returns lazy tokens. When
-the rows of the batch are known they are sorted into three kinds of choice (greedy, from a shortlist, from the whole
-vocabulary); each step then pays only for the kinds and options that some row asked for. A row's token depends on its
-own logits, seed, history and token index alone, never on its neighbours.
+Decode runs one step ahead of what the host has read, so the sampler takes lazy logits and returns lazy tokens. When the
+rows of a batch are known, they are sorted by three ways to choose (greedy, from a shortlist, from the whole
+vocabulary). Each step then pays only for the ways and options that some row asked for. A row's token depends on its own
+logits, seed, history and token index alone, never on its neighbours.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _SMALLEST = 1e-30  # keeps float32 quotients by a temperature finite and product
 
 @dataclass(frozen=True)
 class Sampled:
-    """The outcome of one step, all lazy. Log-probabilities are those of the model's own logits, before penalties,
-    filters and temperature. Rows that did not ask for them hold NaN and -1.
+    """The lazy outcome of one step. Log-probabilities are those of the model's own logits, before penalties, filters
+    and temperature. Rows that did not ask for them hold NaN and -1.
     """
 
     tokens: mx.array
@@ -56,10 +56,10 @@ class Sampled:
     top_logprobs: mx.array | None = None
     """`[R, k] float32`."""
     failures: Mapping[int, CortexError] = field(default_factory=dict)
-    """What the processors of single rows raised. The tokens of these rows mean nothing."""
+    """What the processors of single rows raised. The tokens of these rows are meaningless."""
 
     def arrays(self) -> list[mx.array]:
-        """What there is, for one `mx.async_eval`."""
+        """Return all arrays, for one `mx.async_eval`."""
         return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
 
 
@@ -74,8 +74,8 @@ class BatchSampler:
     def __init__(
         self, rows: Sequence[SamplingRow], vocab_size: int, processors: Mapping[JobId, Sequence[LogitsProcessor]] = {}
     ) -> None:
-        """Prepare what all steps share. There is at least one row, and the parameters are valid for `vocab_size`.
-        `processors` are the functions of the jobs that rows name as `processed_for`.
+        """Prepare what all steps share. There must be at least one row, and the parameters must be valid for
+        `vocab_size`. `processors` are the functions of the jobs that rows name as `processed_for`.
         """
         params = [row.params for row in rows]
         self._bias = _bias(rows)
@@ -97,10 +97,10 @@ class BatchSampler:
         live: Sequence[bool] | None = None,
         mask: TokenMask | None = None,
     ) -> Sampled:
-        """Choose one token per row, of those that `mask` allows.
+        """Choose one token per row, out of those that `mask` allows.
 
-        `logits [R, V]` of any float dtype, lazy or not; `token_index [R]`: how many tokens each row has generated
-        before this one. The penalties of the next call count the returned tokens too. Rows that are not `live` are
+        `logits [R, V]` have any float dtype, lazy or not. `token_index [R]` is how many tokens each row has generated
+        before this one. The penalties of the next call count the returned tokens, too. Rows that are not `live` are
         computed and ignored: their processors are not called.
         """
         adjusted = self._adjusted(logits)
@@ -142,7 +142,7 @@ class _Choice(Protocol):
 
 @dataclass(frozen=True)
 class _Group:
-    """The rows of the batch that are chosen for in the same way."""
+    """The rows of the batch whose tokens are chosen in the same way."""
 
     rows: npt.NDArray[np.int32]
     rows_on_device: mx.array
@@ -166,7 +166,7 @@ def _groups(rows: Sequence[SamplingRow], vocab_size: int) -> list[_Group]:
 
 
 class _Greedy:
-    """Rows at temperature 0: the best token, the lowest id among equals."""
+    """Rows at temperature 0: the best token, with the lowest id among equals."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         pass
@@ -178,7 +178,7 @@ class _Greedy:
 
 
 class _FromShortlist:
-    """Rows with top-k: only their k best tokens are ever looked at, in order."""
+    """Rows with top-k: only their k best tokens are looked at, in order."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         params = [row.params for row in rows]
@@ -208,7 +208,7 @@ class _FromShortlist:
 
 
 class _FromVocabulary:
-    """Rows without top-k: any token of the vocabulary that top-p and min-p leave."""
+    """Rows without top-k: any token of the vocabulary that passes top-p and min-p."""
 
     def __init__(self, rows: Sequence[SamplingRow]) -> None:
         params = [row.params for row in rows]
@@ -239,7 +239,7 @@ class _FromVocabulary:
 
 
 class _Logprobs:
-    """Log-probabilities of the chosen and of the likeliest tokens, for the rows that asked."""
+    """Log-probabilities of the chosen and of the likeliest tokens, for the rows that asked for them."""
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
         asking = [i for i, p in enumerate(params) if p.logprobs is not None]
@@ -261,7 +261,7 @@ class _Logprobs:
         return Sampled(tokens, logprobs, self._placed(ids, -1), self._placed(best - total, mx.nan))
 
     def _placed(self, values: mx.array, missing: float) -> mx.array:
-        """Values of the asking rows -> values of all rows."""
+        """Spread values of the asking rows to all rows, with `missing` for the others."""
         if self._all:
             return values
         return mx.concatenate([values, mx.full((1, *values.shape[1:]), missing, values.dtype)])[self._row_among_asking]
@@ -292,7 +292,7 @@ def _counts(rows: Sequence[SamplingRow]) -> RowSubset[CountPenalty] | None:
 
 
 def _tail(row: SamplingRow, count: int) -> npt.NDArray[np.int32]:
-    """The last `count` tokens of prompt and output."""
+    """Return the last `count` tokens of prompt and output."""
     output = np.asarray(row.output[-count:], np.int32)
     missing = count - len(output)
     prompt = np.asarray(row.prompt[-missing:] if missing else (), np.int32)
@@ -308,7 +308,7 @@ def _column(values: Sequence[float]) -> mx.array:
 
 
 def _min_bits(params: Sequence[SamplingParams]) -> mx.array | None:
-    """How far below the best token min-p reaches, in powers of two, `[n, 1]`; None if no row wants it."""
+    """Return how far min-p reaches down from the best token, in powers of two, `[n, 1]`; None if no row uses it."""
     if all(p.min_p == 0.0 for p in params):
         return None
     with np.errstate(divide="ignore"):
@@ -316,7 +316,7 @@ def _min_bits(params: Sequence[SamplingParams]) -> mx.array | None:
 
 
 def _inverse_temperature(params: Sequence[SamplingParams]) -> mx.array | None:
-    """`[n, 1]`, or None if every row is at temperature 1."""
+    """Return `[n, 1]`, or None if every row is at temperature 1."""
     if all(p.temperature == 1.0 for p in params):
         return None
     return _column([1.0 / max(p.temperature, _SMALLEST) for p in params])

@@ -13,28 +13,28 @@ from cortexmlx.execution.boundary import TokenScores
 from cortexmlx.execution.logits import log_total, top_tokens
 
 _LOGITS_AT_ONCE = 1 << 23
-"""Logits that are there at a time, 32 MiB in float32, as long as these are not fewer than `_LEAST_ROWS` rows."""
+"""How many logits exist at a time: 32 MiB in float32, unless that is fewer than `_LEAST_ROWS` rows."""
 
 _LEAST_ROWS, _MOST_ROWS = 16, 256
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """How many rows of logits are computed at a time."""
+    """Return how many rows of logits are computed at a time."""
     return max(_LEAST_ROWS, min(_MOST_ROWS, _LOGITS_AT_ONCE // vocab_size))
 
 
 def scores_of(logits: Callable[[slice], mx.array], tokens: IntArray, top: int, at_once: int) -> TokenScores:
-    """The log-probabilities of `tokens [n]`, and the `top` likeliest at the place of each.
+    """Return the log-probabilities of `tokens [n]`, and the `top` likeliest tokens at the place of each.
 
-    `logits(part)` are those before these tokens of them, `[len, vocab]`, in the order in which they come. Each part is
-    done with before the next is asked for, and nothing but its results is kept.
+    `logits(part)` returns the logits before these tokens, `[len, vocab]`. The parts come in order. Each is processed
+    before the next is asked for, and only its results are kept.
     """
     parts = (slice(first, first + at_once) for first in range(0, len(tokens), at_once))
     return joined([_scored(logits(part), tokens[part], top) for part in parts])
 
 
 def joined(parts: Sequence[TokenScores]) -> TokenScores:
-    """One after the other; there is at least one."""
+    """Return the scores of several parts, one after the other. There must be at least one part."""
     fields = ("logprobs", "top_ids", "top_logprobs")
     return TokenScores(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))
 

@@ -18,8 +18,9 @@ from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush
 
 
 class PagedMemory:
-    """Owns the bytes. `tail` has each layer's newest tokens, `[rows, kv_heads, TAIL_COLUMNS, dim]` for each array of
-    its slab. The arena has no blocks before `begin`. Whatever touches the arena needs that nothing is in flight.
+    """The owner of the bytes. `tail` has each layer's newest tokens, `[rows, kv_heads, TAIL_COLUMNS, dim]` for each
+    array of its slab. The arena has no blocks before `begin`. Nothing may be in flight when the arena is changed or
+    read.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], block_size: int, states: StateStore) -> None:
@@ -28,7 +29,7 @@ class PagedMemory:
         self.tail: dict[int, Slab] = {}
 
     def close(self) -> None:
-        """Let go of all bytes. Nothing here is of use afterwards."""
+        """Free all bytes. It cannot be used afterwards."""
         self.tail.clear()
         self.states.forget()
         self.arena.close()
@@ -40,18 +41,20 @@ class PagedMemory:
 
     @property
     def bytes(self) -> MemoryInUse:
-        """What is held now."""
+        """The bytes in use now."""
         tail = sum(array.nbytes for slab in self.tail.values() for array in slab)
         active, peak = mx.get_active_memory(), mx.get_peak_memory()
         return MemoryInUse(self.arena.nbytes, tail, self.states.nbytes, active, peak)
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
-        """What `copy_out` gives of a block of each layer group."""
+        """The shapes of what `copy_out` returns for a block of each layer group."""
         return tuple(shapes_of(self.arena, group) for group in range(len(self.arena.groups)))
 
     def begin(self, blocks: Counts) -> None:
-        """Have an empty arena. Raises MemoryRefused; then there is none: what there was is given back before."""
+        """Begin with an empty arena. Raises MemoryRefused; then there is no arena, since the old one is given back
+        first.
+        """
         mx.synchronize()  # what is in flight reads the arena
         self.arena.release()
         mx.clear_cache()
@@ -62,7 +65,7 @@ class PagedMemory:
         self.arena.resize(blocks)
 
     def load(self, loads: Sequence[PieceLoad]) -> None:
-        """Bring pieces of the tier below to their blocks and snapshots."""
+        """Write pieces from disk to their blocks and snapshots."""
         load(self.arena, self.states, loads)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -74,14 +77,16 @@ class PagedMemory:
         mx.eval(self.arena.arrays())
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Copies of blocks of a layer group; for `STATE`, of snapshots, None for one that is not there."""
+        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
+        one that does not exist.
+        """
         if group != STATE:
             return [*copy_out(self.arena, group, names)]
         batches = (self.states.snapshot(name) for name in names)
         return [None if batch is None else copy_out_state(batch) for batch in batches]
 
     def flush(self, flush: Flush) -> None:
-        """Write the tail's live columns to their slots, one update per slab."""
+        """Write the tail's live columns to their slots, with one update per slab."""
         writes = [LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
         for layer, tail in self.tail.items():
             write = writes[self.arena.group_of[layer]]
@@ -93,7 +98,7 @@ class PagedMemory:
         mx.eval(self.arena.arrays())
 
     def write_tail(self, layer: int, column: int, new: Slab) -> Slab:
-        """Put a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, into a column. Returns the layer's tail."""
+        """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column. Return the layer's tail."""
         if column == 0:
             rest = [(0, 0), (0, 0), (0, TAIL_COLUMNS - 1), (0, 0)]
             tail = tuple(mx.pad(a, rest) for a in new)
@@ -106,8 +111,8 @@ class PagedMemory:
 
 
 class LazyWrite:
-    """An ArenaWrite's index on the device, shared by all layers of its `group`. Raises KVBlockError if a slot lies
-    outside the arena as it is now.
+    """The index of an ArenaWrite on the device, shared by all layers of its `group`. Raises KVBlockError if a slot is
+    outside the arena.
     """
 
     def __init__(self, write: ArenaWrite, arena: KVArena, group: int) -> None:
@@ -119,5 +124,5 @@ class LazyWrite:
         self._zeros = len(write.zeros)
 
     def padded(self, values: mx.array) -> mx.array:
-        """`[heads, tokens, dim]` followed by the zeros."""
+        """Return `values` `[heads, tokens, dim]` followed by the zeros."""
         return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values

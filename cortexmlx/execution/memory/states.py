@@ -1,9 +1,9 @@
-"""The states of recurrent layers: what each row's tokens so far have left there, and snapshots of some of them.
+"""The states of recurrent layers: each row's state after its tokens so far, and snapshots of some states.
 
-All arrays here are immutable: a step makes new ones, and nothing waits for a step to be drained. Rows that are computed
-together have their states in one batch. The next step takes the batch as it is if its rows are the same, which is so
-within a decode window. A step's token that turns out to be the last has gone into the row's state by then, for the next
-step is on its way, or it never will.
+All arrays here are immutable: a step makes new ones, so nothing waits for a step to be drained. Rows that are computed
+together have their states in one batch. If the next step has the same rows, it takes the batch unchanged, as it does
+within a decode window. When a token turns out to be an answer's last, it is already in the row's state, since the next
+step is on its way; or it never will be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cortexmlx.kv.state.snapshots import Row, Save, StateOps
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
 States = tuple[tuple[mx.array | None, ...], ...]
-"""The arrays of some rows `[rows, ...]`, for each leaf and each of its slots; None where nothing was written."""
+"""The arrays of some rows `[rows, ...]`, for each leaf and each of its slots; None if nothing was written there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +34,21 @@ class Batch:
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """The shapes without the rows: only states of equal shapes are computed together."""
+        """The shapes without the rows. Only states of equal shapes are computed together."""
         return tuple(None if a is None else a.shape[1:] for leaf in self.states for a in leaf)
 
     def arrays(self) -> Iterator[mx.array]:
         return (a for leaf in self.states for a in leaf if a is not None)
 
     def taken(self, rows: Sequence[int]) -> Batch:
-        """A copy of some rows."""
+        """Return a copy of some rows."""
         index = mx.array(list(rows), mx.int32)
         return Batch(_each([self.states], lambda arrays: mx.take(arrays[0], index, axis=0)), len(rows))
 
 
 @dataclass(frozen=True)
 class StateSlot:
-    """Where the state of a row after `tokens` tokens lies."""
+    """Where the state of a row after `tokens` tokens is."""
 
     batch: Batch
     row: int
@@ -56,8 +56,8 @@ class StateSlot:
 
 
 class StateStore:
-    """Rows' states and snapshots. `leaves` are what the model gets for the leaves of `sizes`, slots by leaf; each hands
-    what its module is given to `feed`.
+    """Rows' states and snapshots. `sizes` are the numbers of slots, by leaf of the model. The model gets `leaves` in
+    their place. Each leaf passes its module's inputs to `feed`.
     """
 
     def __init__(self, sizes: Mapping[int, int], feed: Callable[..., None] = lambda *_: None) -> None:
@@ -67,7 +67,7 @@ class StateStore:
         self.forget_rows()
 
     def forget_rows(self) -> None:
-        """Drop the rows' states; snapshots stay."""
+        """Drop the rows' states, but not the snapshots."""
         self._newest: dict[Row, StateSlot] = {}
         self._step: StateStep | None = None
         self._batch: Batch | None = None
@@ -82,28 +82,30 @@ class StateStore:
         self._snapshots.clear()
 
     def snapshot(self, name: int) -> Batch | None:
-        """The state of a snapshot, if it is there."""
+        """Return the state of a snapshot; None if it does not exist."""
         return self._snapshots.get(name)
 
     def restore(self, name: int, arrays: Sequence[mx.array | None]) -> None:
-        """Make a snapshot of its arrays `[1, ...]`, one for each slot of each leaf in order, None where it has none."""
+        """Make a snapshot of its arrays `[1, ...]`, one for each slot of each leaf in order, with None for an empty
+        slot.
+        """
         rest = iter(arrays)
         self._snapshots[name] = Batch(tuple(tuple(next(rest) for _ in leaf) for leaf in self._empty), 1)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states, those of snapshots among them."""
+        """Bytes of all states and snapshots."""
         return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
-        """All states, for evaluation."""
+        """Return all states, for evaluation."""
         batches = {id(b): b for b in (*(p.batch for p in self._newest.values()), *self._snapshots.values())}
         return [array for batch in batches.values() for array in batch.arrays()]
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def begin(self, plan: StepPlan) -> None:
-        """Hand the leaves the states that a step begins with. Raises KVBlockError for a state that is not there."""
+        """Give the leaves the states with which a step begins. Raises KVBlockError for a state that does not exist."""
         self.carry_out(plan.states)
         self._cuts = {}
         for cut in plan.states.cuts:
@@ -150,7 +152,7 @@ class StateStore:
         return kept
 
     def _singles(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, Batch | None]]:
-        """The single tokens of a step, with those together whose states are alike."""
+        """Yield the single tokens of a step, grouped by the shapes of their states."""
         alike: dict[object, list[tuple[int, StateSlot | None]]] = {}
         for token, segment in enumerate(segments):
             if segment.count == 1:
@@ -161,7 +163,7 @@ class StateStore:
             yield TokenSpan(tokens, piece=False), _together([place for _, place in members if place is not None])
 
     def _pieces(self, segments: Sequence[Segment]) -> Iterator[tuple[TokenSpan, Batch | None]]:
-        """The pieces of a step, each cut where its state is to be kept."""
+        """Yield the pieces of a step, cut where a state is to be kept."""
         end = 0
         for segment in segments:
             begin, end = end, end + segment.count
@@ -178,7 +180,7 @@ class StateStore:
     # -- what is kept -------------------------------------------------------------------------------------------------
 
     def carry_out(self, ops: StateOps) -> None:
-        """Carry out what comes before a step."""
+        """Carry out the operations that come before a step."""
         saved = [array for save in ops.saves for array in self._keep(save.snapshot, self._place(save))]
         for begin in ops.begins:
             self._newest[begin.row] = StateSlot(self._snapshots[begin.snapshot], 0, begin.tokens)
@@ -199,18 +201,18 @@ class StateStore:
         )
 
     def _keep(self, snapshot: int, place: StateSlot) -> list[mx.array]:
-        """Keep a copy of one row's state: a slice would hold the memory of the whole batch."""
+        """Keep a copy of one row's state. A slice would hold the memory of the whole batch."""
         batch = self._snapshots[snapshot] = place.batch.taken([place.row])
         return list(batch.arrays())
 
 
 def _ends(part: TokenSpan) -> Iterator[tuple[int, int]]:
-    """The rows of a part's batch, each with its last flat token."""
+    """Yield the rows of a part's batch, each with its last flat token."""
     return enumerate(part.tokens[-1:] if part.piece else part.tokens)
 
 
 def _together(places: Sequence[StateSlot]) -> Batch | None:
-    """The states of some rows as one batch; None of no rows."""
+    """Return the states of some rows as one batch; None without rows."""
     if not places:
         return None
     runs: list[tuple[Batch, list[int]]] = []
@@ -223,7 +225,7 @@ def _together(places: Sequence[StateSlot]) -> Batch | None:
 
 
 def _each(states: Sequence[States], make: Callable[[list[mx.array]], mx.array]) -> States:
-    """`make` of the arrays of each slot; None where there are none."""
+    """Apply `make` to the arrays of each slot; None where there are none."""
     return tuple(
         tuple(None if slots[0] is None else make(list(slots)) for slots in zip(*leaves, strict=True))
         for leaves in zip(*states, strict=True)

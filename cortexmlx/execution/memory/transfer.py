@@ -1,7 +1,7 @@
-"""Blocks and states between the arena and the tier below: as NumPy arrays of all layers, on the engine's thread.
+"""Moves blocks and states between the arena and the disk tier: as NumPy arrays of all layers, on the engine's thread.
 
-A block of a group is the arrays of its layers' slabs at the block's slots, `[layers, kv_heads, block_size, dim]` for
-each array that a slab has. A state says of each slot whether it has an array, `[slots]` uint8, then has those. NumPy
+A block of a group is one array `[layers, kv_heads, block_size, dim]` for each array of a slab: the slots of the block
+in all layers. A state first says which of its slots have an array, `[slots]` uint8, and then has these arrays. NumPy
 has no bfloat16: its bits are uint16 here.
 """
 
@@ -22,7 +22,7 @@ _NONE, _PLAIN, _BFLOAT16 = range(3)
 
 
 def copy_out(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
-    """Copies of some blocks of a group. Must be drained, as for a write; no view of the arena is left behind."""
+    """Return copies of blocks of a group. Nothing may be in flight, as for a write. No view of the arena is left."""
     layers, size = arena.groups[group].layers, arena.block_size
     copies: list[list[np.ndarray]] = [[] for _ in blocks]
     for index, layer in enumerate(layers):
@@ -37,14 +37,14 @@ def copy_out(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
 
 
 def shapes_of(arena: KVArena, group: int) -> Shapes:
-    """What the arrays of a block of a group look like."""
+    """Return the shapes and dtypes of the arrays of a group's block."""
     layers = arena.groups[group].layers
     slab = [_numbers(array[:, :0]) for array in (arena.slab(layers[0]) if layers else ())]
     return tuple(((len(layers), len(a), arena.block_size, a.shape[-1]), a.dtype.str) for a in slab)
 
 
 def load(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) -> None:
-    """Bring blocks and snapshots to where they belong. Must be drained."""
+    """Write blocks and snapshots to their places. Nothing may be in flight."""
     for group in range(len(arena.groups)):
         mine = [each for each in loads if each.group == group]
         if mine and arena.groups[group].layers:
@@ -69,14 +69,14 @@ def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None
 
 
 def copy_out_state(batch: Batch) -> Arrays:
-    """A copy of the state of a snapshot."""
+    """Return a copy of the state of a snapshot."""
     slots = [array for leaf in batch.states for array in leaf]
     kinds = np.array([_NONE if a is None else _BFLOAT16 if a.dtype == mx.bfloat16 else _PLAIN for a in slots], np.uint8)
     return kinds, *(np.array(_numbers(array)) for array in slots if array is not None)
 
 
 def _state(arrays: Arrays) -> list[mx.array | None]:
-    """The opposite of `copy_out_state`: the arrays of all slots."""
+    """Return the arrays of all slots: the inverse of `copy_out_state`."""
     rest = (mx.array(array) for array in arrays[1:])
     return [
         None if kind == _NONE else next(rest) if kind == _PLAIN else next(rest).view(mx.bfloat16) for kind in arrays[0]
@@ -84,7 +84,7 @@ def _state(arrays: Arrays) -> list[mx.array | None]:
 
 
 def _numbers(array: mx.array) -> np.ndarray:
-    """An array's memory as NumPy sees it: a view, which must be gone before the next write."""
+    """Return a NumPy view of an array's memory. It must be gone before the next write."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 

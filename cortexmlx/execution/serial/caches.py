@@ -18,29 +18,29 @@ from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
 from cortexmlx.machine import obtainable
 
 _CUT_EXACTLY = (PlainCache, RotatingKVCache)
-"""The classes that are as they were after `trim`, while they say that they can. Not all that say so are: one forgets
-the length and keeps the tokens, another has dropped the tokens of the chunk before.
+"""The classes whose caches are exact after `trim`, if they say that they can be trimmed. Others that say so are not:
+one forgets the length and keeps the tokens, another has dropped the tokens of the chunk before.
 """
 
 _MORE = 256
-"""Tokens by which a cache of unknown kind is made to grow, to see how much that takes: a step of mlx-lm's buffers."""
+"""By how many tokens a cache of unknown kind is grown to measure its size: a step of mlx-lm's buffers."""
 
 _LOOKED_AT = 8
-"""Tokens of a prompt whose first must not see the others."""
+"""Tokens of a prompt whose first token must not see the others."""
 
 _ROUNDING = 0.5
-"""How far apart two computations of the same logits may be, as a part of how far these are from each other."""
+"""How much two computations of the same logits may differ, as a part of how much these differ from each other."""
 
 _SPARE = 64 << 20
-"""Bytes that must be left for a step when the caches are to grow."""
+"""Bytes that must be left for a step when the caches grow."""
 
 
 class OwnCaches:
-    """What mlx-lm's model keeps of the one sequence that runs, or ran last: of its first `length` tokens.
+    """What mlx-lm's model keeps of the sequence that runs, or ran last: its first `length` tokens.
 
-    To the engine this is an arena of `blocks` blocks of `block_size` tokens, which only count. Nothing is allocated
-    beforehand: mlx-lm's buffers grow with the sequence, by up to 256 tokens at a time, and `groups` say how many bytes
-    a token takes.
+    To the engine this is an arena of `blocks` blocks of `block_size` tokens, but the blocks only count tokens. Nothing
+    is allocated beforehand. mlx-lm's buffers grow with the sequence, by up to 256 tokens at a time, and `groups` say
+    how many bytes a token takes.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> None:
@@ -52,14 +52,16 @@ class OwnCaches:
         self._caches: list[Any] = make_prompt_cache(model)
 
     def run(self, tokens: mx.array) -> mx.array:
-        """The model's logits `[1, count, vocab]` of the next tokens `[1, count]`, which the caches keep from now on."""
+        """Return the model's logits `[1, count, vocab]` for the next tokens `[1, count]`, which the caches keep from
+        now on.
+        """
         logits: mx.array = self._model(tokens, cache=self._caches)
         self.length += tokens.shape[1]
         return logits
 
     def rewind(self, tokens: int) -> bool:
-        """Go back to the first `tokens` tokens: to none always, to others if what is kept then is exactly what they
-        left. False: nothing has changed.
+        """Cut the caches back to the first `tokens` tokens. To 0 this always works; otherwise only if the result is
+        exact. Return False if it is not; then nothing has changed.
         """
         surplus = self.length - tokens
         if not tokens:
@@ -80,30 +82,31 @@ class OwnCaches:
         return sum(array.nbytes for array in self.arrays())
 
     def arrays(self) -> list[mx.array]:
-        """All that the caches keep, for evaluation."""
+        """Return all arrays of the caches, for evaluation."""
         return [array for leaf in leaves_of(self._caches) for array in _arrays(leaf)]
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Whether the system has the memory now that a sequence of so many blocks takes, beside what it has."""
+        """Return whether the system has the memory now that a sequence of `blocks` blocks takes, beside what it has
+        already.
+        """
         wanted = sequence_bytes(self.groups, blocks[0] * self.block_size)
         return obtainable(max(wanted - self.nbytes, 0) + _SPARE)
 
     def resize(self, blocks: Counts) -> None:
-        """Count `blocks` blocks; a sequence that is longer is forgotten."""
+        """Count `blocks` blocks. A longer sequence is forgotten."""
         self.blocks = blocks
         if self.length > blocks[0] * self.block_size:
             self.rewind(0)
 
     def close(self) -> None:
-        """Forget the model, too. Nothing here is of use afterwards."""
+        """Forget the model, too. It cannot be used afterwards."""
         self.__dict__.pop("_model", None)
         self._caches = []
 
 
 def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
-    """What mlx-lm's own caches of a model keep: from forward passes of one sequence that are never evaluated.
-
-    Raises whatever the model's code raises.
+    """Return what mlx-lm's own caches of a model keep, found by forward passes of one sequence that are never
+    evaluated. Raises whatever the model's code raises.
     """
     caches = make_prompt_cache(model)
     model(mx.zeros((1, 1), mx.int32), cache=caches)
@@ -117,11 +120,11 @@ def kept_by(model: nn.Module) -> tuple[LayerGroup, ...]:
 
 
 def sees_ahead(model: nn.Module) -> bool:
-    """Whether a token of a prompt has other logits with tokens behind it than alone. Then an answer would depend on how
-    its prompt is cut. Two short forward passes are computed; raises whatever they raise.
+    """Return whether a token of a prompt has other logits if tokens follow it. Then an answer would depend on how its
+    prompt is cut. It computes two short forward passes, and raises whatever they raise.
 
-    What differs by rounding, and by an expert that it chooses, differs by far less than what one token's logits
-    differ from each other.
+    Differences by rounding, or by another expert chosen because of it, are far smaller than the differences among one
+    token's logits.
     """
     tokens = mx.arange(_LOOKED_AT)[None]
     crowd, alone = (model(t, cache=make_prompt_cache(model))[0, 0].astype(mx.float32) for t in (tokens, tokens[:, :1]))
@@ -131,12 +134,16 @@ def sees_ahead(model: nn.Module) -> bool:
 
 
 def not_always_cut(model: nn.Module) -> list[str]:
-    """The classes among the model's caches that cannot be cut back to fewer tokens, or not once a window is full."""
+    """Return the names of the model's cache classes that cannot be cut back to fewer tokens, or not once a window is
+    full.
+    """
     return sorted({type(leaf).__name__ for leaf in own_caches(model) if type(leaf) is not PlainCache})
 
 
 def _spec_of(leaf: Any) -> KVSpec | None:
-    """Of a cache with keys and values `[1, heads, tokens, dim]`, or with arrays that do not grow; None of any other."""
+    """Return the spec of a cache with keys and values `[1, heads, tokens, dim]`, or with arrays that do not grow; None
+    for any other.
+    """
     if isinstance(leaf, ArraysCache):
         return KVSpec(0, 0, 0, "float32", row_bytes=_nbytes(leaf))
     keys, values = getattr(leaf, "keys", None), getattr(leaf, "values", None)
@@ -147,7 +154,9 @@ def _spec_of(leaf: Any) -> KVSpec | None:
 
 
 def _spec_by_growth(before: int, after: int) -> KVSpec:
-    """Of a cache that has so many bytes with one token and with `_MORE` more, in numbers of two bytes."""
+    """Return the spec of a cache that has `before` bytes with one token and `after` bytes with `_MORE` more, in numbers
+    of two bytes.
+    """
     numbers = -(-(after - before) // (2 * _MORE))
     return KVSpec(1 if numbers else 0, numbers, 0, "float16", row_bytes=max(before - 2 * numbers, 0))
 

@@ -28,11 +28,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GROWN = 256
-"""Tokens after which mlx-lm's buffers have been replaced by longer ones, whose memory MLX would keep."""
+"""After this many tokens, mlx-lm's buffers have been replaced by longer ones, and MLX would keep the memory of the old
+ones.
+"""
 
 
 def _or_forget(work: Callable[Concatenate[SerialRunner, P], T]) -> Callable[Concatenate[SerialRunner, P], T]:
-    """`work`, after whose failure the caches keep nothing."""
+    """Wrap `work` so that the caches keep nothing after it fails."""
 
     @wraps(work)
     def done(self: SerialRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -46,9 +48,9 @@ def _or_forget(work: Callable[Concatenate[SerialRunner, P], T]) -> Callable[Conc
 
 
 class SerialRunner:
-    """Turns plans of a single row into tokens, as mlx-lm's `generate_step` does: prompts in pieces `[1, count]`, whose
-    last token is a pass of its own because only its logits are wanted, then single tokens `[1, 1]`. Tokens that are
-    to be scored are a pass for each few rows of logits.
+    """Turns plans of a single row into tokens, as mlx-lm's `generate_step` does. Prompts are computed in pieces `[1,
+    count]`. The last token of a prompt is a pass of its own, because only its logits are wanted. Further tokens are
+    `[1, 1]`. Tokens to be scored are a pass for every few rows of logits.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int) -> None:
@@ -68,7 +70,7 @@ class SerialRunner:
         self._newest: Sampled | None = None
 
     def close(self) -> None:
-        """Let go of the model and the caches. Nothing here is of use afterwards. Safe to call again."""
+        """Free the model and the caches. The runner cannot be used afterwards. Safe to call again."""
         if vars(self):
             self.arena.close()
             vars(self).clear()
@@ -82,13 +84,13 @@ class SerialRunner:
 
     @property
     def bytes(self) -> MemoryInUse:
-        """What is held now. All of a row's tokens lie outside of blocks, like a tail."""
+        """The bytes in use now. All of a row's tokens are outside of blocks, as those of a tail."""
         kept = self.arena.nbytes
         return MemoryInUse(kept, kept, 0, mx.get_active_memory(), mx.get_peak_memory())
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
-        """Nothing lies in blocks."""
+        """Nothing is stored in blocks."""
         return ()
 
     def begin(self, blocks: Counts) -> None:
@@ -97,11 +99,11 @@ class SerialRunner:
         self.arena.resize(blocks)
 
     def rewind(self, tokens: int) -> bool:
-        """Cut what is kept back to the first `tokens` tokens: see `OwnCaches.rewind`."""
+        """Cut the caches back to the first `tokens` tokens: see `OwnCaches.rewind`."""
         return self.arena.rewind(tokens)
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Whether the system would give the memory now."""
+        """Return whether the system would give the memory now."""
         return self.arena.can_resize(blocks)
 
     def resize(self, blocks: Counts) -> None:
@@ -109,19 +111,19 @@ class SerialRunner:
         self.arena.resize(blocks)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Nothing lies in blocks."""
+        """Do nothing, since nothing is stored in blocks."""
 
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Nothing lies in blocks."""
+        """Return nothing, since nothing is stored in blocks."""
         return []
 
     def release(self) -> None:
-        """Keep nothing."""
+        """Drop what the caches keep."""
         self.arena.rewind(0)
         self.trim()
 
     def trim(self) -> None:
-        """Give back what MLX keeps of arrays that are gone."""
+        """Give back the memory that MLX keeps of deleted arrays."""
         mx.clear_cache()
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -129,8 +131,8 @@ class SerialRunner:
     @refusable
     @_or_forget
     def dispatch(self, plan: StepPlan) -> None:
-        """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches are not where the
-        step begins. Whatever it raises, what the caches keep is forgotten.
+        """Build and start one step; see `ModelRunner.dispatch`. Raises KVBlockError if the caches do not end where the
+        step begins. Whatever it raises, the caches are emptied.
         """
         started = time.perf_counter()
         self._start(self._pass(plan) + self._choose(None), started)
@@ -151,7 +153,7 @@ class SerialRunner:
         self._start(self._choose(mask), started)
 
     def _start(self, results: list[mx.array], started: float) -> None:
-        """Start to compute results whose graph was `started`."""
+        """Start to compute results. Their graph was begun at `started`."""
         built = time.perf_counter()
         mx.async_eval(results)  # type: ignore[no-untyped-call]
         self.build_seconds += built - started
@@ -186,8 +188,8 @@ class SerialRunner:
     @refusable
     @_or_forget
     def collect(self) -> StepResult:
-        """Wait for the oldest step in flight and bring its results to the host. If it failed, what the caches keep is
-        forgotten.
+        """Wait for the oldest step in flight, and bring its results to the host. If it failed, the caches are
+        emptied.
         """
         started = time.perf_counter()
         plan, pending = self._in_flight.popleft()
@@ -200,21 +202,23 @@ class SerialRunner:
         return result
 
     def reset(self) -> None:
-        """Forget the last step. What the caches keep stays, for the next prompt may begin with it."""
+        """Forget the last step. The caches keep their content, since the next prompt may begin with it."""
         self._newest = self._sampler = self._plan = self._logits = self._scores = None
 
     def forget(self) -> None:
-        """After a step that failed: what the caches keep goes, too."""
+        """Forget everything after a step that failed, the content of the caches included."""
         self._in_flight.clear()
         self.reset()
         self.arena.rewind(0)
 
     def settle(self, ops: StateOps) -> None:
-        """`reset`: the row's state is in mlx-lm's caches."""
+        """`reset`. The row's state is in mlx-lm's caches."""
         self.reset()
 
     def _forward(self, plan: StepPlan, segment: Segment) -> tuple[mx.array | None, TokenScores | None]:
-        """Logits `[1, vocab]` of the step's last token, if they are wanted, and the scores that are."""
+        """Return the logits `[1, vocab]` of the step's last token, if they are wanted, and the scores, if there are
+        any.
+        """
         if segment.first != self.arena.length:
             raise KVBlockError(
                 f"a step begins at token {segment.first}, but the caches have {self.arena.length}: this is a fault of "
