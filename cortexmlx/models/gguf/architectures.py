@@ -1,4 +1,4 @@
-"""The GGUF architectures that are supported: mlx-lm's class for each, and the file's names for its parts."""
+"""The supported GGUF architectures: mlx-lm's class for each, and the file's names for its parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from enum import Enum
 
 
 class Head(Enum):
-    """Where the output projection comes from: the embedding, a tensor of its own, or whichever the file has."""
+    """Where the output projection comes from: the embedding, a tensor of its own, or either of them, depending on the
+    file.
+    """
 
     TIED = "tied"
     OWN = "own"
@@ -17,23 +19,23 @@ class Head(Enum):
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture.
-
-    `model_type` names mlx-lm's class; `modules` its module within a layer for each tensor of a layer, `blk.N.KEY`.
-    `keys` are its metadata beyond what all have, `scalings` the rope scalings that
-    mlx-lm's class applies. `interleaved`: the rows of queries and keys are stored for a rotation of neighbouring pairs.
-    `norm_offset` is what the file adds to the weight of every norm. `wide_range`: activations pass float16's largest
-    number, so bfloat16 stands in for it.
-    """
+    """A GGUF architecture."""
 
     model_type: str
+    """The name of mlx-lm's class."""
     modules: Mapping[str, str]
+    """The module within a layer for each tensor of a layer, `blk.N.KEY`."""
     keys: frozenset[str] = frozenset()
+    """The metadata keys that other architectures do not have."""
     scalings: frozenset[str] = frozenset()
+    """The rope scalings that mlx-lm's class applies."""
     head: Head = Head.EITHER
     interleaved: bool = False
+    """Whether the rows of queries and keys are stored for a rotation of neighbouring pairs."""
     norm_offset: float = 0.0
+    """What the file adds to the weight of every norm."""
     wide_range: bool = False
+    """Whether activations exceed float16's largest number. Then bfloat16 replaces it."""
 
     @property
     def has_experts(self) -> bool:
@@ -134,7 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         wide_range=True,
     ),
 }
-"""By the name in `general.architecture`. Mistral's models are llama's there."""
+"""The architectures by their name in `general.architecture`. Mistral's models are named llama there."""
 
 MIXTRAL = Architecture(
     "mixtral",
@@ -142,4 +144,4 @@ MIXTRAL = Architecture(
     keys=_EXPERT_KEYS,
     interleaved=True,
 )
-"""The architecture llama with experts."""
+"""The architecture of a `llama` file with experts."""

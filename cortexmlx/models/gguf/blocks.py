@@ -1,11 +1,13 @@
-"""The quantized blocks of the GGUF format, as groups of MLX's quantized layers or as numbers.
+"""The quantized blocks of the GGUF format, converted to groups of MLX's quantized layers or to numbers.
 
-A block holds 32 or 256 values of a row. Where it falls into groups of 32 that have one scale and one offset each, it is
-exactly a group of MLX's affine mode, `value = scale * code + bias`, and MXFP4 is MLX's mode of that name: only bits are
-moved. Q2_K, Q3_K and Q6_K have a scale for every 16 values, which MLX has no group for: they become numbers.
+A block holds 32 or 256 values of a row. Some types divide it into groups of 32 with one scale and one offset each. Such
+a group is exactly a group of MLX's affine mode, `value = scale * code + bias`. MXFP4 is MLX's mode of that name. For
+these types only bits are moved. Q2_K, Q3_K and Q6_K have a scale for every 16 values. MLX has no such groups, so they
+become numbers.
 
-In the layouts below `d`, `m` and `dmin` are float16, `[n]` is bytes. All products of a scale and its multiplier are
-exact in float32 (11 bits by 6), and so are the values of Q3_K and Q6_K; one of Q2_K is a difference, rounded once.
+In the layouts below `d`, `m` and `dmin` are float16, and `[n]` means n bytes. All products of a scale and its
+multiplier are exact in float32 (11 bits by 6), and so are the values of Q3_K and Q6_K. A value of Q2_K is a difference,
+which is rounded once.
 """
 
 from __future__ import annotations
@@ -27,36 +29,44 @@ _JOINING = (
     (6, 0x000003FF000003FF, 0x000FFC00000FFC00),
     (12, 0x00000000000FFFFF, 0x000000FFFFF00000),
 )
-"""Of every other value the bits that stay, and of the one after it those that come down to them, by how much."""
+"""Each row is a shift and two masks: the bits of every other value that stay, and the bits of the value after it that
+are shifted down to them.
+"""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of 32 values. `codes`: `[groups, 4 * bits] uint8`, the first value in the lowest bits, as MLX packs them.
-    `scales` and `biases`: `[groups]` float32; in the mode mxfp4 the scales are exponents, uint8, and there is no bias.
-    """
+    """Groups of 32 values."""
 
     codes: Bytes
+    """`[groups, 4 * bits] uint8`, the first value in the lowest bits, as MLX packs them."""
     scales: NDArray[Any]
+    """`[groups] float32`; in the mode mxfp4 `[groups] uint8`, exponents."""
     biases: Floats | None
+    """`[groups] float32`; None in the mode mxfp4."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How a tensor type stays packed: bits of a code, MLX's mode, and what makes groups of blocks `[n, bytes]`."""
+    """How a tensor type stays packed."""
 
     bits: int
+    """Bits of a code."""
     mode: str
+    """MLX's quantization mode."""
     groups: Callable[[Bytes], Groups]
+    """Makes groups of blocks `[n, bytes]`."""
 
 
 def _half(columns: Bytes) -> Floats:
-    """`[n, 2]` bytes as `[n]` float32."""
+    """Return `[n, 2]` bytes as `[n]` float32."""
     return np.ascontiguousarray(columns).view("<f2").astype(np.float32)[:, 0]
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """`[n, 8k]` bytes, low halves being 8k values and high halves the next 8k, with neighbours in one byte."""
+    """Repack `[n, 8k]` bytes: all low halves are the first 8k values and all high halves the next 8k. In the result
+    neighbours share a byte.
+    """
     words = np.ascontiguousarray(packed).view("<u8")
     sides = (words & _LOW_HALVES, words >> np.uint64(4) & _LOW_HALVES)
     for side in sides:
@@ -65,12 +75,14 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 
 def _halves(packed: Bytes) -> Bytes:
-    """`[n, k]` bytes as `[n, 2k]` values of 4 bits, all low halves first."""
+    """Return `[n, k]` bytes as `[n, 2k]` values of 4 bits, all low halves first."""
     return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
 
 
 def _five_bits(codes: Bytes) -> Bytes:
-    """`[n, 32]` values below 32 as `[n, 20]` bytes: every eight are 40 bits, joined two, four and eight at once."""
+    """Return `[n, 32]` values below 32 as `[n, 20]` bytes. Every eight values become 40 bits, joined in steps of two,
+    four and eight.
+    """
     words = np.ascontiguousarray(codes).view("<u8")
     for shift, kept, moved in _JOINING:
         words = words & np.uint64(kept) | words >> np.uint64(shift) & np.uint64(moved)
@@ -116,10 +128,11 @@ def _mxfp4(blocks: Bytes) -> Groups:
 
 
 def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
-    """d, dmin, scales[12]: the scale and the bias of each of the 8 groups of a block of Q4_K or Q5_K.
+    """Layout: d, dmin, scales[12]. Return the scale and the bias of each of the 8 groups of a block of Q4_K or Q5_K.
 
-    Twelve bytes hold 8 multipliers of d and 8 of dmin, 6 bits each: those of groups 0 to 3 are the low 6 bits of bytes
-    0 to 3 and 4 to 7; of groups 4 to 7 the low and high halves of bytes 8 to 11 with the two spare bits of the former.
+    Twelve bytes hold 8 multipliers of d and 8 of dmin, 6 bits each. Those of groups 0 to 3 are the low 6 bits of bytes
+    0 to 3 and 4 to 7. Those of groups 4 to 7 are the low and high halves of bytes 8 to 11, with the two spare bits of
+    the former.
     """
     packed = blocks[:, 4:16]
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
@@ -155,13 +168,15 @@ PACKED: dict[str, Packing] = {
 
 
 def _pairs_of_bits(packed: Bytes) -> Bytes:
-    """`[n, 64]` bytes as `[n, 2, 4, 32]` values of 2 bits: of each half of the bytes, first all lowest bits."""
+    """Return `[n, 64]` bytes as `[n, 2, 4, 32]` values of 2 bits. Each half of the bytes gives all its lowest bits
+    first.
+    """
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return packed.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)
 
 
-def _times(scales: Floats, codes: NDArray[Any]) -> Floats:
-    """`[n, 16]` scales times the 16 values that each is for, `[n, 16, 16]`."""
+def _scaled(scales: Floats, codes: NDArray[Any]) -> Floats:
+    """Return `[n, 16]` scales times the 16 values that each belongs to, `[n, 16, 16]`."""
     return scales[:, :, None] * codes.reshape(-1, 16, 16).astype(np.float32)
 
 
@@ -169,7 +184,7 @@ def _q2_k(blocks: Bytes) -> Floats:
     """scales[16], qs[64], d, dmin: d * (low half of the scale) * q - dmin * (high half)."""
     scales = _half(blocks[:, 80:82])[:, None] * (blocks[:, :16] & 15).astype(np.float32)
     minima = _half(blocks[:, 82:84])[:, None] * (blocks[:, :16] >> 4).astype(np.float32)
-    return (_times(scales, _pairs_of_bits(blocks[:, 16:80])) - minima[:, :, None]).reshape(-1, 256)
+    return (_scaled(scales, _pairs_of_bits(blocks[:, 16:80])) - minima[:, :, None]).reshape(-1, 256)
 
 
 def _q3_k(blocks: Bytes) -> Floats:
@@ -182,7 +197,7 @@ def _q3_k(blocks: Bytes) -> Floats:
     scales = _half(blocks[:, 108:])[:, None] * ((low | high << 4).astype(np.float32) - 32)
     kept = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
     codes = _pairs_of_bits(blocks[:, 32:96]).reshape(-1, 256).astype(np.int8) - 4 * (1 - kept.astype(np.int8))
-    return _times(scales, codes).reshape(-1, 256)
+    return _scaled(scales, codes).reshape(-1, 256)
 
 
 def _q6_k(blocks: Bytes) -> Floats:
@@ -190,7 +205,7 @@ def _q6_k(blocks: Bytes) -> Floats:
     low = _halves(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
     codes = (low | _pairs_of_bits(blocks[:, 128:192]).reshape(-1, 256) << 4).astype(np.int8) - 32
     scales = _half(blocks[:, 208:])[:, None] * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return _times(scales, codes).reshape(-1, 256)
+    return _scaled(scales, codes).reshape(-1, 256)
 
 
 WIDENED: dict[str, Callable[[Bytes], Floats]] = {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k}

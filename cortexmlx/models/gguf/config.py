@@ -1,7 +1,7 @@
-"""The model configuration that a GGUF file's metadata describes, in the words of config.json.
+"""The model configuration that a GGUF file's metadata describes, with the names of config.json.
 
-Only what is known to give the same logits is accepted: an architecture, a setting, a rope or a head layout that is not
-served here is refused by name, never run approximately.
+Only what is known to give the same logits is accepted. An unknown architecture, setting, rope or head layout is refused
+by name. Nothing runs approximately.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KEYS = frozenset(
         "vocab_size",
     )
 )
-"""The metadata of an architecture that is read here, or says nothing about what the model computes."""
+"""The metadata of an architecture that is read here, or that has no effect on what the model computes."""
 
 _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
@@ -61,19 +61,20 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (1.0, -1.0),
     "rope.scaling.attn_factor": (1.0,),
 }
-"""Values that leave everything as it is."""
+"""Values that change nothing, by key."""
 
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
-"""Matrices that every file has in float32, whatever the model's type."""
+"""Matrices that every file stores in float32, whatever the model's type."""
 
 _27_BILLION = {"gemma2": 46, "gemma3": 62}
-"""Layers of the one size of Gemma that scales its scores by the width of a head's share of the hidden vector. The files
-do not say how it is scaled."""
+"""The number of layers of Gemma's 27B size, by architecture. Only this size scales its scores by hidden size / heads
+instead of the head dimension. The files do not state the scale.
+"""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers that the shapes of a model's tensors are made of."""
+    """The numbers that determine the shapes of a model's tensors."""
 
     hidden: int
     layers: int
@@ -89,18 +90,20 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file says about its model: `config` is config.json's equivalent, `notes` are for the user."""
+    """What a file's header describes."""
 
     architecture: Architecture
     sizes: Sizes
     config: dict[str, Any]
+    """The equivalent of config.json."""
     notes: tuple[str, ...]
+    """Lines for the user."""
 
 
 def describe(header: GGUFHeader) -> Description:
-    """Enough to build mlx-lm's model of `header`'s architecture.
+    """Return what is needed to build mlx-lm's model of `header`'s architecture.
 
-    Raises ModelUnsupported for architectures and variants that are not served, ModelCorrupt for missing metadata.
+    Raises ModelUnsupported for architectures and variants that are not served, and ModelCorrupt for missing metadata.
     """
     meta = Metadata(header)
     architecture = _architecture(meta)
@@ -130,8 +133,10 @@ def describe(header: GGUFHeader) -> Description:
 
 
 def activation_type(header: GGUFHeader, description: Description) -> str:
-    """The one MLX type for activations and all numbers that are not packed: that of the matrices, float32 where they
-    would lose bits otherwise. Of packed matrices float16, or bfloat16 where activations pass its largest number.
+    """Return the MLX type of activations and of all numbers that are not packed.
+
+    It is the type of the matrices, or float32 where that would lose bits. For packed matrices it is float16, or
+    bfloat16 if activations exceed float16's largest number.
     """
     matrices = (
         info
@@ -217,7 +222,7 @@ def _rows(meta: Metadata, tensor: str, dims: int) -> int:
 
 
 def _of_architecture(meta: Metadata, architecture: Architecture, sizes: Sizes) -> dict[str, Any]:
-    """What the configuration of one architecture has and others do not."""
+    """Return the settings that only this architecture has."""
     kind = architecture.model_type
     found: dict[str, Any] = {}
     if architecture.has_experts:
@@ -259,7 +264,9 @@ def _of_architecture(meta: Metadata, architecture: Architecture, sizes: Sizes) -
 
 
 def _window(meta: Metadata, architecture: Architecture, config: dict[str, Any]) -> tuple[str, ...]:
-    """Keep the context within a window that mlx-lm's class does not have: up to there all tokens are seen anyway."""
+    """Limit the context to a window that mlx-lm's class does not have, and return a note. Up to that length every token
+    is seen anyway.
+    """
     window = meta.integer(
         f"{meta.architecture}.attention.sliding_window", 4096 if config["model_type"] == "gemma2" else 0
     )
@@ -307,7 +314,7 @@ def _rope_scaling(meta: Metadata, architecture: Architecture) -> dict[str, Any] 
 
 
 def _long_rope(meta: Metadata) -> dict[str, Any]:
-    """One factor for each wavelength, in two tensors; mlx-lm's class takes the long ones at every length."""
+    """Return one factor for each wavelength, from two tensors. mlx-lm's class uses the long ones at every length."""
     factors = {}
     dims = meta.arch_integer("rope.dimension_count")
     for name, tensor in (("long_factor", LONG_FACTORS), ("short_factor", SHORT_FACTORS)):

@@ -1,7 +1,7 @@
-"""Reading a GGUF file's header: metadata and tensor directory, every length checked against the file.
+"""Read a GGUF file's header: metadata and tensor directory. Every length is checked against the file.
 
-A damaged file must end in one clear error, without a traceback and without an allocation that only the file's own
-numbers bound. Layout (all little-endian): magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
+A damaged file must end in one clear error. No allocation is bounded only by numbers in the file. The layout, all
+little-endian: magic, version, counts, key/value pairs, tensor infos, padding, tensor data.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ _ARRAY = 9
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One entry of the tensor directory.
-
-    `shape` is row-major (rows first), as MLX and NumPy print it; the file stores the dimensions the other way round.
-    `offset` and `nbytes` say where its data lies in the file `path`, in bytes.
-    """
+    """One entry of the tensor directory."""
 
     path: Path
+    """The file that has its data."""
     name: str
     shape: tuple[int, ...]
+    """Row-major (rows first), as MLX and NumPy print it. The file stores the dimensions in reverse order."""
     type_name: str
     offset: int
+    """Where its data begins in the file, in bytes."""
     nbytes: int
+    """The size of its data in bytes."""
 
     @property
     def values(self) -> int:
@@ -93,22 +93,24 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says about itself: `metadata` by key (numbers, strings, booleans, lists) and `tensors` by
-    name.
-    """
+    """The header of a GGUF file."""
 
     path: Path
     metadata: dict[str, Any]
+    """Numbers, strings, booleans and lists, by key."""
     tensors: dict[str, TensorInfo]
+    """The tensors by name."""
 
     @property
     def files(self) -> frozenset[Path]:
-        """The files that its tensors lie in."""
+        """The files that hold its tensors, and its own file."""
         return frozenset(info.path for info in self.tensors.values()) | {self.path}
 
 
 class _Reader:
-    """Walks the header. Every read checks what is left, so a wrong length ends in an error that names the offset."""
+    """A position in the header. Every read checks how many bytes are left, so a wrong length ends in an error with the
+    offset.
+    """
 
     def __init__(self, data: mmap.mmap | bytes, path: Path) -> None:
         self.data = data
@@ -141,7 +143,9 @@ class _Reader:
             raise self.fail(f"{what} is not UTF-8") from error
 
     def strings(self, count: int, what: str) -> list[str]:
-        """An array of strings; a tight loop, because a vocabulary and its merges are 100,000 of them."""
+        """Return an array of `count` strings. The loop is tight, because a vocabulary and its merges have 100,000
+        strings.
+        """
         data, at, size = self.data, self.at, self.size
         unpack = struct.Struct("<Q").unpack_from
         found = []
@@ -191,8 +195,8 @@ class _Reader:
 def read_header(path: Path) -> GGUFHeader:
     """Parse the header of `path` and check that every tensor lies inside the file.
 
-    Raises ModelNotFound when the file cannot be opened, ModelCorrupt when it is damaged or cut short, ModelUnsupported
-    for another version of the format or an unknown tensor type number.
+    Raises ModelNotFound if the file cannot be opened, and ModelCorrupt if it is damaged or cut short. Raises
+    ModelUnsupported for another version of the format or an unknown tensor type number.
     """
     try:
         file = path.open("rb")
@@ -235,8 +239,8 @@ def _parse(reader: _Reader) -> GGUFHeader:
     for name, shape, type_number, offset in entries:
         if name in tensors:
             raise reader.fail(f"tensor {name!r} appears twice")
-        tensors[name] = _placed(reader, name, shape, type_number, data_start, offset)
-    _check_apart(reader, tensors)
+        tensors[name] = _tensor_info(reader, name, shape, type_number, data_start, offset)
+    _check_overlap(reader, tensors)
     return GGUFHeader(reader.path, metadata, tensors)
 
 
@@ -256,7 +260,7 @@ def _tensor_entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     )
 
 
-def _placed(
+def _tensor_info(
     reader: _Reader, name: str, shape: tuple[int, ...], type_number: int, data_start: int, offset: int
 ) -> TensorInfo:
     if type_number not in TENSOR_TYPES:
@@ -276,7 +280,7 @@ def _placed(
     return TensorInfo(reader.path, name, shape, type_name, start, nbytes)
 
 
-def _check_apart(reader: _Reader, tensors: dict[str, TensorInfo]) -> None:
+def _check_overlap(reader: _Reader, tensors: dict[str, TensorInfo]) -> None:
     placed = sorted(tensors.values(), key=lambda tensor: tensor.offset)
     for before, after in itertools.pairwise(placed):
         if before.offset + before.nbytes > after.offset:

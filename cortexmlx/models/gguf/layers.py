@@ -1,7 +1,8 @@
-"""Quantized layers whose scales are finer than the activations: they compute in float32, and answer in those' type.
+"""Quantized layers whose scales are finer than the activations. They compute in float32, and return the activations'
+type.
 
-The scale of a group in Q4_K and Q5_K is a product of 17 bits, which neither float16 nor bfloat16 holds. MLX multiplies
-in the wider of two types and answers in it, after which a whole model would be float32, its KV cache, too.
+The scale of a group in Q4_K and Q5_K is a product of 17 bits. Neither float16 nor bfloat16 holds it. MLX multiplies in
+the wider of two types and returns that type. Then the whole model would be float32, and its KV cache too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cortexmlx.models.gguf.tensors import PackedArrays
 
 
 class FineLinear(nn.QuantizedLinear):  # type: ignore[misc]
-    """A packed linear layer that answers in its input's type."""
+    """A packed linear layer that returns its input's type."""
 
     def __call__(self, x: mx.array) -> mx.array:
         answer: mx.array = super().__call__(x)
@@ -25,7 +26,7 @@ class FineLinear(nn.QuantizedLinear):  # type: ignore[misc]
 
 
 class FineSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
-    """A packed linear layer of many experts that answers in its input's type."""
+    """A packed linear layer of many experts that returns its input's type."""
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         answer: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
@@ -33,7 +34,9 @@ class FineSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
 
 
 class FineEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
-    """A packed embedding whose vectors are of the type `dtype`, also where they project."""
+    """A packed embedding that returns vectors of the type `dtype`. As an output projection it returns its input's
+    type.
+    """
 
     dtype: mx.Dtype
 
@@ -47,9 +50,10 @@ class FineEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
 
 
 def packed_layer(plain: Any, arrays: PackedArrays, dtype: mx.Dtype) -> Any:
-    """A quantized layer in the place of `plain`, for parameters that are loaded later. None if it has no such twin.
+    """Return a quantized layer to replace `plain`; None if there is no such layer. Its parameters are loaded later.
 
-    `dtype`: that of the activations. Nothing is computed: the weights that the constructors draw are never evaluated.
+    `dtype` is the type of the activations. Nothing is computed: the weights that the constructors draw are never
+    evaluated.
     """
     fine = arrays.scales.dtype not in (dtype, mx.uint8)
     how = {"group_size": GROUP, "bits": arrays.bits, "mode": arrays.mode}

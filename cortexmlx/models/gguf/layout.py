@@ -1,6 +1,6 @@
-"""The tensors of a GGUF file: what they are called here, and which shapes the configuration gives them.
+"""The names of a GGUF file's tensors in the model, and the shapes that the configuration gives them.
 
-Checked before a model is built, so that contradictory metadata ends in one clear line and not in a huge allocation.
+They are checked before a model is built. So contradictory metadata ends in one clear line, not in a huge allocation.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _READ_ALREADY = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
 
 
 def parameter_names(header: GGUFHeader, description: Description) -> dict[str, str]:
-    """The model's parameter for each tensor: `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
+    """Return the model's parameter for each tensor: `blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`.
 
-    Raises ModelUnsupported for a tensor that the architecture does not have here, ModelCorrupt for one that is
-    missing or has another shape than the configuration says.
+    Raises ModelUnsupported for a tensor that the architecture does not have here. Raises ModelCorrupt for a missing
+    tensor, or one whose shape differs from the configuration.
     """
     architecture = description.architecture
     shapes = _weight_shapes(description.sizes, architecture)
@@ -54,7 +54,9 @@ def parameter_names(header: GGUFHeader, description: Description) -> dict[str, s
 
 
 def _parameter(module: str, kind: str) -> str:
-    """Attention sinks are a parameter of the attention itself, all others of a module."""
+    """Return the name of a parameter. Attention sinks belong to the attention itself, all other parameters to a
+    module.
+    """
     return module if module.endswith(".sinks") else f"{module}.{kind}"
 
 

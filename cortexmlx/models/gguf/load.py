@@ -1,7 +1,7 @@
-"""A GGUF file into mlx-lm's own model class, its quantized layers staying quantized where MLX has their groups.
+"""Load a GGUF file into mlx-lm's own model class. Its quantized layers stay quantized where MLX has their groups.
 
-What is left to do beside reading tensors is naming, and undoing what converters do for others: the row order in which
-they store the query and key projections of the llama architecture, and the 1 that they add to Gemma's norms.
+Besides reading tensors, this names them and undoes two changes that converters make for other programs: the row order
+of the query and key projections of the llama architecture, and the 1 that is added to Gemma's norms.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from cortexmlx.models.tokenizers.base import Tokenizer
 
 
 def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[str, Any], tuple[str, ...]]:
-    """Model, tokenizer, config and notes of the GGUF file at `path`; weights are evaluated on this thread.
+    """Return the model, tokenizer, config and notes of the GGUF file at `path`. Weights are evaluated on this thread.
 
-    `path` is the first file where a model is split into several. `float32`: activations, scales and all numbers in
-    float32 (packed weights stay packed), else in the type of `activation_type`. Raises ModelCorrupt for a damaged file
-    and ModelUnsupported for a tensor type, architecture or pre-tokenizer that is not served, all before any tensor is
-    read.
+    `path` is the first file if a model is split into several. With `float32`, activations, scales and all other numbers
+    are float32, but packed weights stay packed. Otherwise they have the type of `activation_type`.
+
+    Raises ModelCorrupt for a damaged file. Raises ModelUnsupported for a tensor type, architecture or pre-tokenizer
+    that is not served. Both are raised before any tensor is read.
     """
     header = read_model_header(path)
     description = describe(header)
     check_tensor_types(header)
     names = parameter_names(header, description)
     tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
-    preparing = templates.prepare() if tokenizer.has_chat_template else None
+    preparing = templates.import_in_background() if tokenizer.has_chat_template else None
     config = description.config | {"eos_token_id": sorted(tokenizer.eos_token_ids)}
     dtype: mx.Dtype = mx.float32 if float32 else getattr(mx, activation_type(header, description))
     try:
@@ -56,8 +57,8 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
 
 
 def check_tensor_types(header: GGUFHeader) -> None:
-    """Raises ModelUnsupported where tensors are of types that are not read, with how many there are of each, and where
-    what is no matrix is quantized.
+    """Raise ModelUnsupported if tensors have types that are not read, with the number of tensors of each type. Also
+    raise it for a quantized tensor that is not a matrix.
     """
     refused = Counter(info.type_name for info in header.tensors.values() if info.type_name not in READ_TYPES)
     if refused:
@@ -124,7 +125,7 @@ def _plain_model(header: GGUFHeader, description: Description) -> Any:
 def _tensors(
     header: GGUFHeader, description: Description, names: dict[str, str], dtype: mx.Dtype, files: TensorFiles
 ) -> Iterator[tuple[str, Any]]:
-    """The model's parameters by path, in its own row order and values."""
+    """Yield the model's parameters by path, in the model's own row order and values."""
     architecture = description.architecture
     for tensor, parameter in names.items():
         info = header.tensors[tensor]
@@ -136,7 +137,7 @@ def _tensors(
 
 
 def _pack(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype: mx.Dtype) -> None:
-    """Put quantized layers in the place of the plain ones whose weights are packed."""
+    """Replace the plain layers whose weights are packed by quantized layers."""
     twins = []
     for path, layer in model.named_modules():
         if path in packed:
@@ -148,9 +149,9 @@ def _pack(header: GGUFHeader, model: Any, packed: dict[str, PackedArrays], dtype
 
 
 def _row_order(tensor: str, description: Description) -> list[int] | None:
-    """Which stored row belongs at each place, or None when rows are stored in order.
+    """Return, for each place, the stored row that belongs there; None if rows are stored in order.
 
-    Converters interleave the two halves of each head of llama's query and key projections, so that a rotation of
+    Converters interleave the two halves of each head of llama's query and key projections. Then a rotation of
     neighbouring pairs does what the original rotation of halves does. The models here rotate halves.
     """
     kind = tensor.split(".")[-2]
@@ -162,8 +163,8 @@ def _row_order(tensor: str, description: Description) -> list[int] | None:
 
 
 def _apply_rope_factors(header: GGUFHeader, model: Any, config: dict[str, Any], files: TensorFiles) -> None:
-    """Give every layer the rope whose wavelengths are stretched by the file's factors (how llama 3.1 scaling is
-    stored).
+    """Give every layer a rope whose wavelengths are multiplied by the file's factors. Llama 3.1's scaling is stored
+    this way.
     """
     from mlx_lm.models.rope_utils import Llama3RoPE
 

@@ -9,7 +9,9 @@ from cortexmlx.models.gguf.file import GGUFHeader
 
 
 class Metadata:
-    """Typed look-ups in a GGUF header's metadata; `arch_` ones are prefixed with the architecture's name."""
+    """Typed look-ups in a GGUF header's metadata. The methods with `arch_` put the architecture's name before the
+    key.
+    """
 
     def __init__(self, header: GGUFHeader) -> None:
         self.header = header

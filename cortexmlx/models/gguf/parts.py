@@ -1,4 +1,4 @@
-"""A model in one GGUF file, or split into several: `NAME-00001-of-00003.gguf` and so on."""
+"""A model in one GGUF file, or split into several files: `NAME-00001-of-00003.gguf` and so on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def read_model_header(path: Path) -> GGUFHeader:
-    """The header of the model that begins in `path`: the metadata of that file, the tensors of all its parts.
+    """Return the header of the model that begins in `path`: the metadata of that file, and the tensors of all its
+    parts.
 
-    Raises ModelNotFound for a part that is missing or a `path` that is not the first one, ModelCorrupt for parts that
-    do not belong together, and what `read_header` raises.
+    Raises ModelNotFound for a missing part, and for a `path` that is not the first part. Raises ModelCorrupt for parts
+    that do not belong together. Raises what `read_header` raises.
     """
     first = read_header(path)
     meta = Metadata(first)
@@ -38,7 +39,7 @@ def read_model_header(path: Path) -> GGUFHeader:
 
 
 def part_files(path: Path) -> list[Path]:
-    """The file of a model, or all its parts that are there, by their names alone."""
+    """Return the file of a model, or all its parts that exist. Only the files' names count."""
     found = _PART.fullmatch(path.name)
     if found is None:
         return [path]

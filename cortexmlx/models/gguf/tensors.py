@@ -1,7 +1,7 @@
-"""Reading the tensors of GGUF files into MLX arrays, a piece at a time through a memory map.
+"""Read the tensors of GGUF files into MLX arrays, piece by piece through a memory map.
 
-Nothing but the result and a few megabytes is held at once, and pages of the file that have been read are given back, so
-loading a model takes the memory of the loaded model and of its largest tensor.
+Only the result and a few megabytes are in memory at once. Pages of the file are given back after they were read. So
+loading takes the memory of the loaded model and of its largest tensor.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ _BLOCKS = {name: (values, nbytes) for name, values, nbytes in TENSOR_TYPES.value
 
 @dataclass(frozen=True)
 class PackedArrays:
-    """A packed tensor as MLX's quantized layers hold it: groups of 32 along the rows, `biases` in affine mode only.
+    """A packed tensor as MLX's quantized layers hold it, in groups of 32 along the rows.
 
-    `scales` and `biases` have the activations' type where that holds every one of them exactly, else float32.
+    `scales` and `biases` have the activations' type if it holds all of them exactly, otherwise float32.
     """
 
     weight: Any
     scales: Any
     biases: Any | None
+    """One per group in affine mode; None in other modes."""
     bits: int
     mode: str
 
 
 class TensorFiles:
-    """The files of a model, mapped into memory when first asked for. Raises ModelNotFound if one has gone."""
+    """The files of a model. Each is mapped into memory when it is first read. Raises ModelNotFound if a file is
+    missing.
+    """
 
     def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def read(self, info: TensorInfo, dtype: Any, rows: Sequence[int] | None = None) -> Any:
-        """The tensor, its values rounded to the MLX type `dtype` once, or a PackedArrays if its type packs.
+        """Return the tensor with its values rounded once to the MLX type `dtype`, or PackedArrays if its type is
+        packed.
 
-        `rows`: which stored row (of the first dimension) belongs at each place.
+        `rows` gives, for each place, the stored row (of the first dimension) that belongs there.
         """
         raw = self._bytes(info)
         if rows is not None:
@@ -73,7 +77,7 @@ class TensorFiles:
         return self._maps[path]
 
     def _give_back(self, info: TensorInfo) -> None:
-        """Pages stay in the system's cache; this only takes them off what the process is said to hold."""
+        """Take the tensor's pages out of the memory that counts as the process's. They stay in the system's cache."""
         start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         length = info.offset + info.nbytes - start
         if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
@@ -81,7 +85,9 @@ class TensorFiles:
 
 
 def memory_bytes(info: TensorInfo, dtype: str) -> int:
-    """What the tensor takes in memory in a model whose activations are `dtype`, by its type alone."""
+    """Return the bytes that the tensor takes in memory in a model whose activations are `dtype`. Only its type and
+    shape count.
+    """
     itemsize = 4 if dtype == "float32" else 2
     packing = PACKED.get(info.type_name)
     if packing is None:
@@ -92,14 +98,14 @@ def memory_bytes(info: TensorInfo, dtype: str) -> int:
 
 
 def read_floats(info: TensorInfo) -> list[float]:
-    """The numbers of a small F32 tensor."""
+    """Return the numbers of a small F32 tensor."""
     with info.path.open("rb") as file:
         file.seek(info.offset)
         return [float(value) for value in np.frombuffer(file.read(info.nbytes), "<f4")]
 
 
 def _pieces(raw: Bytes, block_bytes: int) -> Iterator[tuple[slice, Bytes]]:
-    """Which blocks, and their bytes `[n, block_bytes]`."""
+    """Yield slices of blocks, each with the bytes of its blocks, `[n, block_bytes]`."""
     blocks = raw.reshape(-1, block_bytes)
     step = max(1, PIECE // block_bytes)
     for start in range(0, len(blocks), step):
@@ -150,7 +156,7 @@ def _packed(info: TensorInfo, raw: Bytes, dtype: Any) -> PackedArrays:
 
 
 def _narrowest(numbers: tuple[NDArray[Any], ...], dtype: Any) -> list[Any]:
-    """The float32 `numbers` in `dtype` if that loses nothing of any of them, else as they are."""
+    """Return the float32 `numbers` in `dtype` if it holds all of them exactly, otherwise in float32."""
     import mlx.core as mx
 
     if dtype == mx.float16:

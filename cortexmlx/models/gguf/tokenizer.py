@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: vocabulary, token types, merges or scores, special ids and chat template."""
+"""The tokenizer in a GGUF file: vocabulary, token types, merges or scores, special ids and chat template."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ PHI3_KEEPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 
 def build_tokenizer(header: GGUFHeader, vocab_rows: int) -> tuple[Tokenizer, tuple[str, ...]]:
-    """The tokenizer that `header` describes, and notes for the user.
+    """Return the tokenizer that `header` describes, and notes for the user.
 
-    `vocab_rows` is the number of rows of the token embedding; the vocabulary may be shorter, never longer.
-    Raises ModelUnsupported for an unknown tokenizer type or pre-tokenizer, ModelCorrupt for inconsistent metadata.
+    `vocab_rows` is the number of rows of the token embedding. The vocabulary may be shorter, but not longer.
+
+    Raises ModelUnsupported for an unknown tokenizer type or pre-tokenizer, and ModelCorrupt for inconsistent metadata.
     """
     meta = Metadata(header)
     kind = meta.text("tokenizer.ggml.model")
@@ -70,8 +71,8 @@ def _byte_level(
 
 
 def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template: str | None) -> Tokenizer:
-    """Pieces are joined by score, as sentencepiece's BPE does; after a special token the leading space is added
-    again.
+    """Build a sentencepiece BPE tokenizer, which joins pieces by score. After a special token the leading space is
+    added again.
     """
     scores = meta.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
@@ -85,8 +86,8 @@ def _sentencepiece(meta: Metadata, tokens: list[str], types: list[int], template
     added = {token: index for index, token in enumerate(tokens) if token and types[index] in standing}
     shown = {token for token, index in added.items() if types[index] == PieceType.USER_DEFINED}
     controls = added.keys() - shown
-    swallowing = controls - PHI3_KEEPING | added.keys() & {"</s>"} if meta.architecture == "phi3" else ()
-    return SentencePieceTokenizer(model, special, template, added, shown=shown, swallowing=swallowing)
+    rstrip_tokens = controls - PHI3_KEEPING | added.keys() & {"</s>"} if meta.architecture == "phi3" else ()
+    return SentencePieceTokenizer(model, special, template, added, shown=shown, rstrip_tokens=rstrip_tokens)
 
 
 def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:

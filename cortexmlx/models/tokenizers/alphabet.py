@@ -1,4 +1,4 @@
-"""The byte-level alphabet: how byte-level tokens write their bytes as characters."""
+"""The byte-level alphabet: the characters with which byte-level tokens write their bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def byte_of_char() -> dict[str, int]:
-    """The byte-level alphabet: printable bytes stand for themselves, the other 68 for the characters from U+0100 on."""
+    """Return the byte of each character of the alphabet. Printable bytes are written as themselves, the other 68 as the
+    characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -16,7 +18,9 @@ def byte_of_char() -> dict[str, int]:
 
 
 def token_bytes(token: str) -> bytes:
-    """The bytes that a byte-level token stands for; a token outside the alphabet (an added one) is its own UTF-8."""
+    """Return the bytes that a byte-level token stands for. For a token with other characters (an added one) these are
+    its UTF-8.
+    """
     table = byte_of_char()
     try:
         return bytes([table[char] for char in token])

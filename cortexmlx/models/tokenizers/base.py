@@ -1,7 +1,7 @@
-"""The tokenizer that the engine talks to, when it is not mlx-lm's own wrapper.
+"""The base class of our own tokenizers: those made from GGUF metadata, and from sentencepiece models.
 
-`Tokenizer` has the part of mlx-lm's TokenizerWrapper interface that an engine needs, so both can be used alike (and
-mlx-lm can wrap ours). It is the base of the tokenizers built from GGUF metadata and from sentencepiece models.
+`Tokenizer` has the part of mlx-lm's TokenizerWrapper interface that an engine needs. So an engine uses both alike, and
+mlx-lm can wrap ours.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from cortexmlx.models.tokenizers.least_tokens import LeastTokens
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The tokens with a meaning of their own, and which of them an encoded prompt begins and ends with.
-
-    `eos_ids` are all ids that end a generation: the end of text and, for chat models, the end of a turn.
-    """
+    """The special tokens, and which of them an encoded prompt begins and ends with."""
 
     bos_id: int | None = None
     eos_id: int | None = None
     unk_id: int | None = None
     pad_id: int | None = None
     eos_ids: frozenset[int] = frozenset()
+    """All ids that end a generation: the end of text and, for chat models, the end of a turn."""
     add_bos: bool = False
+    """Whether an encoded prompt begins with `bos_id`."""
     add_eos: bool = False
+    """Whether an encoded prompt ends with `eos_id`."""
 
 
 def _without_lone_surrogates(text: str) -> str:
-    """Broken UTF-8 read from a terminal or file arrives as lone surrogates; like all invalid text it becomes U+FFFD."""
+    """Replace lone surrogates by U+FFFD, as for all invalid text. Broken UTF-8 from a terminal or a file arrives as
+    these.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -42,8 +44,8 @@ def _without_lone_surrogates(text: str) -> str:
 
 
 class Tokenizer(ABC):
-    """Text to token ids (plain ints) and back; special tokens that are written in the text are recognised. Any number
-    of threads may use one at once.
+    """Text to token ids (plain ints) and back. Special tokens that are written in the text are recognised. Any number
+    of threads may use one tokenizer at once.
     """
 
     def __init__(self, tokens: Sequence[str], special: SpecialTokens, chat_template: str | None) -> None:
@@ -58,24 +60,26 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _encode_plain(self, text: str) -> list[int]:
-        """Ids of `text` with nothing added around it."""
+        """Return the ids of `text`, without special tokens around it."""
 
     @property
     @abstractmethod
     def least_tokens(self) -> LeastTokens:
-        """How many tokens a text has at least."""
+        """The lower bound of a text's tokens."""
 
     @abstractmethod
     def decode(self, ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`; incomplete UTF-8 becomes U+FFFD. Special tokens are written out unless skipped."""
+        """Return the text of `ids`. Incomplete UTF-8 becomes U+FFFD. Special tokens are written out unless they are
+        skipped.
+        """
 
     @property
     @abstractmethod
     def detokenizer(self) -> Detokenizer:
-        """A fresh streaming detokenizer, one per request."""
+        """A new streaming detokenizer. Each request needs its own."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the beginning- and end-of-text tokens that the model's settings ask for."""
+        """Return the ids of `text`, with the beginning- and end-of-text tokens that the model's settings ask for."""
         ids = self._encode_plain(_without_lone_surrogates(text))
         if add_special_tokens:
             if self._special.add_bos and self._special.bos_id is not None:
@@ -94,9 +98,10 @@ class Tokenizer(ABC):
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str | list[int]:
-        """The conversation as the model was trained to see it: text, or its ids (no further special tokens are added).
+        """Return the conversation in the form that the model was trained on: as text, or as ids without further special
+        tokens.
 
-        Raises InvalidRequest when the model has no template or the template refuses the conversation.
+        Raises InvalidRequest if the model has no template, or if the template refuses the conversation.
         """
         if self.chat_template is None:
             raise InvalidRequest("this model has no chat template: give a plain text prompt instead of messages.")
@@ -141,14 +146,14 @@ class Tokenizer(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens that have a text."""
+        """How many tokens have a text."""
         return len(self._tokens)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def get_vocab(self) -> dict[str, int]:
-        """Id by token text, as written in the vocabulary."""
+        """Return the id of each token by its text, as the vocabulary writes it."""
         if self._ids is None:
             self._ids = {token: index for index, token in enumerate(self._tokens)}
         return self._ids

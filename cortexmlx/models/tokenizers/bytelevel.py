@@ -1,7 +1,7 @@
 """Byte-level BPE (the "gpt2" tokenizer type) from GGUF metadata, on the tokenizers library.
 
-A GGUF file names its pre-tokenizer, the rule that cuts text into words before merging, by a short name. A wrong rule
-gives wrong tokens without any error, so a name that is not known here is refused.
+A GGUF file names its pre-tokenizer by a short name. This is the rule that cuts text into words before merging. A wrong
+rule gives wrong tokens without an error, so an unknown name is refused.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _CASED_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut before merging: `splits` are applied one after the other, each match becoming a piece of its own.
-
-    `ignore_merges`: a word that is in the vocabulary as a whole is taken as it is. `nfc`: the text is composed first.
-    `add_bos`: prompts begin with the beginning-of-text token unless the file says otherwise.
-    """
+    """The rule that cuts text before merging."""
 
     splits: tuple[str, ...]
+    """Patterns that are applied in order. Each match becomes a piece of its own."""
     ignore_merges: bool = False
+    """Whether a word that is in the vocabulary as a whole is taken without merging."""
     nfc: bool = False
+    """Whether the text is composed (NFC) first."""
     add_bos: bool = False
+    """Whether prompts begin with the beginning-of-text token if the file does not say."""
 
 
 _GPT2 = PreTokenizer((_GPT2_WORDS,))
@@ -81,7 +81,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str, file: str) -> PreTokenizer:
-    """The rule that the GGUF file `file` calls `name`. Raises ModelUnsupported for a name that is not known here."""
+    """Return the rule that the GGUF file `file` calls `name`. Raises ModelUnsupported for an unknown name."""
     if name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise ModelUnsupported(
@@ -91,10 +91,10 @@ def pre_tokenizer(name: str, file: str) -> PreTokenizer:
 
 
 def encode_with(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Ids of `text`. Unlike the library's `encode`, this lets other threads run Python meanwhile.
+    """Return the ids of `text`. Other threads can run Python meanwhile, unlike with the library's `encode`.
 
-    Raises InvalidRequest if the library panics, which no `except Exception` would see: a pattern for words that tries
-    too many ways through a text ends so.
+    Raises InvalidRequest if the library panics, which no `except Exception` would catch. It panics if a word pattern
+    backtracks too often in a text.
     """
     try:
         ids: list[int] = core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
@@ -107,9 +107,9 @@ def encode_with(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool)
 
 
 class ByteLevelTokenizer(Tokenizer):
-    """A byte-level BPE tokenizer from a vocabulary, its merges in order of rank, token types and a pre-tokenizer.
+    """A byte-level BPE tokenizer made of a vocabulary, merges in order of rank, token types and a pre-tokenizer.
 
-    Raises ModelCorrupt when merges and vocabulary do not fit.
+    Raises ModelCorrupt if merges and vocabulary do not fit.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Incremental detokenizing: linear time, and never half a character."""
+"""Incremental detokenizing, in linear time. A character appears only when all its bytes are there."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ class _Text:
 
 
 class Detokenizer(ABC):
-    """Streaming text of tokens: the same interface as mlx-lm's detokenizers, one object per request.
+    """The streaming text of tokens. The interface is that of mlx-lm's detokenizers. Each request has its own object.
 
-    `text` is everything that is certain so far, `last_segment` what became certain since it was last read, `tokens`
-    what was fed in. Bytes of an unfinished character wait for the next token; `finalize` turns what never became one
-    into U+FFFD.
+    - `text`: all text that is final so far.
+    - `last_segment`: the text that became final since it was last read.
+    - `tokens`: the tokens that were added.
+
+    Bytes of an unfinished character wait for the next token. `finalize` turns bytes that never became a character into
+    U+FFFD.
     """
 
     def __init__(self) -> None:
@@ -52,29 +55,31 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def add_token(self, token: int) -> None:
-        """Feed one token id. Ids beyond the vocabulary (a padded embedding can produce them) add no text."""
+        """Add one token id. An id beyond the vocabulary, which a padded embedding can produce, adds no text."""
 
     @abstractmethod
     def finalize(self) -> None:
-        """No more tokens: flush an unfinished character as U+FFFD."""
+        """End the text: an unfinished character becomes U+FFFD."""
 
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
-        """What one token stands for by itself, which may be part of a character: no bytes beyond the vocabulary."""
+        """Return the bytes that one token stands for, which may be part of a character. They are empty for an id beyond
+        the vocabulary.
+        """
 
     @property
     def text(self) -> str:
-        """All certain text so far."""
+        """All text that is final so far."""
         return self._text.all()
 
     @property
     def last_segment(self) -> str:
-        """The text that became certain since this property was last read."""
+        """The text that became final since this property was last read."""
         return self._text.unread()
 
 
 class ByteDetokenizer(Detokenizer):
-    """Each token stands for bytes, and the text is the UTF-8 decoding of them all."""
+    """A detokenizer for tokens that stand for bytes. The text is the UTF-8 decoding of all bytes."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -97,7 +102,7 @@ class ByteDetokenizer(Detokenizer):
 
 
 class LeadingSpace(Enum):
-    """What happens to the spaces that a text's first pieces are marked with: sentencepiece adds one of them itself."""
+    """What happens to the marker spaces at the beginning of a text. sentencepiece itself adds one of them."""
 
     KEEP = "keep"
     DROP_ONE = "drop one"
@@ -106,20 +111,18 @@ class LeadingSpace(Enum):
 
 @dataclass(frozen=True)
 class Piece:
-    """A sentencepiece piece as text, with spaces for its markers; or a byte; or a special token, which is not text.
-
-    `marked`: it begins with such a marker (the unknown token's text begins with a space that is not one).
-    """
+    """A sentencepiece piece: a text with spaces for its markers, a byte, or a special token, which is not text."""
 
     text: str
     marked: bool = False
+    """Whether the text begins with such a marker. The unknown token's text begins with a space that is no marker."""
     byte: int | None = None
     special: bool = False
 
 
 class PieceDetokenizer(Detokenizer):
-    """Each token is a piece of text or a single byte; bytes join into characters, those that do not become U+FFFD
-    each.
+    """A detokenizer for tokens that are pieces of text or single bytes. Bytes join into characters. Each byte that does
+    not becomes U+FFFD.
     """
 
     def __init__(self, pieces: Sequence[Piece], leading: LeadingSpace) -> None:
@@ -164,8 +167,8 @@ class PieceDetokenizer(Detokenizer):
         return text.removeprefix(" ") if drop is LeadingSpace.DROP_ONE and piece.marked else text
 
     def _flush(self, final: bool) -> None:
-        """Decode the pending bytes: whole characters as they are, every other byte as U+FFFD, a beginning kept
-        waiting.
+        """Decode the pending bytes: whole characters as they are, every other byte as U+FFFD. Unless `final`, the
+        beginning of a character stays pending.
         """
         while self._pending:
             try:
@@ -182,15 +185,17 @@ class PieceDetokenizer(Detokenizer):
 
 
 _CHARACTER_TOKENS = 4
-"""Tokens of a character, at most: of a byte each."""
+"""The most tokens that a character can have: one per byte."""
 
 _MOST_HELD = 16
-"""Tokens that may wait for the end of a character: decoding them is work for each token that comes."""
+"""The most tokens that may wait for the end of a character. All of them are decoded again for each new token."""
 
 
 class WindowDetokenizer(Detokenizer):
-    """The text is what `decode` makes of all tokens together, where a token's own text depends on those before it: the
-    text that the newest ones add to that of the ones just before them.
+    """A detokenizer for tokens whose text depends on the tokens before them. The text is what `decode` returns for all
+    tokens together.
+
+    Each step decodes only the newest tokens and those just before them, and appends what the newest ones add.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
@@ -221,7 +226,7 @@ class WindowDetokenizer(Detokenizer):
             self._append_all_but_a_character(before, text)
 
     def _append_all_but_a_character(self, before: str, text: str) -> None:
-        """A long run of broken text is no character that is still coming, but for its newest tokens."""
+        """Append a long run of broken text, except its newest tokens: only these can still become a character."""
         told = len(self.tokens) - _CHARACTER_TOKENS
         certain = self._decode(self.tokens[self._begin : told])
         if len(certain) > len(before) and text.startswith(certain):

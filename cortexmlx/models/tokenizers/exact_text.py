@@ -1,4 +1,4 @@
-"""mlx-lm's tokenizer wrapper with text that is exactly what its tokenizer decodes."""
+"""Exact text for mlx-lm's tokenizer wrapper: precisely what its tokenizer decodes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ _SPACE = "\u2581"
 
 
 def use_exact_detokenizer(tokenizer: Any) -> Any:
-    """The same TokenizerWrapper; its detokenizers are ours from now on, for the kinds of tokens that are known here.
+    """Give a TokenizerWrapper our detokenizers, for the kinds of tokens that are known here. Return the same wrapper.
 
-    mlx-lm's own one for byte-level tokens loses the first space of an answer, which is part of a continued text, shows
-    NUL bytes as another character, fails on ids that a vocabulary leaves out, and takes longer per token the longer a
-    run of broken UTF-8 gets. The one for sentencepiece's tokens fails on ids beyond the vocabulary, which a padded
-    embedding can produce. The one for all others loses the space that a line begins with.
+    mlx-lm's detokenizers have these faults:
+
+    - The one for byte-level tokens loses the first space of an answer, which is part of a continued text. It shows NUL
+      bytes as another character, and fails on ids that a vocabulary leaves out. It takes longer per token as a run of
+      broken UTF-8 gets longer.
+    - The one for sentencepiece's tokens fails on ids beyond the vocabulary, which a padded embedding can produce.
+    - The one for all other tokens loses the space at the beginning of a line.
     """
     exact = _detokenizer(tokenizer)
     if exact is not None:
@@ -52,8 +55,8 @@ def _tokens(tokenizer: Any) -> list[str | None]:
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
-    """Whether the tokens are byte-level although mlx-lm does not see it: it looks into tokenizer.json, which a folder
-    with its vocabulary and merges in files of their own does not have.
+    """Return whether the tokens are byte-level. mlx-lm looks for this in tokenizer.json, which a folder with a separate
+    vocabulary and merges file does not have.
     """
     core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
     decoder = getattr(core, "decoder", None)

@@ -1,6 +1,6 @@
-"""The tokenizer of a model's folder: by mlx-lm's loader, or sentencepiece itself, and by no code of the folder's own.
+"""Load the tokenizer of a model's folder with mlx-lm's loader or sentencepiece. The folder's own code is never run.
 
-What cannot be read is refused by the name of its file, with what else could be read.
+What cannot be read is refused with the name of its file, and with what can be read instead.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_
 from cortexmlx.models.tokenizers.templates import use_default_template
 
 _PLAIN = "glm4"
-"""A name under which transformers reads tokenizer.json as it is, whatever class the folder asks for."""
+"""A tokenizer type for which transformers reads tokenizer.json as it is, whatever class the folder asks for."""
 
 _TIKTOKEN = "a tiktoken vocabulary, which says nothing of how text is cut into words: that is in Python code"
-"""Why such a file alone is not enough."""
+"""Why a tiktoken file alone is not enough."""
 
 
 def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
-    """The tokenizer of `folder`, with notes for the user; `eos_ids` end a generation by the model's configuration.
+    """Return the tokenizer of `folder`, with notes for the user. `eos_ids` are the ids that end a generation by the
+    model's configuration.
 
-    Raises ModelCorrupt if its files cannot be read, ModelUnsupported if they need code that is not run.
+    Raises ModelCorrupt if its files cannot be read, and ModelUnsupported if they need code, which is not run.
     """
     if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
         return load_sentencepiece_folder(folder, eos_ids), ()
@@ -53,7 +54,7 @@ def _load(folder: Path, eos_ids: set[int], **options: Any) -> Any:
 
 
 def _unreadable(folder: Path, error: Exception) -> CortexError:
-    if _of_the_configuration(folder, error):
+    if _is_config_error(folder, error):
         return ModelCorrupt(f"{folder / 'config.json'} does not describe a model: {one_line(error)}")
     if (folder / "tokenizer.json").is_file():
         return _damaged(folder, error)
@@ -74,7 +75,9 @@ def _unreadable(folder: Path, error: Exception) -> CortexError:
 
 
 def _damaged(folder: Path, error: Exception) -> ModelCorrupt:
-    """The file that is no JSON, if it is that; else what the tokenizer's library says."""
+    """Return the error for the file that is not valid JSON, otherwise an error with what the tokenizer's library
+    says.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             try:
@@ -84,8 +87,8 @@ def _damaged(folder: Path, error: Exception) -> ModelCorrupt:
     return ModelCorrupt(f"the tokenizer in {folder} cannot be read: {one_line(error)}. Download it again.")
 
 
-def _of_the_configuration(folder: Path, error: Exception) -> bool:
-    """Whether it is config.json that transformers does not understand, which it reads before a tokenizer's files."""
+def _is_config_error(folder: Path, error: Exception) -> bool:
+    """Return whether the error is about config.json, which transformers reads before a tokenizer's files."""
     from transformers import AutoConfig
 
     try:

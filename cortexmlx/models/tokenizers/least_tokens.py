@@ -1,9 +1,12 @@
-"""A lower bound of a text's tokens, computed without tokenizing it, so that a text that can never fit is refused soon.
+"""A lower bound of a text's tokens, computed without tokenizing the text. So a text that can never fit is refused
+early.
 
 Every byte of a text ends up in exactly one token. Let m(b) be the length of the longest token that has byte b, and let
 b be worth 1/m(b). The bytes of a token t are worth at most 1 together, because each of them has m(b) >= len(t). So a
-text has at least as many tokens as its bytes are worth. Bytes that a tokenizer may drop, or take many of for one
-token, are worth nothing, and a tokenizer whose parts are not all known here has no bound (0 for every text).
+text has at least as many tokens as its bytes are worth.
+
+Some bytes are worth nothing: those that a tokenizer may drop, and those of which it may put any number into one token.
+A tokenizer with a part that is not known here has no bound (0 for every text).
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ SPACE = "\u2581"
 """A space in tokens that are not byte-level."""
 
 _CHUNK = 1 << 16
-"""Characters that are counted at once."""
+"""How many characters are counted at once."""
 
 _COMPOSED = 16
-"""Bytes that composing (NFC) may take from the end of one chunk and the beginning of the next: four characters become
-one at most.
+"""Bytes that composing (NFC) may take from the end of one chunk and the beginning of the next. At most four characters
+become one.
 """
 
 _WHITESPACE = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -39,8 +42,10 @@ _WHITESPACE += "\u2028\u2029\u202f\u205f\u3000"
 class LeastTokens:
     """The lower bound for one tokenizer.
 
-    `tokens` are the bytes of every token that can occur. Bytes in `uncounted` are worth nothing. With `spaces`, tokens
-    write a space as U+2581. With `composed`, the tokenizer composes a text (NFC) before it cuts it.
+    - `tokens`: the bytes of every token that can occur.
+    - `uncounted`: the bytes that are worth nothing.
+    - `spaces`: tokens write a space as U+2581.
+    - `composed`: the tokenizer composes a text (NFC) before it cuts the text.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ def no_bound() -> LeastTokens:
 
 
 def least_by_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
-    """Return the bound for byte-level tokens. A byte that is no token of its own may be dropped."""
+    """Return the bound for byte-level tokens. A byte that is not a token by itself may be dropped."""
     known = list(tokens)
     single = {token[0] for token in known if len(token) == 1}
     uncounted = set(range(256)) - single
@@ -89,8 +94,8 @@ def least_by_bytes(tokens: Iterable[bytes], whitespace_counts: bool = True, comp
 def least_by_characters(tokens: Iterable[str], whitespace_counts: bool = True, composed: bool = False) -> LeastTokens:
     """Return the bound for tokens of characters, with U+2581 for a space.
 
-    Characters that are in no token must become byte tokens `<0x..>`. Without all 256 of these, any number of
-    characters may become one unknown token, so there is no bound.
+    Characters that are in no token must become byte tokens `<0x..>`. If one of the 256 byte tokens is missing, any
+    number of characters may become one unknown token, so there is no bound.
     """
     known = set(tokens)
     if any(f"<0x{byte:02X}>" not in known for byte in range(256)):
@@ -102,7 +107,9 @@ def least_by_characters(tokens: Iterable[str], whitespace_counts: bool = True, c
 
 
 def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
-    """Return the bound for a tokenizer of the tokenizers library; 0 for every text if it has an unknown part."""
+    """Return the bound for a tokenizer of the tokenizers library. It is 0 for every text if the tokenizer has an
+    unknown part.
+    """
     normalizers, cutters = list(_parts(core.normalizer)), list(_parts(core.pre_tokenizer))
     model = core.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
@@ -126,7 +133,7 @@ def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
 
 
 def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a normalizer or pre-tokenizer as plain data; a sequence yields its own parts."""
+    """Yield the parts of a normalizer or pre-tokenizer as plain data. A sequence yields its own parts."""
     waiting = [] if part is None else [json.loads(part.__getstate__())]
     while waiting:
         data = waiting.pop()
@@ -138,14 +145,14 @@ def _parts(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _keeps_bytes(part: dict[str, Any]) -> bool:
-    """Whether a normalizer only composes, puts something in front, or writes spaces as the tokens do."""
+    """Return whether a normalizer only composes, adds a prefix, or writes spaces as the tokens do."""
     if part["type"] == "Replace":
         return bool(part["pattern"] == {"String": " "} and part["content"] == SPACE)
     return part["type"] in ("NFC", "Prepend")
 
 
 def _drops_nothing(part: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer only cuts."""
+    """Return whether a pre-tokenizer cuts a text and drops nothing."""
     if part["type"] in ("Split", "Punctuation"):
         return bool(part["behavior"] != "Removed")
     if part["type"] == "Metaspace":

@@ -1,7 +1,7 @@
-"""Tokenizing with sentencepiece itself, for models that come with `tokenizer.model` or a GGUF vocabulary of that type.
+"""Tokenizing with sentencepiece itself, for models with a `tokenizer.model` or a GGUF vocabulary of that type.
 
-sentencepiece does the work, so plain text gets exactly its tokens. What it does not do is recognise special tokens that
-are written in the text (a rendered chat template is full of them): the text is cut at those first.
+So plain text gets exactly sentencepiece's tokens. sentencepiece does not recognise special tokens that are written in
+the text, and a rendered chat template is full of them. So the text is cut at these first.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _SPACES = re.compile(r"\s*")
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A sentencepiece model (serialized, as in `tokenizer.model`) with special tokens around it.
+    """A sentencepiece model (serialized, as in `tokenizer.model`) with special tokens around it. Raises ModelCorrupt if
+    sentencepiece refuses the model.
 
-    `added` are texts that stand for one id wherever they occur, also ids beyond the model's own pieces; they and
-    control pieces are what skipping special tokens leaves out, but for those in `shown`. `prefix_after_added`: text
-    that follows such a token gets the model's leading space again, as text at the very beginning does. Spaces that
-    follow one of `swallowing` are dropped. Raises ModelCorrupt when sentencepiece refuses the model.
+    - `added`: texts that stand for one id wherever they occur. Ids may be beyond the model's own pieces. Skipping
+      special tokens skips these and control pieces, except those in `shown`.
+    - `prefix_after_added`: text after such a token gets the model's leading space again, like text at the beginning.
+    - `rstrip_tokens`: the spaces after these tokens are dropped.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class SentencePieceTokenizer(Tokenizer):
         added: Mapping[str, int] | None = None,
         prefix_after_added: bool = True,
         shown: Collection[str] = (),
-        swallowing: Collection[str] = (),
+        rstrip_tokens: Collection[str] = (),
     ) -> None:
         from sentencepiece import SentencePieceProcessor
 
@@ -62,14 +63,14 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(tokens, special, chat_template)
         self._added = added
         self._hidden = added.keys() - set(shown)
-        self._swallowing = frozenset(swallowing)
+        self._rstrip_tokens = frozenset(rstrip_tokens)
         self._cut = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True)))) if added else None
         self._pieces = [self._piece(index) for index in range(count)]
         dummy_prefix, no_extra_spaces = leading_space_flags(model)
         self._leading = LeadingSpace.DROP_ONE if dummy_prefix else LeadingSpace.KEEP
         if no_extra_spaces:
             self._leading = LeadingSpace.DROP_ALL
-        self._keeps_bytes, self._keeps_spaces = keeps_bytes(model), not (no_extra_spaces or swallowing)
+        self._keeps_bytes, self._keeps_spaces = keeps_bytes(model), not (no_extra_spaces or rstrip_tokens)
 
     def _piece(self, index: int) -> Piece:
         core = self._first
@@ -90,7 +91,7 @@ class SentencePieceTokenizer(Tokenizer):
         for match in self._cut.finditer(text):
             ids += self._encode_run(self._later if done else self._first, text[done : match.start()])
             ids.append(self._added[match[0]])
-            spaces = _SPACES.match(text, match.end()) if match[0] in self._swallowing else None
+            spaces = _SPACES.match(text, match.end()) if match[0] in self._rstrip_tokens else None
             done = spaces.end() if spaces else match.end()
         return ids + self._encode_run(self._later if done else self._first, text[done:])
 

@@ -1,7 +1,7 @@
 """The tokenizer of a folder that has `tokenizer.model` and no `tokenizer.json`.
 
 transformers guesses a tokenizer class for such folders, and a wrong guess loses spaces without an error. Here
-sentencepiece itself tokenizes; the folder's settings only say which special tokens stand around and between the text.
+sentencepiece itself tokenizes. The folder's settings only say which special tokens are around and within the text.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
 from cortexmlx.models.tokenizers.templates import find_template
 
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
-"""How such a file begins: a token's bytes in base64, and its rank."""
+"""How a tiktoken file begins: a token's bytes in base64, and its rank."""
 
 _NAMED = ("bos_token", "eos_token", "pad_token")
 
 
 def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceTokenizer:
-    """The tokenizer of `folder`; `eos_ids` are the ids that end a generation by the model's own configuration.
+    """Return the tokenizer of `folder`. `eos_ids` are the ids that end a generation by the model's configuration.
 
-    Raises ModelCorrupt when the model or one of the settings files cannot be read, ModelUnsupported
-    if the model is of another kind.
+    Raises ModelCorrupt if the model or a settings file cannot be read, and ModelUnsupported if the model is of another
+    kind.
     """
     settings = _settings(folder, "tokenizer_config.json")
     named = {name: _content(settings.get(name)) for name in _NAMED}
@@ -85,13 +85,13 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token is written as its text or as an object that holds it."""
+    """Return the text of a special token, which is written as text or as an object with a `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 
 
 def _added(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Tokens that stand for one id wherever they occur, by either of the two files that may list them."""
+    """Yield the tokens that stand for one id wherever they occur, from both files that may list them."""
     for text, index in _settings(folder, "added_tokens.json").items():
         if text and isinstance(index, int) and index >= 0:
             yield text, index

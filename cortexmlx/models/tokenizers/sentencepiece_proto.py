@@ -1,7 +1,7 @@
-"""Writing sentencepiece's model format (a protocol buffer), as much of it as a GGUF vocabulary needs.
+"""Reading and writing sentencepiece's model format (a protocol buffer), as far as it is needed here.
 
-The generated protobuf classes that sentencepiece ships demand one exact protobuf runtime; the few fields used here are
-simpler to write by hand. Field numbers are those of sentencepiece_model.proto.
+The protobuf classes that sentencepiece ships require one exact protobuf runtime. The few fields used here are simpler
+to handle directly. Field numbers are those of sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BPE = 2
 
 
 class PieceType(IntEnum):
-    """What a piece is; GGUF token types use the same numbers."""
+    """The type of a piece. GGUF token types use the same numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -54,22 +54,22 @@ def _normalizer(add_dummy_prefix: bool, remove_extra_whitespaces: bool) -> bytes
 
 
 def bpe_model(pieces: Sequence[str], scores: Iterable[float], types: Sequence[int], add_dummy_prefix: bool) -> bytes:
-    """A serialized BPE model of these pieces, with no normalization other than writing spaces as U+2581."""
+    """Return a serialized BPE model of these pieces. Its only normalization writes spaces as U+2581."""
     body = b"".join(map(_piece, pieces, scores, types))
     trainer = _integer(3, BPE) + _integer(35, int(PieceType.BYTE in types))
     return body + _bytes(2, trainer) + _normalizer(add_dummy_prefix, remove_extra_whitespaces=False)
 
 
 def without_dummy_prefix(model: bytes) -> bytes:
-    """The same model, but without a space in front of the text.
+    """Return the same model without a space before the text.
 
-    A message that appears twice in a protocol buffer is merged, the later value winning, so appending is enough.
+    A message that appears twice in a protocol buffer is merged, and the later value wins. So appending is enough.
     """
     return model + _bytes(3, _integer(3, 0))
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a well-formed message (one that sentencepiece has read already)."""
+    """Yield the field numbers and values of a well-formed message (one that sentencepiece has already read)."""
     at = 0
 
     def varint() -> int:
@@ -95,7 +95,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def leading_space_flags(model: bytes) -> tuple[bool, bool]:
-    """`add_dummy_prefix` and `remove_extra_whitespaces` of a serialized model; both are true where it does not say."""
+    """Return `add_dummy_prefix` and `remove_extra_whitespaces` of a serialized model. Both are true if the model does
+    not set them.
+    """
     flags = {3: True, 4: True}
     for field, value in _fields(model):
         if field == 3 and isinstance(value, bytes):
@@ -104,7 +106,9 @@ def leading_space_flags(model: bytes) -> tuple[bool, bool]:
 
 
 def keeps_bytes(model: bytes) -> bool:
-    """Every byte of a text is in one of its pieces: no rules change it, and unknown characters become byte pieces."""
+    """Return whether every byte of a text is in one of its pieces: no rules change the text, and unknown characters
+    become byte pieces.
+    """
     rules: int | bytes = b""
     fallback: int | bytes = 0
     for field, value in _fields(model):

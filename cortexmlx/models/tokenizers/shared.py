@@ -1,4 +1,4 @@
-"""A model's tokenizer, shared by any number of threads."""
+"""A model's tokenizer that any number of threads can share."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ _UNCHANGED = ("__call__", "encode", "_encode_plus", "apply_chat_template")
 
 
 class SharedTokenizer:
-    """Texts and messages to token ids and back, through our own tokenizers or what mlx-lm's loader gives.
+    """Converts texts and messages to token ids and back, with our own tokenizers or the one from mlx-lm's loader.
 
-    Ours and the tokenizers library's are safe to share. transformers' classes around the latter are not: on the way
-    they set up truncation in the object that others are using. So that object is asked itself, where the class does
-    nothing more than that. Everything else takes turns.
+    Our tokenizers and those of the tokenizers library are safe to share. The classes of transformers around the latter
+    are not: they set up truncation in the shared object. So the library's object is called directly if the class does
+    nothing else. All other tokenizers are used by one thread at a time.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._core = None if isinstance(tokenizer, Tokenizer) else _rust_core(tokenizer)
-        self._turns = threading.Lock()
-        self._alone = self._core is None and not isinstance(tokenizer, Tokenizer)
+        self._lock = threading.Lock()
+        self._takes_turns = self._core is None and not isinstance(tokenizer, Tokenizer)
 
     @property
     def bos_token(self) -> str | None:
-        """The text of the token that texts begin with, if there is one."""
+        """The text of the token that texts begin with; None if there is no such token."""
         bos: str | None = self._tokenizer.bos_token
         return bos
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
+        """The ids of the tokens that end an answer."""
         return frozenset(self._tokenizer.eos_token_ids)
 
     @cached_property
     def least_tokens(self) -> LeastTokens:
-        """How many tokens a text has at least. The first use takes some 100 ms for a large vocabulary."""
+        """The lower bound of a text's tokens. The first use takes some 100 ms for a large vocabulary."""
         if self._core is not None:
             return least_of_core(self._core)
-        return no_bound() if self._alone else self._tokenizer.least_tokens
+        return no_bound() if self._takes_turns else self._tokenizer.least_tokens
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`."""
+        """Return the ids of `text`."""
         if self._core is not None:
             return encode_with(self._core, text, add_special_tokens)
-        if not self._alone:
+        if not self._takes_turns:
             return list(self._tokenizer.encode(text, add_special_tokens))
-        with self._turns:
+        with self._lock:
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     @cached_property
@@ -66,12 +66,12 @@ class SharedTokenizer:
         return variables_read(self._tokenizer)
 
     def decode(self, tokens: Sequence[int], special_tokens: bool = False) -> str:
-        """The text of token ids, as an answer of these tokens has it; with or without special tokens."""
+        """Return the text that an answer of these tokens has, with or without special tokens."""
         if isinstance(self._tokenizer, Tokenizer):
             return self._tokenizer.decode(tokens, skip_special_tokens=not special_tokens)
         hidden = frozenset[int]() if special_tokens else self._special_ids
         detokenizer = self._tokenizer.detokenizer
-        with self._turns if self._alone else nullcontext():
+        with self._lock if self._takes_turns else nullcontext():
             for token in tokens:
                 if token not in hidden:
                     detokenizer.add_token(token)
@@ -84,8 +84,8 @@ class SharedTokenizer:
         return frozenset(self._tokenizer.all_special_ids)
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for by itself; none beyond the vocabulary."""
-        with self._turns:
+        """Return the bytes that one token stands for. They are empty for an id beyond the vocabulary."""
+        with self._lock:
             if self._by_token is not None:
                 return self._by_token.bytes_of(token)
             return str(self._tokenizer.decode([token])).encode("utf-8", "replace")
@@ -102,13 +102,15 @@ class SharedTokenizer:
 
     @cached_property
     def reads_thoughts_field(self) -> bool:
-        """See the function of this name."""
+        """Whether the chat template reads an earlier answer's thoughts from a field: see the function of this name."""
         return reads_thoughts_field(self._tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
-        """Messages through the chat template, with the beginning of the answer: text whose special tokens are all
-        written out, or its ids where the tokenizer does both in one. `variables` are the template's; raises
-        InvalidRequest for those that it does not read.
+        """Return the messages rendered by the chat template, with the beginning of the answer.
+
+        The result is a text in which all special tokens are written out. It is a list of ids if the tokenizer renders
+        and encodes in one call. `variables` are the template's. Raises InvalidRequest for variables that the template
+        does not read.
         """
         options = {
             **(accepted_variables(variables, self.template_vars) if variables else {}),
@@ -116,16 +118,16 @@ class SharedTokenizer:
         }
         if isinstance(self._tokenizer, Tokenizer):  # what mlx-lm's wrapper does with the others
             options = {THINKING: self.thoughts is not None, **options}
-        if not self._alone:
+        if not self._takes_turns:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
             return text
-        with self._turns:
+        with self._lock:
             return list(self._tokenizer.apply_chat_template(messages, **options))
 
 
 def _rust_core(wrapper: Any) -> Any:
-    """The tokenizers library's object inside mlx-lm's wrapper, if transformers does nothing to a text but hand it over;
-    else None.
+    """Return the tokenizers library's object inside mlx-lm's wrapper if transformers only passes texts on to it; None
+    otherwise.
     """
     inner = getattr(wrapper, "_tokenizer", None)
     if inner is None:

@@ -1,5 +1,8 @@
-"""Chat templates: found where a model's folder has them, what they read, and rendered by transformers' own renderer.
-Templates come with models and are untrusted code, and that renderer keeps its sandbox up to date.
+"""Chat templates: find a model's template and the variables that it reads, and render it with transformers' own
+renderer.
+
+Templates come with models and are untrusted code. That renderer runs them in a sandbox, which transformers keeps up to
+date.
 """
 
 from __future__ import annotations
@@ -43,20 +46,24 @@ _RENDERERS_OWN = frozenset(
         "truncation",
     }
 )
-"""What a template may read that no caller sets: the renderer does, or takes it for an option of its own."""
+"""Names that a template may read and no caller sets: the renderer sets them, or takes them as its own options."""
 
 
 @dataclass(frozen=True)
 class FoundTemplate:
-    """The template for an ordinary conversation, if there is one, and the names of those for other purposes."""
+    """The chat template of a model's folder."""
 
     text: str | None
+    """The template for an ordinary conversation; None if there is no such template."""
     others: tuple[str, ...] = ()
+    """The names of the templates for other purposes."""
 
 
 def find_template(folder: Path) -> FoundTemplate:
-    """The chat template of a model's folder: a file of its own, or in the tokenizer's settings, where several may be
-    listed by name, or in the file that processors of images read. Raises ModelCorrupt for a file that is broken.
+    """Return the chat template of a model's folder.
+
+    It is in a file of its own, in the tokenizer's settings (which may list several by name), or in the file that image
+    processors read. Raises ModelCorrupt for a broken file.
     """
     others = sorted(path.stem for path in (folder / "additional_chat_templates").glob("*.jinja"))
     file = folder / "chat_template.jinja"
@@ -74,8 +81,8 @@ def find_template(folder: Path) -> FoundTemplate:
 
 
 def use_default_template(wrapper: Any, folder: Path) -> tuple[str, ...]:
-    """Give mlx-lm's wrapper the template for ordinary conversations where transformers finds none, or several and none
-    of them the default; notes for the user where there is none.
+    """Give mlx-lm's wrapper the template for ordinary conversations if transformers finds no default one. Return a note
+    for the user if the folder has templates for other purposes only.
     """
     template = wrapper.chat_template
     if isinstance(template, str) or (isinstance(template, dict) and "default" in template):
@@ -95,9 +102,10 @@ def render(
     tools: Sequence[Any] | None,
     options: Mapping[str, Any],
 ) -> str:
-    """The text of `conversation` by `template`; `options` are the renderer's and the template's variables.
+    """Return the text of `conversation` rendered by `template`. `options` are those of the renderer and the template's
+    variables.
 
-    Raises InvalidRequest when the template is broken or refuses the conversation.
+    Raises InvalidRequest if the template is broken or refuses the conversation.
     """
     from jinja2 import TemplateError
 
@@ -115,7 +123,9 @@ def render(
 
 
 def variables_of(template: str) -> frozenset[str]:
-    """The variables that a template reads and a caller may set. Raises InvalidRequest when the template is broken."""
+    """Return the variables that a template reads and a caller may set. Raises InvalidRequest if the template is
+    broken.
+    """
     from jinja2 import TemplateError, meta
 
     try:
@@ -142,8 +152,8 @@ def _parsed(template: str) -> nodes.Template:
 
 
 def variables_read(tokenizer: Any) -> frozenset[str] | None:
-    """The variables that the chat template of a tokenizer reads, mlx-lm's or ours: see `variables_of`. None where code
-    renders, which does not say.
+    """Return the variables that the chat template of a tokenizer reads, mlx-lm's or ours: see `variables_of`. Return
+    None if Python code renders the conversation, since its variables are unknown.
     """
     template = _template_text(tokenizer)
     if getattr(tokenizer, "_chat_template", None) is not None or not template:
@@ -173,12 +183,16 @@ _MARKED = (
     (Thoughts("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_THINKING|>", "<|END_THINKING|>")),
     (Thoughts("<seed:think>", "</seed:think>"), ("<seed:think>", "</seed:think>")),
 )
-"""How models mark their thoughts, and the tokens by which one is known: first those that mlx-lm knows."""
+"""How models mark their thoughts, each with the tokens of a vocabulary that it is recognised by. The first ones are
+those that mlx-lm knows.
+"""
 
 
 def thoughts_of(tokenizer: Any) -> Thoughts | None:
-    """How the model of a tokenizer, mlx-lm's or ours, marks its thoughts: known by the tokens that it has, else by the
-    tags that its chat template writes. None if it does not think.
+    """Return how a model marks its thoughts; None if it does not think.
+
+    The marks are recognised by the tokens of the tokenizer (mlx-lm's or ours), otherwise by the tags that its chat
+    template writes.
     """
     vocabulary = tokenizer.get_vocab()
     for thoughts, tokens in _MARKED:
@@ -189,8 +203,8 @@ def thoughts_of(tokenizer: Any) -> Thoughts | None:
 
 
 def reads_thoughts_field(tokenizer: Any) -> bool:
-    """Whether the chat template reads the thoughts of an earlier answer from a field of their own. transformers gives
-    `reasoning_content` the names that templates have for it.
+    """Return whether the chat template reads the thoughts of an earlier answer from a separate field. transformers
+    passes `reasoning_content` under the names that templates use for it.
     """
     from jinja2 import TemplateError, nodes
 
@@ -210,10 +224,11 @@ def _template_text(tokenizer: Any) -> str:
 
 
 def accepted_variables(variables: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
-    """The variables as a template that reads those called `names` takes them (None: code does, which checks them
-    itself). Raises InvalidRequest for those that it does not read, which would change nothing.
+    """Return the variables under the names that a template reads, which are `names`. Raises InvalidRequest for
+    variables that it does not read, since they would change nothing.
 
-    `reasoning_effort` "none" switches thoughts off where a template has no such variable, but a switch.
+    `names` is None if Python code renders the conversation. Then all variables are returned, and the code checks them
+    itself. `reasoning_effort` "none" switches thoughts off if the template has no such variable, but has a switch.
     """
     if names is None:
         return dict(variables)
@@ -232,17 +247,18 @@ def accepted_variables(variables: TemplateVars, names: frozenset[str] | None) ->
 
 
 def render_error(error: Exception) -> InvalidRequest:
-    """What to tell the caller whose messages a template refused, or could not make anything of."""
+    """Return the error for a conversation that a template refuses or cannot render."""
     return InvalidRequest(
         f"the model's chat template cannot render these messages: {one_line(error)}. Change them, or give a plain text "
         "(--raw), which goes without the template."
     )
 
 
-def prepare() -> threading.Thread:
-    """Import the renderer on a thread of its own: that takes half a second, which loading weights leaves idle.
+def import_in_background() -> threading.Thread:
+    """Import the renderer on a thread of its own, and return the thread. The import takes half a second, and runs while
+    weights are loaded.
 
-    Whoever starts it must wait for it: two threads that import transformers at once can see half of it.
+    The caller must join the thread: if two threads import transformers at once, one can see half of it.
     """
     thread = threading.Thread(target=_import_renderer, name="cortexmlx-templates", daemon=True)
     thread.start()
