@@ -162,7 +162,7 @@ class EngineStats:
     the rows, hold the tokens of running requests. Its numbers have `kv_bits` bits, with a scale and a bias for every
     `kv_group_size` of them; None: the model's dtype. Beside it `state_bytes` are the states of recurrent layers, those
     of running rows and `state_snapshots` of beginnings that can be used again. `pins` hold `pinned_blocks` of those
-    used and cached. `kv_store` is the tier below, on disk, if there is one.
+    used and cached. `kv_store` is the disk tier; None without one.
 
     With `keep_last`, rows go on without `dropped_tokens` of their texts so far, but for the `keep_first` first and at
     least the `keep_last` newest; None: they keep all.

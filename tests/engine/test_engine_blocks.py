@@ -1,4 +1,4 @@
-"""The picture of the arena: while requests run, when they have ended, with a store below, and from any thread."""
+"""The picture of the arena: while requests run, when they have ended, with a KV store, and from any thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tier below: which pieces it takes to begin where, when reading them is worth it, and what is to be stored."""
+"""The disk tier: which pieces a text needs to begin, when reading them is worth it, and what is to be stored."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(every=st.integers(1, 4), group=st.integers(0, 2))
     def store(self, every: int, group: int) -> None:
-        """Some of what is cached is in the tier below now."""
+        """Store some of what is cached on disk."""
         for entry in list(self.cache.prefix.entries)[::every]:
             if group < len(self.attention_windows) and entry.blocks[group] != GONE:
                 DiskTier.mark_stored(entry, group)

@@ -123,7 +123,7 @@ class Watched:
             first = first or job
 
     def step(self) -> None:
-        """One step, after what others requested from the tier below was read; then all that is new goes there."""
+        """Run one step after all earlier disk loads were answered, then store all that is new."""
         while self.requested:
             load = self.requested.pop()
             found = [key for key, tokens in load.wanted().items() if self.on_disk.get(key) == tokens]

@@ -63,7 +63,7 @@ class Admission:
     ) -> None:
         self.client_tokens = client_tokens
         self.cached_tokens = 0
-        """Tokens of the prompts that began which were found in the prefix cache or below it."""
+        """Tokens of the prompts that began that were found in the prefix cache or on disk."""
         self._running = running
         self._shares = FairShare()
         self._queues = ClientQueues(self._shares)

@@ -1,5 +1,5 @@
 """The order of a step's memory operations, under random mixes of loads, copies, flushes, growth, snapshots and eviction
-in arenas of a few blocks: every read finds its own tokens, and so does every block that goes to the tier below.
+in arenas of a few blocks: every read finds its own tokens, and so does every block that goes to disk.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Mix:
                 snapshots=None if snapshots is None else Snapshots(snapshots),
             )
         )
-        self.below = ShadowDisk(cache, number_after)
+        self.disk = ShadowDisk(cache, number_after)
         config = SchedulerConfig(
             max_rows=draw.randrange(2, 9),
             prefill_budget=draw.choice([3, 16, 64]),
@@ -106,9 +106,9 @@ class Mix:
         elif chance < 0.30:
             self.scheduler.relieve(self.draw.random() < 0.5)
         elif chance < 0.45 and not self.shadow.in_flight:
-            self.below.store(self.draw.randrange(1, 9), self.shadow.holds)
+            self.disk.store(self.draw.randrange(1, 9), self.shadow.holds)
         elif chance < 0.55:
-            self.below.answer(self.scheduler.arrived, self.draw.randrange(1, 3), self.draw.random() < 0.7)
+            self.disk.answer(self.scheduler.arrived, self.draw.randrange(1, 3), self.draw.random() < 0.7)
         elif chance < 0.60 and len(self.scheduler.jobs) < 12:
             self.rush()
         else:
@@ -123,7 +123,7 @@ class Mix:
         self.drain()
         for _ in range(self.draw.randrange(1, 3)):
             self.submit()
-        self.below.answer(self.scheduler.arrived, len(self.below.requested), True)
+        self.disk.answer(self.scheduler.arrived, len(self.disk.requested), True)
         self.step()
 
     def drain(self) -> None:
@@ -136,10 +136,10 @@ class Mix:
         for _ in range(5000):
             if not (self.scheduler.jobs or self.shadow.in_flight):
                 return
-            self.below.answer(self.scheduler.arrived, len(self.below.requested), True)
+            self.disk.answer(self.scheduler.arrived, len(self.disk.requested), True)
             self.step()
             if not self.shadow.in_flight:
-                self.below.store(9, self.shadow.holds)
+                self.disk.store(9, self.shadow.holds)
         raise AssertionError("somebody never ends")
 
     def collide(self) -> None:
@@ -161,7 +161,7 @@ class Mix:
             text = fresh if last else below
             part = text[: self.draw.choice([len(text), self.draw.randrange(1, len(text))])]
             self.ask([*part, self.draw.randrange(VOCAB)], 1, 1)
-        self.below.answer(self.scheduler.arrived, len(self.below.requested), True)
+        self.disk.answer(self.scheduler.arrived, len(self.disk.requested), True)
         self.step()
 
     def submit(self) -> None:

@@ -61,7 +61,7 @@ class Driver:
     def finish(self) -> None:
         """Steps until everything has ended."""
         for _ in range(10_000):
-            while self.core.idle and self.core.scheduler.jobs:  # all wait for the tier below
+            while self.core.idle and self.core.scheduler.jobs:  # all wait for disk loads
                 self.calls.get(timeout=PATIENCE)(self.core)
             while not self.calls.empty():
                 self.calls.get()(self.core)

@@ -1,4 +1,4 @@
-"""A tier below the arena that holds numbers, beside a `Shadow`. It believes nothing that it is given to keep."""
+"""A disk tier that holds numbers, for a `Shadow`. It checks what it is given to store."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ShadowStates:
         assert not cuts, "a state is to be kept that the step does not compute"
 
     def restore(self, snapshot: int, numbers: Sequence[int]) -> None:
-        """A snapshot comes from the tier below."""
+        """Load a snapshot from disk."""
         assert snapshot not in self._snapshots
         tokens, number = numbers
         self._snapshots[snapshot] = int(tokens), int(number)
