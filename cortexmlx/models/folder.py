@@ -35,7 +35,7 @@ def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]
     if missing := missing_package(config["model_type"]):
         raise _package_error(folder, config, missing)
     eos_ids = end_ids(folder, config)
-    # The tokenizer first: it fails sooner.
+    # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
     return _load_weights(folder, config), tokenizer, config, (*unread_inputs(config), *notes)
 

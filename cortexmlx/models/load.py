@@ -195,7 +195,8 @@ def _describe(
         context = UNSTATED_CONTEXT
         notes += (f"the model does not state its context length: {context} tokens are assumed",)
     floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
-    norms = [a for a in floats if a.ndim == 1]  # scales of packed weights may be finer than the activations
+    # Norms have the type of the activations. The scales of packed weights may be finer.
+    norms = [a for a in floats if a.ndim == 1]
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,

@@ -62,7 +62,7 @@ class LoadedModel:
         for path in (self.path, self.adapter):
             digest.update(b"%d" % (path is None))
             for file in _files(path) if path is not None else ():
-                with suppress(OSError):  # it is gone since the model was loaded
+                with suppress(OSError):  # the file was removed after the model was loaded
                     _add(digest, file)
         return digest.hexdigest()
 

@@ -70,8 +70,8 @@ def _plain_twin(layer: Any) -> Any:
     return plain
 
 
-def _expanded(layer: Any, codes: mx.array, scales: mx.array, whole: mx.array | None = None) -> mx.array:
-    """Return the float32 numbers that a packed layer's codes stand for. `whole` scales all of them."""
+def _expanded(layer: Any, codes: mx.array, scales: mx.array, global_scale: mx.array | None = None) -> mx.array:
+    """Return the float32 numbers that a packed layer's codes stand for. `global_scale` scales all of them."""
     return mx.dequantize(
         codes,
         scales,
@@ -79,7 +79,7 @@ def _expanded(layer: Any, codes: mx.array, scales: mx.array, whole: mx.array | N
         layer.group_size,
         layer.bits,
         layer.mode,
-        global_scale=whole,
+        global_scale=global_scale,
         dtype=None if layer.mode == "affine" else mx.float32,
     )
 

@@ -21,7 +21,7 @@ MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
-# Beyond what any model has, and small enough to hold: a vocabulary is 300,000 strings, a chat template 100 kB.
+# More than any model has, and small enough for memory: a vocabulary has 300,000 strings, a chat template 100 kB.
 MAX_ENTRIES = 1 << 20
 MAX_ITEMS = 1 << 23
 MAX_TEXT = 1 << 24

@@ -10,8 +10,8 @@ from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokeni
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
 from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType, bpe_model
 
-# Control tokens that end a turn or a text in some model family. Files name one end id only, and often the wrong one for
-# chat, so those of these names that the vocabulary has as control tokens end a generation too.
+# Control tokens that end a turn or a text in some model family. A file names only one end id, and often the wrong one
+# for chat. So each of these that is a control token of the vocabulary ends a generation too.
 END_NAMES = frozenset(
     (
         "<|eot_id|>",
@@ -25,10 +25,10 @@ END_NAMES = frozenset(
         "<|call|>",
     )
 )
-# Where answers come in several messages, this ends one of them, and <|return|> the last.
+# If an answer has several messages, <|return|> ends the last one and <|end|> the others.
 MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
 
-# The control tokens of Phi 3 that leave the spaces after them alone. The file does not say it of any.
+# The control tokens of Phi 3 that keep the spaces after them. The file does not state this.
 PHI3_KEEPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
 
 

@@ -25,7 +25,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     candidates are `names` and the models in the folder of `name`.
     """
     here = {each.lower(): each for each in (*_beside(Path(name)), *names)}
-    # A model's name is often known and its maker's not: the part behind the slash counts by itself, too.
+    # Users often know a model's name but not its maker, so the part after the slash is also compared alone.
     here |= {each.lower().rpartition("/")[2]: each for each in here.values() if "/" in each and "/" not in name}
     close = difflib.get_close_matches(name.lower(), here, n=1, cutoff=0.75)
     return f" Did you mean {here[close[0]]!r}?" if close and here[close[0]] != name else ""

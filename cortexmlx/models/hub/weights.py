@@ -103,7 +103,7 @@ class WeightsDownload:
                 raise error
 
     def _partial(self, file: LargeFile) -> Path:
-        return self._blobs / f"{file.sha256}.incomplete"  # what the hub's own tools take for such, and clear
+        return self._blobs / f"{file.sha256}.incomplete"  # the hub's tools know this suffix, and remove such files
 
     def _partial_bytes(self, file: LargeFile) -> int:
         try:
@@ -195,7 +195,7 @@ class WeightsDownload:
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
         url = hf_hub_url(self._repo, file.name, revision=self._commit)
-        # Bytes are counted and hashed as the file has them, not as a proxy might pack them.
+        # Count and hash the bytes of the file, not those that a proxy may have compressed.
         headers = build_hf_headers() | {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
         with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as response:
             if response.status_code >= 400:
@@ -208,7 +208,7 @@ class WeightsDownload:
                     f"the hub sends {size:,} bytes for {file.name} of {self._repo}, which has {file.size:,}: try again "
                     "later."
                 )
-            skip, left = begin if whole else 0, file.size - begin  # whoever ignores ranges sends all of it again
+            skip, left = begin if whole else 0, file.size - begin  # a server that ignores ranges sends the whole file
             for data in response.iter_bytes():
                 self._tally.add(0)
                 new = data[skip:][:left]
@@ -234,7 +234,7 @@ def _is_at(stream: FileIO, path: Path) -> bool:
 def _is_transient(error: Exception) -> bool:
     """Return whether another try may succeed: after a broken connection, or if the hub was busy."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    # The hub library changes which package it sends requests with; that of a broken connection keeps its name.
+    # The hub's library changes its HTTP package. The error of a broken connection keeps its name.
     return status in _TRANSIENT or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
 
 

@@ -227,8 +227,8 @@ class WindowDetokenizer(Detokenizer):
 
     def _append_all_but_a_character(self, before: str, text: str) -> None:
         """Append a long run of broken text, except its newest tokens: only these can still become a character."""
-        told = len(self.tokens) - _CHARACTER_TOKENS
-        certain = self._decode(self.tokens[self._begin : told])
+        certain_end = len(self.tokens) - _CHARACTER_TOKENS
+        certain = self._decode(self.tokens[self._begin : certain_end])
         if len(certain) > len(before) and text.startswith(certain):
             self._text.append(certain[len(before) :])
-            self._begin, self._appended = self._appended, told
+            self._begin, self._appended = self._appended, certain_end

@@ -32,7 +32,7 @@ def load_tokenizer(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...
     if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
         return load_sentencepiece_folder(folder, eos_ids), ()
     notes: tuple[str, ...] = ()
-    mlx_lm_utils()  # which imports transformers: its logger can be asked from here on
+    mlx_lm_utils()  # this imports transformers, so its logger exists from here on
     try:
         with logged("transformers"):
             try:

@@ -66,7 +66,7 @@ class LeastTokens:
     def of(self, text: str) -> int:
         """Return a number of tokens that `text` has at least."""
         worth = sum(map(self._worth_of, (text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK))))
-        return math.floor(worth * (1 - 1e-9))  # rounding must not make it one more
+        return math.floor(worth * (1 - 1e-9))  # so rounding never adds one
 
     def _worth_of(self, chunk: str) -> float:
         if self._composed and not unicodedata.is_normalized("NFC", chunk):

@@ -116,7 +116,7 @@ class SharedTokenizer:
             **(accepted_variables(variables, self.template_vars) if variables else {}),
             "add_generation_prompt": True,
         }
-        if isinstance(self._tokenizer, Tokenizer):  # what mlx-lm's wrapper does with the others
+        if isinstance(self._tokenizer, Tokenizer):  # as mlx-lm's wrapper does for other tokenizers
             options = {THINKING: self.thoughts is not None, **options}
         if not self._takes_turns:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
