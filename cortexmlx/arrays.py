@@ -14,7 +14,5 @@ TokenList = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def dtype_name(dtype: object) -> str:
-    """What an MLX dtype is called, "float16": without the module's name, which its text begins with. No mlx is needed
-    here.
-    """
+    """Return the name of an MLX dtype without the module, such as "float16". It needs no mlx."""
     return str(dtype).removeprefix("mlx.core.")

@@ -1,4 +1,4 @@
-"""Engine: language models in this process. One thread owns mlx; everything here may be called from any thread."""
+"""Engine: language models in this process. One thread owns mlx. Any thread may call everything here."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, TokenEvent
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.arguments import (
-    checked_client,
-    checked_function,
-    checked_pressure,
-    checked_text,
-    checked_token,
-    checked_tokens,
-)
+from cortexmlx.serving.app import arguments
 from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
@@ -52,13 +45,12 @@ _AHEAD_PER_ROW = 4
 
 
 class Engine(NotCopyable):
-    """Loads a model and answers requests, many at once, in this process.
+    """Loads a model and answers requests, many at once, in this process. `serving.config.EngineConfig` documents the
+    options.
 
-    The options are those of `serving.config.EngineConfig`, which says what each means. The constructor returns when
-    the model is loaded. Use the engine as a context manager, or call `close`. An engine that is dropped goes on until
-    its last request has ended.
-
-    Raises ModelNotFound, ModelCorrupt, ModelUnsupported, InvalidRequest or ForkedProcess.
+    The constructor returns when the model is loaded. Use the engine as a context manager, or call `close`. A dropped
+    engine continues until its last request has ended. Raises ModelNotFound, ModelCorrupt, ModelUnsupported,
+    InvalidRequest or ForkedProcess.
     """
 
     info: ModelInfo
@@ -99,20 +91,22 @@ class Engine(NotCopyable):
         timeout: float | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
-        """Queue a request and return at once; only where 64 others are not queued yet, wait until one is. `on_event`
-        is called for every event, on other threads, `listener` on the engine's, which waits for it; the last
-        event has a `completion` or an `error`. Requests of one `client` share its turns, what `client_tokens` allows,
-        and the beginnings of their prompts; those without a name are one client's. Nobody watches the tokens of a
-        `background` one come: others' prompts are computed in large pieces beside it, others of its client go first for
-        up to a minute, and of the background ones those with the longest `max_tokens` begin first. `cache` False keeps
-        the request out of the prefix cache: its whole prompt is computed, and nothing of it is left for others. A
-        request that has not ended `timeout` seconds after this call fails with RequestTimeout, between two steps.
-        Sampling parameters may be given by their names, too: those go over `params`.
+        """Queue a request and return its handle at once. While 64 other submissions wait for the engine's thread, wait.
+
+        - `params`: sampling parameters, which may also be given by name. A name wins over `params`.
+        - `on_event` is called with every event, on other threads; the last one has a `completion` or an `error`.
+          `listener` is called on the engine's thread, which waits for it.
+        - `client`: requests of one client share its turns, its `client_tokens`, and the beginnings of their prompts.
+          All requests without a name belong to one client.
+        - `background`: nobody watches the tokens come, so prompts are computed in larger pieces. The client's other
+          requests go first, for up to a minute. The largest `max_tokens` begin first.
+        - `cache`: False keeps the request out of the prefix cache. Its whole prompt is computed, and nothing is kept.
+        - `timeout`: seconds after which the request fails with RequestTimeout, between two steps, if it has not ended.
 
         Raises InvalidRequest, PromptTooLong or EngineClosed.
         """
         params = with_keywords(params, **sampling)
-        checked_function("on_event", on_event)
+        arguments.checked_function("on_event", on_event)
         handle = self._submitter.submit(
             self, prompt, params, listener, client=client, background=background, cache=cache, timeout=timeout
         )
@@ -134,10 +128,11 @@ class Engine(NotCopyable):
         on_progress: OnProgress | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
-        """The whole answer to one prompt. An interrupt cancels the request, and so does `on_progress` if it raises: it
-        is told on this thread how far a prompt is that takes several steps. The rest as for `submit`.
+        """Return the whole answer to one prompt. An interrupt cancels the request. `on_progress` is called on this
+        thread while the prompt takes several steps; if it raises, the request is cancelled. Other parameters: see
+        `submit`.
         """
-        checked_function("on_progress", on_progress)
+        arguments.checked_function("on_progress", on_progress)
         asked = with_keywords(params, **sampling)
         handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout)
         try:
@@ -154,8 +149,8 @@ class Engine(NotCopyable):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
-        """The answers to many prompts, computed together, in the order of the prompts. Raises the first error, and
-        cancels the others then. Four requests per row are queued ahead, so that others need not wait for all of them.
+        """Return the answers to many prompts, computed together, in the order of the prompts. Raises the first error,
+        and cancels the others. Four requests per row are queued ahead, so that other callers need not wait for all.
         """
         answers: dict[int, Completion] = {}
         with closing(self.as_completed(prompts, params, **sampling)) as completed:
@@ -175,14 +170,14 @@ class Engine(NotCopyable):
         timeout: float | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsCompleted:
-        """The answers to many prompts as they finish: an iterator of (index of the prompt, its Completion or the
-        CortexError that ended it). An error of one prompt leaves the others alone.
+        """Return an iterator of (index of the prompt, its Completion or the CortexError that ended it), in the order in
+        which they finish. The error of one prompt does not affect the others.
 
-        `prompts` may be any iterator, without end too: at most four prompts per row are read and not handed out, and
-        with `window` none that lies so many behind the oldest unfinished one, which bounds what must be kept to put
-        the answers in order. Closing or dropping the iterator cancels the rest, and so does whatever it raises:
-        EngineClosed, InvalidRequest if there are not as many `params` as prompts, an error of the prompts' iterator.
-        `cache` and `timeout`, which is each prompt's own, as for `submit`.
+        `prompts` may be any iterator, also an endless one. At most four prompts per row are read and not yet returned.
+        With `window`, no prompt is read that comes `window` or more after the oldest unfinished one. Closing or
+        dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` are
+        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. Other parameters: see
+        `submit`.
         """
         check_timeout(timeout)
         if window is not None and not (isinstance(window, int) and window >= 1):
@@ -207,8 +202,8 @@ class Engine(NotCopyable):
         timeout: float | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> TokenStream:
-        """The answer as it comes. The last event carries the completion; closing or dropping the iterator early
-        cancels the request. The rest as for `submit`.
+        """Return an iterator of the answer's events; the last one carries the completion. Closing or dropping the
+        iterator cancels the request. Other parameters: see `submit`.
         """
         asked = with_keywords(params, **sampling)
         return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout))
@@ -221,13 +216,14 @@ class Engine(NotCopyable):
         stride: int | None = None,
         on_window: Callable[[Perplexity], None] | None = None,
     ) -> Perplexity:
-        """How well the model predicts a text or a list of token ids, in windows of `context` tokens (None: 2048, or
-        what fits), several at a time. Each token is scored once: those of the first window, then in each the next
-        `stride` (None: half of `context`) behind the tokens before them. Every window begins with the
-        beginning-of-text token where the tokenizer writes one; else the text's first token is not scored. `on_window`
-        is told after each window what is known. Raises InvalidRequest, and what `submit` raises.
+        """Return how well the model predicts a text, or a list of token ids, in windows of `context` tokens (None:
+        2048, or what fits). Raises InvalidRequest, and what `submit` raises.
+
+        Each token is scored once: those of the first window, then in each further window the next `stride` tokens
+        (None: half of `context`). If the tokenizer begins texts with a token, every window begins with it; otherwise
+        the text's first token is not scored. `on_window` is called after each window with the result so far.
         """
-        checked_function("on_window", on_window)
+        arguments.checked_function("on_window", on_window)
         self._worker.check_open()
         core = self._worker.core
         size = window_size(context, core.scheduler.limits.scored(core.cache.tables.capacity_tokens))
@@ -243,23 +239,22 @@ class Engine(NotCopyable):
         template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
     ) -> Conversation:
-        """A conversation that begins with these messages: turns that are remembered, undone, forked and saved, each of
-        which computes only what is new. `params` and `client` are those of its requests, `template_vars` the chat
-        template's. Raises InvalidRequest.
+        """Return a conversation that begins with these messages. Its turns can be undone, forked and saved, and each
+        computes only what is new. `params` and `client` are those of its requests. Raises InvalidRequest.
         """
-        system = checked_text("system", system)
-        asked, client = with_keywords(params), checked_client(client)
+        system = arguments.checked_text("system", system)
+        asked, client = with_keywords(params), arguments.checked_client(client)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
         talk.template_vars = checked_vars(template_vars)
         return talk
 
     def pin(self, prefix: Prompt, *, client: str | None = None) -> Pin:
-        """Keep what prompts begin with: a text, tokens, or messages that others follow. It is computed now if it is not
-        cached, and its whole blocks go last when memory is needed: after all that is only cached, but before a running
-        request gives up anything and before one is refused. Pins of all clients have half of the KV memory at most.
+        """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
+        the pin.
 
-        Raises PinRefused with the numbers, InvalidRequest if less than a block is to be pinned, and what `submit`
-        raises.
+        Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
+        before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,
+        InvalidRequest if there is no whole block to pin, and what `submit` raises.
         """
         tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
         client = self._submitter.read(self, tokens, params, client=client).request.client
@@ -284,7 +279,7 @@ class Engine(NotCopyable):
         timeout: float | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncTokenStream:
-        """`stream` for asyncio. The request is submitted with the first `anext`, which raises what `submit` raises."""
+        """`stream` for asyncio. The first `anext` submits the request, and raises what `submit` raises."""
         asked = with_keywords(params, **sampling)
         return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout))
 
@@ -298,9 +293,9 @@ class Engine(NotCopyable):
         on_progress: OnProgress | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
-        """`generate` for asyncio. A cancelled task cancels the request; `on_progress` is told in it."""
+        """`generate` for asyncio. A cancelled task cancels the request. `on_progress` is called in the task."""
         params = with_keywords(params, **sampling)
-        checked_function("on_progress", on_progress)
+        arguments.checked_function("on_progress", on_progress)
         if on_progress is None:
             return await completion_of(partial(self._submitter.asubmit, self, prompt, params, cache, timeout))
         done: Completion | None = None
@@ -312,76 +307,82 @@ class Engine(NotCopyable):
         return done
 
     async def aclose(self) -> None:
-        """`close` for asyncio. A cancelled task does not wait for the end, which comes all the same."""
+        """`close` for asyncio. A cancelled task does not wait for the end, which comes anyway."""
         await on_a_thread(self.close)
 
     # -- texts and tokens: also on a closed engine; ForkedProcess in a forked child ------------------------------------
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: text as it is, messages through the chat template. Raises InvalidRequest."""
+        """Return the token ids of a prompt: a text as it is, messages through the chat template. Raises
+        InvalidRequest.
+        """
         self._worker.check_process()
         return list(tokenize(self._tokenizer, prompt))
 
     def count_tokens(self, prompt: Prompt) -> int:
-        """How many tokens a prompt has: what `usage.prompt_tokens` of its answer will say. Raises InvalidRequest."""
+        """Return how many tokens a prompt has: what `usage.prompt_tokens` of its answer will say. Raises
+        InvalidRequest.
+        """
         return len(self.encode(prompt))
 
     def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
-        """The text of token ids. What the tokenizer calls special, such as the beginnings and ends of turns, is left
-        out unless `special_tokens`. Raises InvalidRequest for what is no token of the model.
+        """Return the text of token ids, without the tokenizer's special tokens, such as beginnings and ends of turns,
+        unless `special_tokens` is True. Raises InvalidRequest for an id that is no token of the model.
         """
         self._worker.check_process()
-        ids = checked_tokens(tokens, self.info.vocab_size)
+        ids = arguments.checked_tokens(tokens, self.info.vocab_size)
         return self._tokenizer.decode(ids, special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for by itself, as UTF-8, which may be a part of a character; none for what is no token of
-        the model. Raises InvalidRequest for what is no integer.
+        """Return what a token stands for by itself, as UTF-8, which may be a part of a character. Empty if the model
+        has no such token. Raises InvalidRequest unless `token` is an integer.
         """
         self._worker.check_process()
-        return self._tokenizer.token_bytes(checked_token(token))
+        return self._tokenizer.token_bytes(arguments.checked_token(token))
 
     # -- looking inside: on the engine's thread, between two steps -----------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of this moment. Raises EngineClosed."""
+        """Return counters, and values of this moment. Raises EngineClosed."""
         return self._worker.ask(lambda core: core.stats())
 
     def blocks(self) -> BlockMap:
-        """The owner of every block of the KV arena. Cheap enough to ask a few times a second. Raises EngineClosed."""
+        """Return the state of every block of the KV arena. It can be called a few times per second. Raises
+        EngineClosed.
+        """
         return self._worker.ask(lambda core: core.cache.pools.block_map())
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:
-        """What `look(core)` returns, called on the engine's thread between two steps: for measuring and debugging.
-        Requests that are submitted meanwhile begin together. What is in the core may change with every version.
-        Raises what `look` raises, and EngineClosed.
+        """Return what `look(core)` returns on the engine's thread between two steps, for measuring and debugging.
+        Requests that are submitted meanwhile begin together. The core may change with every version. Raises what `look`
+        raises, and EngineClosed.
         """
         return self._worker.ask(look, any_error=True)
 
     @property
     def longest_request(self) -> int:
-        """Tokens that a prompt and its answer may have: in the context, `max_request_tokens` and the KV memory. With
-        `keep_last`, whose rows go on beyond context and memory, as many as can be counted or `max_request_tokens`.
+        """How many tokens a prompt and its answer may have, within the context, `max_request_tokens` and the KV memory.
+        With `keep_last`, only `max_request_tokens` and the largest number that can be counted bound it.
         """
         scheduler = self._worker.core.scheduler
         return scheduler.limits.room(0, scheduler.cache.tables.capacity_tokens)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError if the engine's requests and blocks do not fit together: for tests and when in doubt.
-        Takes a time that grows with the arena. Raises EngineClosed.
+        """Raise AssertionError if the engine's requests and blocks do not fit together: for tests, and when in doubt.
+        The larger the arena, the longer it takes. Raises EngineClosed.
         """
         self._worker.ask(lambda core: core.check_invariants())
 
     def on_memory_pressure(self, level: MemoryPressure | str) -> None:
-        """Give memory back before the system takes it: "warning" drops half of the unused prefix cache, "critical"
-        all of it, the arena's free end and MLX's own buffers. Running requests go on. Raises InvalidRequest or
-        EngineClosed.
+        """Give memory back before the system takes it, while requests continue. "warning" drops half of the unused
+        prefix cache. "critical" drops all of it, the free end of the arena and MLX's own buffers. Raises InvalidRequest
+        or EngineClosed.
         """
-        asked = checked_pressure(level)
+        asked = arguments.checked_pressure(level)
         self._worker.ask(lambda core: core.relieve(critical=asked is MemoryPressure.CRITICAL))
 
     def close(self) -> None:
-        """Stop the engine: requests in flight fail with EngineClosed, memory is given back. Safe to call again."""
+        """Stop the engine. Requests in flight fail with EngineClosed, and memory is given back. Safe to call again."""
         self._worker.stop()
         self._finalizer.detach()
 

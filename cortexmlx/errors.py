@@ -9,7 +9,9 @@ if TYPE_CHECKING:
 
 
 class CortexError(Exception):
-    """Base of all errors that cortexmlx raises on purpose: one line that says what happened and what to do next."""
+    """Base of all errors that cortexmlx raises on purpose. The message is one line that says what happened and what to
+    do next.
+    """
 
 
 class KVCacheFull(CortexError):
@@ -21,32 +23,34 @@ class MemoryRefused(KVCacheFull):
 
 
 class OutOfMemory(CortexError):
-    """A step was refused memory, and once more after all that can be given back was: the request that took most of it
-    fails. Free memory, or ask for less: a shorter prompt, a smaller KV memory, smaller pieces of prompts. Or a model
-    was refused it while it was loaded.
+    """A step was refused memory, and again after everything that can be given back was: the request that took most of
+    it fails. Or a model was refused memory while it was loaded. Free memory, or ask for less: a shorter prompt, a
+    smaller KV memory, smaller pieces of prompts.
     """
 
 
 class PinRefused(KVCacheFull):
-    """Pins would have more than their share of the KV memory: unpin something, or raise it."""
+    """Pins would exceed their share of the KV memory: unpin something, or raise the KV memory."""
 
 
 class KVBlockError(CortexError, ValueError):
-    """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, bad count."""
+    """KV blocks are not in the state that a call needs: freed twice, still in use, outside the arena, or a wrong
+    count.
+    """
 
 
 class ModelNotFound(CortexError):
-    """No model under that name: a missing path, an unknown hub id, or no network."""
+    """No model has that name: a missing path, an unknown hub id, or no network."""
 
 
 class DownloadFailed(ModelNotFound):
-    """The hub has the model, but not all of it came: no room on disk, a connection that broke again and again, a hub
-    that is busy or refuses. What has come is kept.
+    """The hub has the model, but it could not be downloaded completely: no room on disk, a connection that broke again
+    and again, or a hub that is busy or refuses. What has arrived is kept.
     """
 
 
 class ModelCorrupt(CortexError):
-    """The model's files are there but cannot be read: truncated, damaged or inconsistent."""
+    """The model's files exist but cannot be read: cut short, damaged or inconsistent."""
 
 
 class ModelUnsupported(CortexError):
@@ -58,8 +62,8 @@ class PromptTooLong(CortexError):
 
 
 class InvalidRequest(CortexError, ValueError):
-    """The request itself is wrong: an empty prompt, or sampling parameters out of range. `field` is the path of what is
-    wrong, such as `messages[2].role` or `temperature`, where one field is.
+    """The request itself is wrong: an empty prompt, or sampling parameters out of range. `field` is the path of the
+    wrong field, such as `messages[2].role` or `temperature`, if one field is wrong.
     """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -68,19 +72,19 @@ class InvalidRequest(CortexError, ValueError):
 
 
 class RequestTimeout(CortexError, TimeoutError):
-    """The request had not ended within the time that it was given: give it more, or ask for less."""
+    """The request did not end within its time: give it more time, or ask for less."""
 
 
 class ConversationFileError(CortexError):
-    """A conversation cannot be written to its file, or the file is none of ours, or it is damaged."""
+    """A conversation cannot be written to its file, or the file is damaged or not one of ours."""
 
 
 class LogitsProcessorError(CortexError):
-    """A logits processor of the caller's own raised, or returned no logits; its request failed, and no other."""
+    """A logits processor of the caller raised, or did not return logits. Only its request failed."""
 
 
 class NoTokenToChoose(CortexError):
-    """The model's logits for a request were NaN, or all -inf; it failed, and no other. The model's weights may be
+    """The model's logits for a request were NaN, or all -inf. Only this request failed. The model's weights may be
     damaged, or its numbers too large for its type.
     """
 
@@ -102,13 +106,13 @@ class KernelCompileError(CortexError):
 
 
 class KernelFault(CortexError):
-    """A simulated Metal kernel did something that a GPU does not define: out of bounds, a race, a divergent barrier,
-    ...
+    """A simulated Metal kernel did something that a GPU does not define, such as an access out of bounds, a race, or a
+    divergent barrier.
     """
 
 
 def with_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, and what was being handled when it was raised, each once."""
+    """Yield an error, its causes, and the errors that were being handled when they were raised, each once."""
     rest: list[BaseException | None] = [error]
     seen: set[int] = set()
     while rest:

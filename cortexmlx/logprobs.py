@@ -1,4 +1,4 @@
-"""Log-probabilities as callers get them: of one token, and of a prompt. No mlx, no threads."""
+"""Log-probabilities as callers get them: of one token, and of a prompt. Without mlx or threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """The natural-log probability of one token, and of the likeliest ones at its place, best first."""
+    """The natural-log probability of one token, and those of the likeliest tokens at its place, the best first."""
 
     token_id: int
     logprob: float
@@ -23,10 +23,10 @@ class TokenLogprob:
 
 
 class PromptLogprobs(Sequence[TokenLogprob | None]):
-    """What the model thinks of each token of a prompt, given those before it: None of the first.
+    """The log-probability of each token of a prompt, given the tokens before it. The first item is None.
 
-    A sequence that makes its items when they are asked for. `tokens` are the `n` tokens, `logprobs` `[n] float32` their
-    own, NaN for the first; the array is not to be written.
+    It is a sequence that makes its items when they are read. `tokens` are the `n` tokens. `logprobs` `[n] float32` are
+    their own log-probabilities, NaN for the first; do not write to this array.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PromptLogprobs(Sequence[TokenLogprob | None]):
         top_ids: IntArray,
         top_logprobs: npt.NDArray[np.float32],
     ) -> None:
-        """`top_ids` and `top_logprobs` `[n, k]` are of the likeliest in each place."""
+        """`top_ids` and `top_logprobs` `[n, k]` are those of the likeliest tokens at each place."""
         self.tokens = tokens
         self.logprobs = logprobs
         self._top_ids = top_ids

@@ -17,7 +17,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def memory_bytes() -> int:
-    """Bytes of physical memory, or of the container's limit where that is lower."""
+    """Return the bytes of physical memory, or the container's limit if that is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([physical, *filter(None, map(_limit, _CGROUP_LIMITS))])
 
@@ -30,7 +30,9 @@ def _limit(path: str) -> int | None:
 
 
 def working_set_bytes() -> int:
-    """Bytes that a model and its cache should use at most: what Metal recommends, else three quarters of the memory."""
+    """Return how many bytes a model and its cache should use at most: what Metal recommends, or else three quarters of
+    the memory.
+    """
     if sys.platform == "darwin" and metal_device() is not None:
         import mlx.core as mx
 
@@ -39,11 +41,12 @@ def working_set_bytes() -> int:
 
 
 def obtainable(size: int) -> bool:
-    """Whether the system would give this process `size` more bytes now: asked before MLX is, whose CPU build writes
-    through the null pointer of an allocation that was refused. Takes microseconds and touches none of them.
+    """Return whether the system would give this process `size` more bytes now. It takes microseconds and touches no
+    memory.
 
-    It says no at an address space limit (`ulimit -v`), a limit on data, or strict accounting. A system that promises
-    more than it has says yes.
+    Ask before MLX allocates: if an allocation is refused, MLX's CPU build writes through its null pointer. The answer
+    is no at an address space limit (`ulimit -v`), a limit on data, or strict accounting. A system that promises more
+    memory than it has says yes.
     """
     try:
         mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
@@ -61,7 +64,9 @@ _REFUSALS = (
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an exception says that memory was refused: ours, Python's, or MLX's, which is known by its words only."""
+    """Return whether an exception says that memory was refused: ours, Python's, or MLX's, which is known by its words
+    only.
+    """
     if isinstance(error, MemoryRefused | MemoryError):
         return True
     words = str(error).lower()
@@ -69,10 +74,10 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def metal_device() -> str | None:
-    """The name of the Apple GPU that MLX can compute on, or None.
+    """Return the name of the Apple GPU that MLX can compute on; None without one.
 
-    An MLX that was built for Metal says that Metal is available even where there is no GPU to open: in some virtual
-    machines and in sessions without one. It raises when the device is asked for.
+    An MLX that was built for Metal says that Metal is available even if no GPU can be opened: in some virtual machines,
+    and in sessions without one. It raises when the device is asked for.
     """
     import mlx.core as mx
 
@@ -85,9 +90,9 @@ def metal_device() -> str | None:
 
 
 def matrix_units() -> bool:
-    """Whether MLX multiplies matrices in units that a GPU has for it: M5 and later, from macOS 26.2 on.
+    """Return whether MLX multiplies matrices in units that a GPU has for that: M5 and later, from macOS 26.2 on.
 
-    What MLX asks (`is_nax_available`) Python does not see; this asks the same of the GPU's architecture
+    Python cannot call what MLX asks (`is_nax_available`). This asks the same of the GPU's architecture
     ("applegpu_g17s") and the system.
     """
     if metal_device() is None:
@@ -100,7 +105,7 @@ def matrix_units() -> bool:
 
 
 def be_modest() -> None:
-    """Let all other threads go before this one, where the system can say so of one thread, and lets it."""
+    """Give this thread the lowest priority, if the system can do that for one thread and allows it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

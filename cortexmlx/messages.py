@@ -1,4 +1,4 @@
-"""Chat messages as a prompt: what the engine takes. No mlx, no threads."""
+"""Chat messages as a prompt, as the engine takes them. Without mlx or threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.request import Message
 
 TemplateVars = Mapping[str, object]
-"""Variables for the model's chat template, by name: booleans, numbers, texts, and lists and maps of them."""
+"""Variables for the model's chat template, by name: booleans, numbers, texts, and lists and mappings of them."""
 
 NO_VARIABLES: TemplateVars = MappingProxyType({})
 
@@ -18,20 +18,20 @@ THINKING = "enable_thinking"
 """The variable that switches thoughts on and off. A template that calls it `thinking` gets it under that name."""
 
 EFFORT = "reasoning_effort"
-"""The variable that says how much a model is to think, where a template has degrees of it."""
+"""The variable that says how much a model should think, in templates that have levels of it."""
 
 NO_TEXT = "holds a NUL or half of a surrogate pair, which is no text"
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-"""The types of parts that are text."""
+"""The types of message parts that are text."""
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """Messages with variables for the model's chat template, in the place of the messages alone.
+    """Messages with variables for the model's chat template.
 
-    `template_vars` such as `{"enable_thinking": False}` or `{"reasoning_effort": "low"}`; one that the template does
-    not read raises InvalidRequest when the prompt is rendered.
+    `template_vars` are, for example, `{"enable_thinking": False}` or `{"reasoning_effort": "low"}`. A variable that the
+    template does not read raises InvalidRequest when the prompt is rendered.
     """
 
     messages: Sequence[Message]
@@ -39,14 +39,14 @@ class ChatPrompt:
 
 
 def checked_vars(variables: object) -> dict[str, object]:
-    """A copy of the template's variables. Raises InvalidRequest for what is no map from names."""
+    """Return a copy of the template's variables. Raises InvalidRequest unless they are a mapping from names."""
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise InvalidRequest(f"template_vars is {variables!r:.80}, but must be a map from names to values")
     return dict(variables)
 
 
 def plain_message(message: Mapping[str, object]) -> dict[str, object]:
-    """The message with its text in one piece, where `content` is a list of parts as in the OpenAI API.
+    """Return the message with its text in one piece. In the OpenAI API, `content` may be a list of parts.
 
     Raises InvalidRequest for a part that is no text: a template would write a placeholder for it, and the model would
     answer as if it had seen something.
@@ -58,7 +58,7 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
 
 
 def is_text(text: str) -> bool:
-    """It can be written in UTF-8, without NULs."""
+    """Return whether a text can be written in UTF-8, without NULs."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -67,7 +67,7 @@ def is_text(text: str) -> bool:
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """A question that names the known one most like `name`, or nothing."""
+    """Return a question that names the known name most like `name`, or an empty text if none is like it."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1, cutoff=0.7)

@@ -1,4 +1,4 @@
-"""Perplexity: windows over the tokens of a text, in which each token is scored once."""
+"""Perplexity: windows over the tokens of a text. Each token is scored once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cortexmlx.serving.as_completed import AsCompleted
 from cortexmlx.serving.prompt import Prompt
 
 DEFAULT_CONTEXT = 2048
-"""Tokens of a window where nobody says, if the model and the KV memory have room for so many."""
+"""Tokens of a window by default, if the model and the KV memory have room for them."""
 
 _ONLY_SCORED = SamplingParams(max_tokens=0, prompt_logprobs=0)
 
@@ -29,7 +29,7 @@ _LEAST = 2
 
 @dataclass(frozen=True)
 class Window:
-    """The tokens `begin .. end` of a text, of which those from `scored` on are scored."""
+    """The tokens `begin .. end` of a text. Those from `scored` on are scored."""
 
     begin: int
     scored: int
@@ -38,21 +38,23 @@ class Window:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What is known after `windows` of `all_windows` windows: the sum of the negative natural-log probabilities, `nll`,
-    of `tokens` tokens, for which `computed_tokens` went through the model in `seconds`. The text has `text_tokens`
-    tokens and `text_bytes` bytes of UTF-8 (None: it was given as tokens).
-    """
+    """The result after `windows` of `all_windows` windows."""
 
     nll: float
+    """The sum of the negative natural-log probabilities of the scored tokens."""
     tokens: int
+    """How many tokens were scored."""
     windows: int
     all_windows: int
     context: int
     stride: int
     computed_tokens: int
+    """How many tokens the model has computed for that, in `seconds`."""
     seconds: float
     text_tokens: int
+    """Tokens of the whole text."""
     text_bytes: int | None
+    """Its bytes of UTF-8; None if it was given as tokens."""
 
     @property
     def perplexity(self) -> float:
@@ -69,7 +71,7 @@ class Perplexity:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """`bits_per_token` times the tokens per byte of the whole text: comparable between tokenizers."""
+        """`bits_per_token` times the tokens per byte of the whole text. It can be compared between tokenizers."""
         return None if self.text_bytes is None else self.bits_per_token * self.text_tokens / self.text_bytes
 
     @property
@@ -80,17 +82,17 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Text:
-    """A text in tokens: `begin` is what every window begins with, the beginning-of-text token of a model whose
-    tokenizer writes one, or nothing.
-    """
+    """A text in tokens."""
 
     tokens: Sequence[int]
     begin: tuple[int, ...]
+    """The token with which every window begins, if the model's tokenizer begins texts with one."""
     bytes: int | None
+    """Its bytes of UTF-8; None if it was given as tokens."""
 
     @classmethod
     def read(cls, text: str | Sequence[int], tokenizer: SharedTokenizer) -> Text:
-        """The tokens of a text, or a text that is tokens. Raises InvalidRequest for what is neither."""
+        """Return a text, given as text or as tokens. Raises InvalidRequest for anything else."""
         begin = _begin(tokenizer)
         if isinstance(text, str):
             data = (text.removeprefix(tokenizer.bos_token or "") if begin else text).encode("utf-8", "replace")
@@ -104,8 +106,8 @@ class Text:
 
 
 def windows(tokens: int, room: int, stride: int, first: int) -> Iterator[Window]:
-    """Windows of at most `room` tokens over a text of `tokens` tokens. The first scores all of its tokens from the
-    place `first` on, each other one the next `stride`, behind as many before them as there is room for.
+    """Yield windows of at most `room` tokens over a text of `tokens` tokens. The first scores its tokens from index
+    `first` on. Each further one scores the next `stride` tokens, with as many before them as there is room for.
     """
     end = min(room, tokens)
     yield Window(0, first, end)
@@ -121,8 +123,9 @@ def measure(
     stride: int | None,
     on_window: Callable[[Perplexity], None] | None,
 ) -> Perplexity:
-    """The perplexity of a text in windows of `context` tokens; `complete` is `Engine.as_completed`. `on_window` is told
-    what is known after each of them, in the order in which they end. Raises InvalidRequest, and what ends a window.
+    """Return the perplexity of a text in windows of `context` tokens. `complete` is `Engine.as_completed`. `on_window`
+    is called with the result after each window, in the order in which they end. Raises InvalidRequest, and what ends a
+    window.
     """
     stride = context // 2 if stride is None else stride
     if not _is_integer(stride) or not 1 <= stride < context:
@@ -158,7 +161,7 @@ def measure(
 
 
 def window_size(wanted: int | None, most: int) -> int:
-    """Tokens of a window, of which `most` fit. Raises InvalidRequest if those that are wanted do not."""
+    """Return the tokens of a window, of which `most` fit. Raises InvalidRequest if `wanted` does not fit."""
     context = min(DEFAULT_CONTEXT, most) if wanted is None else wanted
     if not _is_integer(context) or not _LEAST <= context <= most:
         raise InvalidRequest(

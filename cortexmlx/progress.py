@@ -7,38 +7,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 Doing = Literal["downloading", "loading", "prefilling"]
-"""What may take a while: a model is fetched, brought into memory, and a prompt computed."""
+"""Work that may take a while: a model is downloaded or loaded into memory, or a prompt is computed."""
 
 UNITS: dict[Doing, str] = {"downloading": "bytes", "loading": "steps", "prefilling": "tokens"}
 
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total` are done, in `unit`s; `total` may grow, and is 0 while nothing is known.
-    `cached` of those done were there before. `rate` is how many were done per second lately, 0 where nobody counts.
-    """
+    """`done` of `total` units are done. `total` may grow, and is 0 while it is unknown."""
 
     what: Doing
     done: int
     total: int
     cached: int = 0
+    """How many of those done did not need any work, because they existed before."""
     rate: float = 0.0
+    """How many were done per second lately; 0 if that is not measured."""
 
     @property
     def unit(self) -> str:
-        """What is counted: "bytes", "steps" or "tokens"."""
+        """The unit: "bytes", "steps" or "tokens"."""
         return UNITS[self.what]
 
     @property
     def fraction(self) -> float:
-        """How much is done, 0 to 1."""
+        """The part that is done, 0 to 1."""
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at this rate; None while there is none."""
+        """How many seconds the rest takes at this rate; None without a rate."""
         return (self.total - self.done) / self.rate if self.rate else None
 
 
 OnProgress = Callable[[Progress], None]
-"""Is told how far something is. It must return at once, for what it is told of waits for it."""
+"""Called with the progress. It must return at once, since the work waits for it."""

@@ -1,23 +1,20 @@
-"""Requests and completions as plain frozen data. No mlx, no threads."""
+"""Requests and completions as plain frozen data. Without mlx or threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
 from cortexmlx.errors import CortexError
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
 from cortexmlx.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    pass
-
 
 class FinishReason(StrEnum):
-    """Why a completion ended; the values are those of the OpenAI API, plus `cancelled` and `error`."""
+    """Why a completion ended. The values are those of the OpenAI API, and also `cancelled` and `error`."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -26,7 +23,7 @@ class FinishReason(StrEnum):
 
 
 class RequestState(StrEnum):
-    """Where a request is in its life. The last three are final."""
+    """The stage of a request's life. The last three are final."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -38,58 +35,62 @@ class RequestState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """The request has ended."""
+        """Whether the request has ended."""
         return self in (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a model marks its thoughts: between the texts `open` and `close`, before its answer. `begun`: the prompt has
-    opened them. `skipped` may stand before an answer without thoughts.
-    """
+    """How a model marks its thoughts: between the texts `open` and `close`, before its answer."""
 
     open: str
     close: str
     begun: bool = False
+    """Whether the prompt has opened them."""
     skipped: str = ""
+    """A text that may come before an answer without thoughts."""
 
 
 RequestId = NewType("RequestId", int)
-"""Names a request of one engine. One with several answers is several jobs of the scheduler, each with a JobId."""
+"""The number of a request in its engine. A request with several answers is several jobs of the scheduler, each with a
+JobId.
+"""
 
 
 @dataclass(frozen=True)
 class QueuedRequest:
-    """A request that was checked, on its way to the scheduler: `prompt` in token ids, and `submitted`, when it came, on
-    the performance counter. `client`, `background`, `cache` and `timeout` are those of `Engine.submit`. `scored` is the
-    text whose tokens are to have their log-probabilities: the prompt, or that and one token more. `thoughts` are
-    to be told from the answer.
+    """A request that was checked, on its way to the scheduler. `client`, `background`, `cache` and `timeout` are those
+    of `Engine.submit`.
     """
 
     prompt: tuple[int, ...]
+    """The prompt's token ids."""
     params: SamplingParams
     seed: int = 0
     submitted: float = 0.0
+    """When it was submitted, on the performance counter."""
     client: str | None = None
     background: bool = False
     scored: tuple[int, ...] = ()
+    """The text whose tokens get log-probabilities: the prompt, or the prompt and one more token."""
     cache: bool = True
     timeout: float | None = None
     thoughts: Thoughts | None = None
+    """How thoughts are told apart from the answer; None: they are not."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts. `cached_tokens` of the prompt came from the prefix cache and were not computed again.
-    `dropped_tokens` of prompt and answer the model did not see any more in the end (`keep_first`, `keep_last`).
-    `thinking_tokens` of the completion wrote its thoughts, or a part of them; tags are not counted.
-    """
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    """Tokens of the prompt that came from the prefix cache and were not computed again."""
     dropped_tokens: int = 0
+    """Tokens of prompt and answer that the model no longer saw at the end (`keep_first`, `keep_last`)."""
     thinking_tokens: int = 0
+    """Tokens of the completion that wrote its thoughts, at least partly. Tags are not counted."""
 
     @property
     def total_tokens(self) -> int:
@@ -98,7 +99,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from submission to the start of the prefill, to the first token and to the end; rates of either phase."""
+    """Seconds from submission to the start of the prefill, to the first token and to the end, and the rates of both
+    phases.
+    """
 
     queued: float
     ttft: float
@@ -109,27 +112,29 @@ class Timings:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer. Where messages were asked, `text` is without what the model thought before it, which is
-    `thinking`; `raw_text` is all that it wrote, with the tags between the two. `index` counts the answers of one
-    request when `n` > 1, and `others` of the first are the rest of them.
-
-    `cumulative_logprob`, the sum over its tokens, is there if log-probabilities or `best_of` were asked for.
-    `prompt_logprobs` has one for each token of the prompt, but None for the first, before which there is nothing; of a
-    request that was cancelled, for as many as were computed.
-    """
+    """A finished answer."""
 
     text: str
+    """The answer. If messages were asked, it has no thoughts."""
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
     index: int = 0
+    """The number of the answer among those of its request."""
     cumulative_logprob: float | None = None
+    """The sum over its tokens, if log-probabilities or `best_of` were asked for."""
     others: tuple[Completion, ...] = ()
+    """The other answers of the request, in the first answer only."""
     prompt_logprobs: PromptLogprobs | None = None
+    """One for each token of the prompt, None for the first token. If the request was cancelled, for as many as were
+    computed.
+    """
     thinking: str = ""
+    """What the model thought before the answer."""
     raw_text: str = ""
+    """All that the model wrote, with the tags between thoughts and answer."""
 
     def __post_init__(self) -> None:
         if not self.raw_text:
@@ -138,20 +143,14 @@ class Completion:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One piece of a streamed answer: `text` may be empty while it could still begin a stop string or half a character.
-    `thinking` is a piece of the thoughts before it; tags are in neither.
+    """One piece of a streamed answer.
 
-    `dropped` tokens before this one are out of the model's sight since the event before (`keep_first`, `keep_last`).
-    The last event of an answer has `finish_reason` and no token; the last of all has `completion`. Who is called with
-    events (`on_event`) is told of a request that failed or was closed by a last event with `error`; who reads them is
-    raised that error.
-
-    While a prompt is computed that takes several steps, events with `progress` and no text say how many of its tokens
-    are computed, a few times in a second at most. So they do for an answer that had to give up its memory, or goes on
-    with a part of its text: then the tokens of the answer so far are among them.
+    The last event of an answer has `finish_reason` and no token. The very last event has `completion`. If a request
+    fails or is closed, `on_event` gets a last event with `error`, and a reader of the stream gets that error raised.
     """
 
     text: str
+    """May be empty while it could still begin a stop string or is half a character."""
     token_id: int | None = None
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
@@ -159,14 +158,20 @@ class TokenEvent:
     index: int = 0
     error: CortexError | None = None
     dropped: int = 0
+    """Tokens that the model no longer sees since the event before (`keep_first`, `keep_last`)."""
     progress: Progress | None = None
+    """While a prompt takes several steps, events without text say how many of its tokens are computed, a few times per
+    second at most. The same happens when an answer had to give up its memory, or continues with a part of its text;
+    then its own tokens so far are counted, too.
+    """
     thinking: str = ""
+    """A piece of the thoughts before the answer. Tags are in neither."""
 
     @classmethod
     def failed(cls, error: CortexError) -> TokenEvent:
-        """The last event of a request that ended with an error."""
+        """Return the last event of a request that ended with an error."""
         return cls("", finish_reason=FinishReason.ERROR, error=error)
 
 
 Message = Mapping[str, object]
-"""One chat message: `{"role": "user", "content": "..."}` and whatever else the model's chat template reads."""
+"""One chat message: `{"role": "user", "content": "..."}`, with other keys that the model's chat template reads."""

@@ -1,4 +1,4 @@
-"""SamplingParams: how the tokens of an answer are chosen, and when it ends. No mlx, no threads."""
+"""SamplingParams: how the tokens of an answer are chosen, and when it ends. Without mlx or threads."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 LogitsProcessor = Callable[["mx.array", "mx.array"], "mx.array"]
-
-"""A function of the tokens so far, `[n] int32`, and the next one's logits, `[1, vocab] float32`: the logits to choose
-from. See `SamplingParams`.
+"""A function of the tokens so far, `[n] int32`, and the next token's logits, `[1, vocab] float32`. It returns the
+logits to choose from. See `SamplingParams`.
 """
 
 MOST_STOPS = 1024
-
-"""Stop strings of a request. OpenAI takes 4; lists of words to end at have some hundred."""
+"""How many stop strings a request may have. OpenAI allows 4; lists of words to end at have some hundred."""
 
 MOST_STOP_CHARACTERS = 16_384
-
-"""Characters of all stop strings of a request together: their table takes up to 3 MB and 20 ms to build."""
+"""How many characters all stop strings of a request may have together. Their table takes up to 3 MB, and 20 ms to
+build.
+"""
 
 MOST_STOP_TOKENS = 16_384
-
-"""Stop tokens of a request: words to end at have a few thousand."""
+"""How many stop tokens a request may have. Lists of words to end at have a few thousand."""
 
 
 class TokenBiases(Mapping[int, float]):
-    """Token ids and what is added to their logits: a map that nobody can change. Where they are `valid`, numbers in
-    their ranges, `ids` and `amounts` are the same as arrays, for the sampler.
+    """An immutable map from token ids to what is added to their logits. If all numbers are in their ranges, it is
+    `valid`, and `ids` and `amounts` are the same as arrays, for the sampler.
     """
 
     def __init__(self, biases: Mapping[int, float]) -> None:
@@ -66,48 +64,60 @@ class TokenBiases(Mapping[int, float]):
 class SamplingParams:
     """How to choose tokens, and when to stop.
 
-    `temperature` 0 is greedy. `top_p` in (0, 1], `top_k` 0 means all, `min_p` in [0, 1) relative to the best token.
-    `repetition_penalty` divides (or multiplies, when negative) the logits of the last `repetition_context` tokens of
-    prompt and answer, as mlx-lm does; `presence_penalty` and `frequency_penalty` subtract from the logits of generated
-    tokens, as the OpenAI API does. `logit_bias` adds to single logits. A `stop` string, or the first of several, ends
-    the answer and is not part of its text; `stop_token_ids` do the same for tokens. `max_tokens` None means: until the
-    context is full (with the engine's `keep_last`: without end). `seed` makes the tokens repeatable whatever else is in
-    the batch. `logprobs` n asks for the log-probability of each token and of the n likeliest (0: only the chosen one),
-    `prompt_logprobs` n the same of the prompt's tokens, each given those before it; with it, `max_tokens` may be 0:
-    nothing is generated. `n` answers are wanted, the likeliest of `best_of` (None: any). Of one client's
-    requests, those with a higher `priority` go first.
-
-    `logits_processors` are functions as mlx-lm's `generate` takes them, called in their order for every token after
-    bias and penalties and before the filters: on the engine's thread, while others wait. Each answer calls them with
-    its tokens growing by one, also when it was preempted in between, and once more than it has tokens if a stop ended
-    it. Answers of one request share them (`n`), so one that keeps state should do so by its tokens. What one raises
-    fails its request with LogitsProcessorError.
-
-    Any iterable serves for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
-    Python's. Raises InvalidRequest naming the parameter, its value and the range. The ranges keep all arithmetic finite
+    Any iterable works for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
+    Python's. Raises InvalidRequest with the parameter, its value and its range. The ranges keep all arithmetic finite
     in float32. A request checks token ids against the model's vocabulary.
+
+    `logits_processors` work as in mlx-lm's `generate`. They are called in order for every token, after bias and
+    penalties and before the filters, on the engine's thread, while others wait. Each answer calls them with its tokens
+    growing by one, also if it was preempted in between, and once more than it has tokens if a stop ended it. The
+    answers of one request share them (`n`), so a function that keeps state should find its state by the tokens. If one
+    raises, its request fails with LogitsProcessorError.
     """
 
     max_tokens: int | None = 256
+    """None: until the context is full; with the engine's `keep_last`, without end. 0 is allowed with
+    `prompt_logprobs`.
+    """
     temperature: float = 0.0
+    """0 is greedy."""
     top_p: float = 1.0
+    """In (0, 1]."""
     top_k: int = 0
+    """0: all tokens."""
     min_p: float = 0.0
+    """In [0, 1), relative to the probability of the best token."""
     repetition_penalty: float = 1.0
+    """Divides positive logits of the last `repetition_context` tokens of prompt and answer, and multiplies negative
+    ones, as mlx-lm does.
+    """
     repetition_context: int = 20
     presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer has already, as in the OpenAI API."""
     frequency_penalty: float = 0.0
+    """The same, for each time that the answer has the token."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
+    """Added to single logits, by token id."""
     logits_processors: Sequence[LogitsProcessor] = ()
+    """Functions that change the logits."""
     stop: Sequence[str] = ()
+    """A string or several. The first one that is complete ends the answer, and is not part of its text."""
     stop_token_ids: Sequence[int] = ()
+    """Tokens that end the answer."""
     ignore_eos: bool = False
+    """Whether the model's own end tokens do not end the answer."""
     seed: int | None = None
+    """Makes the tokens repeatable, whatever else is in the batch."""
     logprobs: int | None = None
+    """n: report the log-probability of each token and of the n likeliest; 0: only of the chosen token."""
     prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, each given those before it."""
     n: int = 1
+    """How many answers to return."""
     best_of: int | None = None
+    """How many answers to compute, of which the `n` likeliest are returned; None: `n`."""
     priority: int = 0
+    """Among one client's requests, those with a higher priority go first."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -174,7 +184,7 @@ class SamplingParams:
         self._check_ids("logit_bias", wanted, top)
 
     def _check_ids(self, name: str, wanted: str, top: int) -> None:
-        """Of many, those that are no tokens are named."""
+        """Raise InvalidRequest if a token id is outside the vocabulary. The message names one of them."""
         ids = getattr(self, name)
         if not ids or (min(ids) >= 0 and max(ids) <= top):
             return
@@ -191,7 +201,7 @@ class SamplingParams:
     def _check_number(
         self, name: str, low: float, high: float, *, above: bool = False, below: bool = False, note: str = ""
     ) -> None:
-        """A number from `low` to `high`, without the ends if it must lie `above` or `below` them."""
+        """Check a number from `low` to `high`, without an end that it must be `above` or `below`."""
         value = getattr(self, name)
         ok = _is_number(value, low, high) and not (above and value == low) and not (below and value == high)
         wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}{note}"
@@ -212,19 +222,21 @@ def _is_int(value: object, low: int, high: int) -> bool:
 
 
 def _is_number(value: object, low: float, high: float) -> bool:
-    """Finite bounds also keep out infinities, NaN and integers beyond any float."""
+    """Return whether a value is a number in a range. Finite bounds also exclude infinities, NaN and integers beyond any
+    float.
+    """
     return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's integers and floats as Python's own; everything else as it is."""
+    """Return NumPy's integers and floats as Python's own, and everything else unchanged."""
     if isinstance(value, Integral):
         return value if isinstance(value, bool) else int(value)
     return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
 
 
 def _plain_list(value: Any) -> Any:
-    """Any iterable as a tuple, except those that are no list of things: texts, bytes, maps and arrays without axes."""
+    """Return any iterable as a tuple, except texts, bytes, mappings and arrays without axes."""
     if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
         return value
     array_of_one = getattr(value, "shape", None) == ()
@@ -232,7 +244,7 @@ def _plain_list(value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
-    """A value as an error message can hold it."""
+    """Return a value as text for an error message."""
     try:
         text = repr(list(value) if isinstance(value, tuple) else value)
     except ValueError:  # an integer with more digits than Python prints

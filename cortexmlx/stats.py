@@ -8,7 +8,7 @@ from enum import Enum, IntEnum
 
 
 class MemoryPressure(str, Enum):
-    """How short of memory the system is; the levels that macOS reports."""
+    """How short of memory the system is: the levels that macOS reports."""
 
     WARNING = "warning"
     CRITICAL = "critical"
@@ -16,12 +16,7 @@ class MemoryPressure(str, Enum):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The loaded model. `weight_bytes` and `kv_bytes_per_token` are bytes in memory; `chat_template`
-    says whether messages can be rendered; `notes` say what was done to the weights; `adapter` is the folder of the
-    adapter in it; `identity` names the content of the files that it was read from, wherever they lie; `template_vars`
-    are the variables that its chat template reads (none are known of a template that is code). `sampling` are the
-    values of `SamplingParams` that the model's makers recommend; the engine does not use them unless a request does.
-    """
+    """The loaded model."""
 
     name: str
     path: str
@@ -30,32 +25,39 @@ class ModelInfo:
     vocab_size: int
     parameters: int
     weight_bytes: int
+    """Bytes in memory, as for `kv_bytes_per_token`."""
     dtype: str
     kv_bytes_per_token: int
     chat_template: bool
+    """Whether messages can be rendered."""
     notes: tuple[str, ...] = ()
+    """What was done to the weights, and what does not work."""
     adapter: str | None = None
+    """The folder of the adapter that is part of it."""
     identity: str = ""
+    """Names the content of the files from which it was read, wherever they are."""
     template_vars: tuple[str, ...] = ()
+    """The variables that its chat template reads. A template that is code has none that are known."""
     sampling: tuple[tuple[str, float], ...] = ()
+    """Values of `SamplingParams` that the model's makers recommend. The engine does not use them by itself."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """A number of durations in seconds: how many in all, and the mean, median, 99th percentile and longest of the
-    newest.
-    """
+    """Statistics of durations in seconds. `count` is the number of all; the others are of the newest ones."""
 
     count: int
     mean: float
     p50: float
+    """The median."""
     p99: float
+    """The 99th percentile."""
     longest: float
 
 
 @dataclass(frozen=True)
 class UsageSample:
-    """How full the engine was, `seconds` after it began. Blocks are counted as in `EngineStats`."""
+    """How full the engine was `seconds` after it began. Blocks are counted as in `EngineStats`."""
 
     seconds: float
     used_blocks: int
@@ -66,112 +68,102 @@ class UsageSample:
 
 
 class BlockState(IntEnum):
-    """Whose a block of the arena is: nobody's, one running request's, several ones'. Or nobody's any more, but what it
-    holds can be used again: it is CACHED, and STORED if it is on disk, too, or on its way there.
-    """
+    """Who uses a block of the arena."""
 
     FREE = 0
+    """Nobody."""
     PRIVATE = 1
+    """One running request."""
     SHARED = 2
+    """Several running requests."""
     CACHED = 3
+    """Nobody, but its content can be used again."""
     STORED = 4
+    """As CACHED, and its content is also on disk, or on its way there."""
 
 
 @dataclass(frozen=True)
 class GroupBlocks:
-    """The blocks of the `layers` layers that share block tables, which see all tokens or the `window` newest:
-    `states` has one byte for each, its BlockState, in the order in which they lie in memory. A block takes
-    `block_bytes` bytes; there may be `limit` blocks.
-    """
+    """The blocks of the `layers` layers that share block tables."""
 
     layers: int
     window: int | None
+    """How many of the newest tokens these layers see; None: all."""
     block_bytes: int
+    """Bytes of a block."""
     limit: int
+    """How many blocks there may be."""
     states: bytes = field(repr=False)
+    """One byte per block, its BlockState, in the order in which the blocks are in memory."""
 
     def count(self, state: BlockState) -> int:
-        """How many blocks are in a state."""
+        """Return how many blocks are in a state."""
         return self.states.count(state)
 
 
 @dataclass(frozen=True)
 class BlockMap:
-    """The arena at this moment, a picture for each layer group, in blocks of `block_size` tokens. The counts over all
-    groups are those of `EngineStats`: its `used_blocks` are private and shared, its `cached_blocks` cached and stored,
-    and its `free_blocks` all but the used ones.
+    """The blocks of the arena at this moment, by layer group. A block has `block_size` tokens.
+
+    The counts over all groups are those of `EngineStats`: `used_blocks` are private and shared, `cached_blocks` are
+    cached and stored, and `free_blocks` are all but the used ones.
     """
 
     block_size: int
     groups: tuple[GroupBlocks, ...]
 
     def count(self, state: BlockState) -> int:
-        """How many blocks of all groups are in a state."""
+        """Return how many blocks of all groups are in a state."""
         return sum(group.count(state) for group in self.groups)
 
     @property
     def total(self) -> int:
-        """Blocks of all groups."""
+        """How many blocks all groups have."""
         return sum(len(group.states) for group in self.groups)
 
 
 class StoreState(str, Enum):
-    """Whether an engine reads and writes its store. HASHING: not yet, since the hash of the weights is not known. OFF:
-    not at all, since there is no such hash; a warning said why.
-    """
+    """Whether an engine reads and writes its store."""
 
     HASHING = "hashing"
+    """Not yet, since the hash of the weights is not known."""
     OPEN = "open"
+    """It does."""
     OFF = "off"
+    """Not at all, since there is no such hash. A warning said why."""
 
 
 @dataclass(frozen=True)
 class StoreStats:
-    """The disk tier in the folder `path`, which takes at most `bytes_limit` bytes. Blocks of each layer group count for
-    themselves, and so does a recurrent state: since the engine began `stored_blocks` were written and `read_blocks`
-    read, `dropped_blocks` could not be written in time, and `missed_blocks` were looked for in vain. While `state` is
-    HASHING, `hashed` of the weights' bytes are hashed (0 to 1), and nothing is read or written.
+    """The disk tier in the folder `path`. Counts began with the engine. Each layer group's blocks count for themselves,
+    and so does a recurrent state.
     """
 
     path: str
     bytes_limit: int
+    """Bytes that the folder may have."""
     stored_blocks: int
+    """Blocks that were written."""
     stored_bytes: int
     dropped_blocks: int
+    """Blocks that could not be written in time."""
     read_blocks: int
+    """Blocks that were read."""
     read_bytes: int
     missed_blocks: int
+    """Blocks that were requested and could not be read."""
     state: StoreState = StoreState.OPEN
     hashed: float = 1.0
+    """While `state` is HASHING: the part of the weights' bytes that is hashed, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters since the engine began (or began anew, see docs/python.md) and gauges of this moment. Blocks are summed
-    over layer groups; times are seconds.
+    """Counters since the engine began (or began again, see docs/python.md), and values of this moment. Blocks are
+    summed over layer groups. Times are in seconds.
 
-    `used_blocks` belong to running requests (`shared_blocks` of them to several), `free_blocks` to nobody, but the
-    content of `cached_blocks` of these may be used again. `steps_by_reason` counts the steps that ran ahead of the one
-    in flight ("ahead"), and by reason those that could not. `preemptions` gave the row and blocks of a running request
-    to another, `restarts` are requests that began again because a step was refused memory. `single_run_share` of the
-    running rows have all their blocks in one run. `cached_tokens` of the prompts were found in the prefix cache.
-    `tokens_per_second` is the rate of generated tokens while the engine had work. `timeline` tells how the blocks were
-    used from the engine's beginning to now, in evenly spaced moments while it had work.
-
-    The arena has `kv_bytes` now and grows on demand up to `kv_bytes_limit`; `kv_bytes_in_use` of it, with the tails of
-    the rows, hold the tokens of running requests. Its numbers have `kv_bits` bits, with a scale and a bias for every
-    `kv_group_size` of them; None: the model's dtype. Beside it `state_bytes` are the states of recurrent layers, those
-    of running rows and `state_snapshots` of beginnings that can be used again. `pins` hold `pinned_blocks` of those
-    used and cached. `kv_store` is the disk tier; None without one.
-
-    With `keep_last`, rows go on without `dropped_tokens` of their texts so far, but for the `keep_first` first and at
-    least the `keep_last` newest; None: they keep all.
-
-    `attention_backend` says in a line what attention runs on; `attention_notes`, what runs on the reference path in the
-    place of kernels, and the whole reason for each, with every line of a compiler's message.
-
-    A step's time is `plan` (scheduling), `build` (making the graph and handing it to the device), `wait` (for the
-    device) and `commit` (taking the tokens, detokenizing).
+    A step's time has four parts: `plan` (scheduling), `build` (making the graph and giving it to the device), `wait`
+    (for the device) and `commit` (taking the tokens, detokenizing).
     """
 
     rows_running: int
@@ -179,46 +171,73 @@ class EngineStats:
     max_rows: int
     block_size: int
     kv_bits: int | None
+    """Bits of a key's or value's numbers; None: those of the model's dtype."""
     kv_group_size: int | None
+    """Numbers that share a scale and a bias, with `kv_bits`."""
     total_blocks: int
     free_blocks: int
+    """Blocks that belong to no request."""
     used_blocks: int
+    """Blocks of running requests."""
     shared_blocks: int
+    """Those of them that belong to several requests."""
     cached_blocks: int
+    """Free blocks whose content can be used again."""
     fragmentation: float
     single_run_share: float
+    """The share of running rows whose blocks are one run."""
     kv_bytes: int
+    """Bytes of the arena now."""
     kv_bytes_limit: int
+    """Bytes to which it may grow."""
     kv_bytes_in_use: int
+    """Bytes of the arena and of the rows' tails that hold tokens of running requests."""
     state_bytes: int
+    """Bytes of the recurrent layers' states, beside the arena: those of running rows and those of snapshots."""
     state_snapshots: int
+    """Snapshots of beginnings that can be used again."""
     pins: int
     pinned_blocks: int
+    """Used and cached blocks that `pins` hold."""
     steps: int
     prompt_tokens: int
     generated_tokens: int
     requests_finished: int
     cached_tokens: int
+    """Tokens of the prompts that were found in the prefix cache."""
     steps_by_reason: Mapping[str, int]
+    """Steps that ran ahead of the one in flight ("ahead"), and by reason those that could not."""
     preemptions: int
+    """How often a running request lost its row and blocks to another."""
     restarts: int
+    """How many requests began again because a step was refused memory."""
     keep_first: int | None
+    """With `keep_last`: tokens at the beginning that each row keeps; None: rows keep all tokens."""
     keep_last: int | None
+    """The newest tokens that each row keeps at least."""
     dropped_tokens: int
+    """Tokens that rows have dropped so far."""
     queued: Latency
     time_to_first_token: Latency
     inter_token: Latency
     tokens_per_second: float
+    """Generated tokens per second while the engine had work."""
     plan_seconds: float
     build_seconds: float
     wait_seconds: float
     commit_seconds: float
     attention_backend: str
+    """One line about what computes attention."""
     attention_notes: tuple[str, ...]
+    """What takes the reference path instead of kernels, each with its whole reason and every line of a compiler's
+    message.
+    """
     active_memory: int
     peak_memory: int
     kv_store: StoreStats | None
+    """The disk tier, if there is one."""
     timeline: tuple[UsageSample, ...] = field(repr=False)
+    """How the blocks were used from the engine's beginning to now, in evenly spaced samples while it had work."""
     sequences: tuple[str, ...]
 
     @property

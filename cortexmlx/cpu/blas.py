@@ -1,10 +1,10 @@
 """A fast BLAS for MLX's CPU build on Linux.
 
-That build brings the reference BLAS, about 70 times slower in float32 than OpenBLAS on the same cores. MLX calls three
-CBLAS products by name, so whatever library offers those names first, loaded globally before mlx is imported, serves
-them: the scipy-openblas32 package behind a small forwarding shim (compiled when this package is installed, where a C
-compiler is at hand), else a system libopenblas. Where mlx was imported first, the shim replaces the addresses that mlx
-calls (`_rebind.c`). Nothing here touches the environment, and nothing happens on other systems.
+That build contains the reference BLAS, which is about 70 times slower in float32 than OpenBLAS on the same cores. MLX
+calls three CBLAS products by name. So the first library that offers those names and is loaded globally before mlx is
+imported serves them: the scipy-openblas32 package with a small forwarding shim (compiled when this package is
+installed, if there is a C compiler), or else a system libopenblas. If mlx was imported first, the shim replaces the
+addresses that mlx calls (`_rebind.c`). The environment is not changed, and nothing happens on other systems.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYSTEM_LIBRARIES = ("libopenblas.so.0", "libopenblas.so")
 
 
 class BlasState(str, Enum):
-    """What `preload` came to."""
+    """The outcome of `preload`."""
 
     FAST = "fast"
     NOT_NEEDED = "not needed"
@@ -38,7 +38,7 @@ class BlasState(str, Enum):
 
 @dataclass(frozen=True)
 class BlasStatus:
-    """The outcome and one line about it for the user; `threads` is how many the library uses (0 where unknown)."""
+    """The outcome and one line about it for the user. `threads` is how many threads the library uses (0 if unknown)."""
 
     state: BlasState
     line: str
@@ -55,8 +55,8 @@ _lock = threading.Lock()
 
 
 def preload() -> BlasStatus:
-    """Load a fast BLAS globally, once; later calls return the first outcome. Best called before mlx is imported; later
-    it works with the shim alone. A warning is logged where mlx is there already and stays slow.
+    """Load a fast BLAS globally, once. Later calls return the first outcome. It is best called before mlx is imported;
+    later it works with the shim only. A warning is logged if mlx is imported already and stays slow.
 
     `CORTEXMLX_BLAS=0` in the environment switches it off.
     """
@@ -70,7 +70,7 @@ def preload() -> BlasStatus:
 
 
 def _in_child() -> None:
-    """Another thread of the parent may have held the lock."""
+    """Make a new lock, since another thread of the parent may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -79,13 +79,13 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def notes() -> tuple[str, ...]:
-    """What the user of a model should know of the BLAS that `preload` came to: nothing, unless it is slow."""
+    """Return what the user of a model should know about the BLAS: nothing, unless it is slow."""
     slow = _status is not None and _status.state in (BlasState.TOO_LATE, BlasState.SLOW)
     return (_status.line,) if slow and _status is not None else ()
 
 
 def status() -> str:
-    """One line about the BLAS in use, for `cortexmlx doctor`. Loads nothing."""
+    """Return one line about the BLAS in use, for `cortexmlx doctor`. Loads nothing."""
     if _status is not None:
         return _status.line
     return "not loaded yet" if sys.platform == "linux" else _NOT_NEEDED.line
@@ -112,7 +112,7 @@ def _preload() -> BlasStatus:
 
 
 def _taken_over(loaded: BlasStatus) -> BlasStatus:
-    """mlx was imported before the libraries were loaded: have it call them."""
+    """Have mlx, which was imported before, call the loaded libraries."""
     take_over = getattr(_held[-1], "cortexmlx_take_over", None)
     if take_over is None:
         return _too_late("the shim is an older version's: install cortexmlx again")
@@ -130,7 +130,7 @@ def _too_late(why: str) -> BlasStatus:
 
 
 def _packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """OpenBLAS from the scipy-openblas32 package, through the shim."""
+    """Load OpenBLAS from the scipy-openblas32 package, through the shim."""
     shim = _shim_path()
     if shim is None:
         missing.append(
@@ -153,7 +153,7 @@ def _packaged(missing: list[str], threads: int | None) -> BlasStatus | None:
 
 
 def _system(missing: list[str], threads: int | None) -> BlasStatus | None:
-    """A libopenblas of the system, where it offers the CBLAS names."""
+    """Load a libopenblas of the system that offers the CBLAS names."""
     for name in SYSTEM_LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -172,8 +172,8 @@ def _shim_path() -> Path | None:
 
 
 def _threads_to_use() -> int | None:
-    """Threads for the library, or None if the user has chosen. Asked before it is loaded: its own threads spin from
-    then on, and would be counted among the others.
+    """Return the number of threads for the library; None if the user has chosen. Call it before the library is loaded:
+    its own threads spin from then on, and would be counted as others.
     """
     if "OPENBLAS_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return None
@@ -191,19 +191,18 @@ def _fast(library: ctypes.CDLL, prefix: str, source: str, threads: int | None) -
 
 
 def idle_cpus(usable: int, cpus: int, others: int) -> int:
-    """Of the machine's `cpus`, those that `others` threads which want to run leave free, at most `usable` and at least
-    one.
+    """Return how many of the machine's `cpus` are left free by `others` threads that want to run, at most `usable` and
+    at least one.
 
-    OpenBLAS's threads wait for each other at every product. Where one of them does not get a CPU at once, all of them
-    wait: two threads on a busy machine of two CPUs were measured at a tenth of the speed of one.
+    OpenBLAS's threads wait for each other at every product. If one of them does not get a CPU at once, all of them
+    wait: two threads on a busy machine with two CPUs were measured at a tenth of the speed of one.
     """
     return max(1, min(usable, cpus - others))
 
 
 def others_running() -> int:
-    """How many threads other than this one want to run right now: the median of a few looks, 16 ms in all.
-
-    The load average would still tell of what has ended a minute ago.
+    """Return how many threads other than this one want to run now: the median of a few looks, 16 ms in all. The load
+    average would still count what ended a minute ago.
     """
     counts = []
     for look in range(5):
@@ -217,7 +216,7 @@ def others_running() -> int:
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may keep busy: its affinity, or its container's quota where that is lower."""
+    """Return how many CPUs this process may keep busy: its affinity, or its container's quota if that is lower."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()

@@ -1,10 +1,10 @@
-"""A CPU computes the layers of a step that are built while the others are being built.
+"""Lets a CPU compute the first layers of a step while the others are being built.
 
-On a CPU, MLX's `async_eval` lets only a few operations wait: it returns when nearly all of what it was given is
-computed. A step that is handed over as a whole thus leaves the CPU idle while the next one is built, which for a small
-model is a sixth of the time. Handed over layer by layer, it is idle for the first layer only.
+On a CPU, MLX's `async_eval` lets only a few operations wait: it returns when nearly all of its input is computed. So if
+a step is given to it as a whole, the CPU is idle while the next step is built, which for a small model is a sixth of
+the time. If it is given layer by layer, the CPU is idle during the first layer only.
 
-A GPU is given whole steps ahead, and cutting them would only cost: there nothing is done.
+A GPU gets whole steps ahead, and cutting them would only cost time. So nothing is done there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import mlx.core as mx
 
 
 class Feed:
-    """Call it with arrays of a step while the step is being built. `waited` is the seconds that this took: the CPU was
-    at work meanwhile. `hand_over` is who computes them.
+    """Call it with arrays of a step while the step is being built. `waited` is how many seconds these calls took, while
+    the CPU worked. `hand_over` computes the arrays.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Feed:
         self.hand_over: Callable[[tuple[mx.array, ...]], object] = mx.async_eval
 
     def __call__(self, *arrays: mx.array) -> None:
-        """Begin to compute arrays. The caller must not hold any other that the CPU is meant to overwrite."""
+        """Begin to compute arrays. The caller must not hold other references if the CPU is to overwrite them."""
         if not self.on:
             return
         started = time.perf_counter()

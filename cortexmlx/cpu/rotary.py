@@ -1,9 +1,9 @@
-"""Rotary positions on a CPU: the cosines and sines of a step, computed once instead of in every layer.
+"""Rotary positions on a CPU: the cosines and sines of a step are computed once instead of in every layer.
 
-MLX has one kernel for `rope` on a GPU. On a CPU it is a chain of sixteen operations that begins with the frequencies
-anew for the queries and the keys of every layer, a third of all operations of a decode step. All tokens of a step share
-one array of positions, so here each layer only multiplies: `x * cos + swapped(x) * sin`, the same products and sums in
-the same order as MLX's own, hence the same bits.
+On a GPU, MLX has one kernel for `rope`. On a CPU it is a chain of sixteen operations that computes the frequencies
+again for the queries and the keys of every layer, a third of all operations of a decode step. All tokens of a step
+share one array of positions. So here each layer only multiplies: `x * cos + swapped(x) * sin`. These are the same
+products and sums in the same order as MLX's own, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Kind = tuple[int, bool, float, float]
 
 
 class StepAngles:
-    """The positions of the current step and the tables that layers have asked for so far."""
+    """The positions of the current step, and the tables that its layers have used so far."""
 
     def __init__(self) -> None:
         self.positions: mx.array | None = None
@@ -24,18 +24,18 @@ class StepAngles:
         """What `turned` has returned in this step."""
 
     def begin(self, positions: mx.array) -> None:
-        """A step begins, whose flat tokens are at `positions` `[T]`: models get this very array as their offset."""
+        """Begin a step whose flat tokens are at `positions` `[T]`. Models get this very array as their offset."""
         self.positions = positions
         self.tables = {}
 
     def end(self) -> None:
-        """Keep nothing of the last step."""
+        """Drop everything of the last step."""
         self.positions = None
         self.tables = {}
 
     def turned(self, rope: nn.RoPE, kind: Kind) -> tuple[mx.array, mx.array]:
-        """Compute cosines and signed sines `[T, 1, 1, dims]` for `rope`, from its rotation of the unit vectors (1, 0),
-        and keep them for the layers of its `kind`.
+        """Return the cosines and signed sines `[T, 1, 1, dims]` for `rope`, computed by its rotation of the unit
+        vectors (1, 0). They are kept for the other layers of the same `kind`.
         """
         assert self.positions is not None
         tokens, axis = self.positions.shape[0], -1 if rope.traditional else -2
@@ -51,7 +51,7 @@ class StepAngles:
 
 
 class SharedRoPE(nn.RoPE):  # type: ignore[misc]
-    """An `nn.RoPE` that takes its angles from the step, where it is asked about the step's positions in float32."""
+    """An `nn.RoPE` that takes its angles from the step, if it is called with the step's positions in float32."""
 
     def __init__(self, rope: nn.RoPE, angles: StepAngles) -> None:
         super().__init__(rope.dims, rope.traditional, rope.base, rope.scale)
@@ -71,7 +71,7 @@ class SharedRoPE(nn.RoPE):  # type: ignore[misc]
 
 
 def share_angles(model: nn.Module) -> StepAngles:
-    """Let the model's layers share their angles on a CPU; on a GPU nothing changes. Call `begin` before every step."""
+    """Let the model's layers share their angles on a CPU. On a GPU nothing changes. Call `begin` before every step."""
     angles = StepAngles()
     if mx.default_device() == mx.cpu:
         for module in model.modules():
@@ -82,6 +82,8 @@ def share_angles(model: nn.Module) -> StepAngles:
 
 
 def _paired(x: mx.array, rope: nn.RoPE) -> mx.array:
-    """`[..., dims]` with the two numbers that are rotated together along an axis: the last, or the one before it."""
+    """Reshape `[..., dims]` so that the two numbers that are rotated together are along an axis: the last one, or the
+    one before it.
+    """
     half = rope.dims // 2
     return x.reshape(*x.shape[:-1], *((half, 2) if rope.traditional else (2, half)))

@@ -1,11 +1,11 @@
 """SwiGLU on a CPU: `silu(gate) * x` by a power of two.
 
-MLX's CPU build computes a sigmoid with an `exp` of its own, one number at a time: about 16 ns for a number of SwiGLU, a
-third of the time of a prefill. `2 ** y` is the C library's, which is three times faster and at least as exact, and the
-rest of `gate / (1 + 2 ** (-gate * log2(e))) * x` is done many numbers at a time.
+MLX's CPU build computes a sigmoid with an `exp` of its own, one number at a time. That takes about 16 ns per number of
+SwiGLU, a third of the time of a prefill. `2 ** y` is the C library's, which is three times faster and at least as
+exact. The rest of `gate / (1 + 2 ** (-gate * log2(e))) * x` is computed many numbers at a time.
 
-mlx-lm's own function serves everybody else: other threads, other dtypes, GPUs, and arrays so small that the additional
-operations cost more than they save.
+mlx-lm's own function is used in all other cases: other threads, other dtypes, GPUs, and arrays so small that the
+additional operations cost more than they save.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 from cortexmlx.host.modules import replace_function
 
 WORTHWHILE = 4096
-"""Numbers from which the power of two is faster."""
+"""From this many numbers on, the power of two is faster."""
 
 _here = threading.local()
 
 
 def install() -> None:
-    """Let mlx-lm's model modules that are loaded so far choose. Safe to call again."""
+    """Let the mlx-lm model modules that are loaded so far choose between the two. Safe to call again."""
     replace_function("activations", "swiglu", _choosing)
 
 
 @contextmanager
 def by_powers_of_two() -> Iterator[None]:
-    """Models that are called by this thread meanwhile use the power of two, if they run on a CPU."""
+    """Let models that this thread calls in this context use the power of two, if they run on a CPU."""
     _here.active = mx.default_device() == mx.cpu
     try:
         yield

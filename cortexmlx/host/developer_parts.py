@@ -17,19 +17,19 @@ DEVELOPER_PARTS = (
     "cortexmlx.metal.legal",
     "cortexmlx.metal.sim",
 )
-"""A wheel leaves these out. A wheel's modules import them through `developer_part` only."""
+"""A wheel leaves these out. Modules of a wheel import them only through `developer_part`."""
 
 
 HOW_TO_GET_THEM = "clone the repository and run `pip install -e '.[dev]'` in it"
 
 
 def has_developer_parts() -> bool:
-    """Whether this install has all developers' parts. Imports none of them."""
+    """Return whether this install has all developers' parts. Imports none of them."""
     return all(find_spec(part) is not None for part in DEVELOPER_PARTS)
 
 
 def developer_part(module: str, purpose: str) -> ModuleType:
-    """Import and return `module`. Raise InvalidRequest, which names `purpose`, where this install lacks it."""
+    """Import and return `module`. Raises InvalidRequest, which names `purpose`, if this install does not have it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Write files atomically: whole or not at all."""
+"""Writes files atomically: completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _UNFINISHED = f".{'[0-9a-f]' * 16}.unfinished"
 
 @contextmanager
 def in_place_of(path: Path, *, private: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
-    """A new file to write, which is on the disk and in the place of `path` when the block ends. What is there stays
-    until then, and if anything fails: nobody ever finds half of it. Where `path` is a link, that is what it leads to.
+    """Yield a new file to write, which replaces `path`, on disk, when the block ends. Until then, and if anything
+    fails, the old file stays, so nobody ever finds half of the new one. If `path` is a link, the file that it leads to
+    is replaced.
 
-    It has the mode of the file that was there, or is `private`: for its user's eyes only. Meanwhile it lies in the same
-    folder, under a name of its own, or `beside`: then what a process left there that died is written over.
+    It gets the mode of the old file. If it is `private`, only its user can read it. Meanwhile it has a name of its own
+    in the same folder. With `beside` it has that name, and replaces what a dead process left there.
 
-    Raises OSError, also for what is there and is no file.
+    Raises OSError, also if `path` exists and is no regular file.
     """
     path = Path(os.path.realpath(path))
     mode = _mode(path)
@@ -50,7 +51,7 @@ def in_place_of(path: Path, *, private: bool = False, beside: Path | None = None
 
 
 def remove_unfinished(folder: Path, seconds: float) -> None:
-    """Remove files of a folder that processes left unfinished which died, `seconds` ago or earlier."""
+    """Remove the unfinished files that dead processes left in a folder at least `seconds` ago."""
     for path in folder.glob(_UNFINISHED):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > seconds:
@@ -58,8 +59,8 @@ def remove_unfinished(folder: Path, seconds: float) -> None:
 
 
 def _mode(path: Path) -> int | None:
-    """That of the file; None if there is none. Raises OSError for what is none: whoever may write everywhere would make
-    a file of a device.
+    """Return the mode of a file; None if it does not exist. Raises OSError if it is no regular file: a user who may
+    write everywhere would replace a device by a file.
     """
     try:
         status = path.stat()

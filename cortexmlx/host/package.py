@@ -1,9 +1,9 @@
 """mlx-lm's model classes without the rest of mlx-lm, and the rest without its side effects.
 
-`import mlx_lm.models.llama` first runs mlx-lm's own `__init__`, which imports the whole of transformers (most of a
-second), sets an environment variable and lowers the process's limit of open files. The model classes need none of it.
-So the package is entered here without running its `__init__`, which still runs, on the same module, as soon as
-anybody asks the package for something that only it provides (`mlx_lm.load`, `mlx_lm.stream_generate`, ...).
+`import mlx_lm.models.llama` first runs mlx-lm's own `__init__`, which imports all of transformers (most of a second),
+sets an environment variable and lowers the process's limit of open files. The model classes need none of that. So the
+package is entered here without running its `__init__`. It still runs, on the same module, as soon as anybody asks the
+package for something that only it provides (`mlx_lm.load`, `mlx_lm.stream_generate`, ...).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _loading = threading.RLock()
 
 
 class _LazyPackage(ModuleType):
-    """A package whose `__init__` runs when an attribute is missed."""
+    """A package whose `__init__` runs when a missing attribute is read."""
 
     def __getattr__(self, name: str) -> Any:
         # Names that tools look for on every module they meet are no reason to load.
@@ -49,8 +49,8 @@ class _LazyPackage(ModuleType):
 
 @contextmanager
 def without_side_effects() -> Iterator[None]:
-    """What is imported meanwhile cannot lower the process's limits (they could not be raised again), and transformers
-    does not tell the user that PyTorch is missing.
+    """Import modules in this context so that they cannot lower the process's limits (they could not be raised again),
+    and transformers does not report that PyTorch is missing.
     """
 
     def say_nothing(record: logging.LogRecord) -> bool:
@@ -69,8 +69,8 @@ def without_side_effects() -> Iterator[None]:
 
 
 def mlx_lm_utils() -> Any:
-    """The module `mlx_lm.utils`: loading of model folders. Imports transformers, the first time: later calls take no
-    lock, so that an exception that is thrown at an engine's thread while it loads leaves none taken.
+    """Return the module `mlx_lm.utils`, which loads model folders. The first call imports transformers. Later calls
+    take no lock, so an exception that is thrown at an engine's thread while it loads leaves no lock taken.
     """
     known = sys.modules.get(f"{_NAME}.utils")
     if known is not None and not getattr(known.__spec__, "_initializing", False):
@@ -81,7 +81,7 @@ def mlx_lm_utils() -> Any:
 
 
 class _OfThisThread(io.StringIO):
-    """Keeps what the thread that made it writes; what other threads write meanwhile goes where it would have gone."""
+    """Collects what the thread that made it writes. What other threads write goes to `others`."""
 
     def __init__(self, others: TextIO) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class _OfThisThread(io.StringIO):
 
 
 def missing_package(model_type: str) -> str | None:
-    """What mlx-lm's module of an architecture says that it lacks, or None. Such a module prints that and ends the
-    process (`olmo`); here it does neither.
+    """Return what mlx-lm's module of an architecture says that it lacks, or None. Such a module prints that and ends
+    the process (`olmo`); here it does neither.
     """
     name = mlx_lm_utils().MODEL_REMAPPING.get(model_type, model_type)
     if not name.isidentifier() or f"{_NAME}.models.{name}" in sys.modules:
@@ -110,7 +110,7 @@ def missing_package(model_type: str) -> str | None:
 
 
 def enter_mlx_lm() -> None:
-    """Make `mlx_lm.models.*` importable without mlx-lm's `__init__`. Does nothing when mlx-lm is imported already."""
+    """Make `mlx_lm.models.*` importable without mlx-lm's `__init__`. Does nothing if mlx-lm is imported already."""
     if _NAME in sys.modules:
         return
     with _loading:
