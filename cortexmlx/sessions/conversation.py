@@ -50,7 +50,7 @@ class ConversationEngine(Protocol):
 
     @property
     def longest_request(self) -> int:
-        """Tokens that a prompt and its answer may have."""
+        """How many tokens a prompt and its answer may have."""
 
     def submit(
         self,
@@ -78,16 +78,14 @@ class ConversationEngine(Protocol):
 class Conversation:
     """A conversation with the model of an engine, made by `Engine.conversation`.
 
-    `system`, `params`, the sampling parameters, and `template_vars`, the variables of the chat template, may be changed
-    between turns, and hold for those to come. Each turn renders all messages through the model's chat template, and its
-    tokens begin with those computed before as far as the texts agree: the model's own tokens, not those of its text. So
-    the prefix cache has them, after an `undo`, a `regenerate`, an `edit` (up to it), in a `fork`, and in another
-    process with what a disk kept.
+    `system`, `params` (sampling parameters) and `template_vars` (of the chat template) may be changed between turns.
+    Each turn renders all messages through the chat template. Where the texts agree, its tokens are those computed
+    before: the model's own tokens, not those of its text. So the prefix cache has them, after an `undo`, a `regenerate`
+    or an `edit`, in a `fork`, and in another process if they are on disk.
 
-    One thread at a time, one turn at a time; for more there is `fork`. A turn that fails, or is cancelled before its
-    first word, leaves no trace. `notes` say what was remarkable about the file that was loaded.
-
-    `unread` of the oldest messages are not sent to the model any more (`make_room`). It may be changed between turns.
+    Only one thread may use it at a time, and one turn runs at a time; use `fork` for more. A turn that fails, or is
+    cancelled before its first word, leaves no trace. `notes` tell about the file that was loaded. The oldest `unread`
+    messages are no longer sent to the model (`make_room`).
     """
 
     def __init__(
@@ -116,34 +114,34 @@ class Conversation:
 
     @property
     def thinking(self) -> str:
-        """What the model thought before its last answer; empty if it did not, or nothing was answered."""
+        """The model's thoughts before its last answer; empty if it had none, or has not answered yet."""
         said = next((m for m in reversed(self._messages) if m["role"] == "assistant"), None)
         return "" if said is None else thoughts_in(said, self._reader.thoughts)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """What was said so far, without the system prompt."""
+        """All messages so far, without the system prompt."""
         return tuple(dict(message) for message in self._messages)
 
     @property
     def tokens(self) -> int:
-        """Tokens of what was said, as the next turn sends them; 0 if nothing was."""
+        """Tokens of all messages as the next turn sends them; 0 if there are none."""
         said = self._said(self._messages)
         return len(self._begin(self._messages).prompt) if said else 0
 
     @property
     def context_left(self) -> int:
-        """Tokens that are left for what comes in one request of this engine, and with that in the model's context."""
+        """Tokens that are left for further messages, in one request of this engine and so in the model's context."""
         return max(0, self._host.longest_request - self.tokens)
 
     def count(self, question: Question | None = None) -> int:
-        """Tokens that the model would read to answer `question` (None: the last one). Raises InvalidRequest."""
+        """Return how many tokens the model reads to answer `question` (None: the last one). Raises InvalidRequest."""
         return len(self._begin(self._asked(question)).prompt)
 
     def make_room(self, answer: int, question: Question | None = None) -> int:
-        """Send the oldest turns no more, as few as leave room for `question` (None: the last one) and `answer` tokens:
-        all of them if that is not enough, and none if the question has no room even so. They stay in `messages`.
-        Returns how many messages that are, which `unread` counts. The system prompt is always sent.
+        """Stop sending the oldest turns, as few as leave room for `question` (None: the last one) and `answer` tokens:
+        all of them if that is not enough, none if the question alone has no room. They stay in `messages`, and `unread`
+        counts them. Return how many these are. The system prompt is always sent.
         """
         messages, longest = self._asked(question), self._host.longest_request
 
@@ -164,8 +162,8 @@ class Conversation:
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Completion:
-        """The whole answer. `params` hold for this turn alone. An interrupt cancels it, and so does `on_progress` if it
-        raises: it is told on this thread how far a prompt is that takes several steps. `timeout` and errors as for
+        """Return the whole answer. `params` apply to this turn only. An interrupt cancels the turn. `on_progress` is
+        called on this thread while the prompt takes several steps; if it raises, the turn is cancelled. See
         `Engine.submit`.
         """
         return self.stream(question, params, timeout=timeout).result(on_progress)
@@ -177,8 +175,8 @@ class Conversation:
         *,
         timeout: float | None = None,
     ) -> Reply:
-        """The answer as it comes. Without a question the last one is answered again: its answer gives way when the new
-        one is there. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
+        """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
+        answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
         reply = Reply(self._submit(self._asked(question), params or self.params, timeout, None))
         self._open = ref(reply)
@@ -191,8 +189,8 @@ class Conversation:
         *,
         timeout: float | None = None,
     ) -> AsyncReply:
-        """`stream` for asyncio. The turn is rendered and submitted with the first `anext`, which raises what is wrong
-        with it, on another thread: the event loop waits for nothing.
+        """`stream` for asyncio. The first `anext` renders and submits the turn on another thread, and raises its
+        errors.
         """
         reply = AsyncReply(partial(self._submit, self._asked(question), params or self.params, timeout))
         self._open = ref(reply)
@@ -214,9 +212,7 @@ class Conversation:
         return self.stream(None, params).result()
 
     def choose(self, answer: Completion) -> None:
-        """Let the last turn have another of the answers that it got: its completion, or one of the `others` of that
-        (`n` above 1). Raises InvalidRequest for anything else.
-        """
+        """Make another of the last turn's answers its answer. Raises InvalidRequest unless it is one of them."""
         self._check_quiet()
         offered = self._offered
         if offered is None or not any(answer is each for each in offered.answers):
@@ -226,8 +222,8 @@ class Conversation:
     # -- what was said ------------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Message, ...]:
-        """Take the last turn back: an answer and what it answered, or what nobody answered yet. Returns the latter; it
-        is empty if nothing was said.
+        """Remove the last turn: an answer with its question, or a question without answer. Return the question,
+        if any.
         """
         self._check_quiet()
         question = without_answer(self._messages)
@@ -236,7 +232,9 @@ class Conversation:
         return question[begin:]
 
     def edit(self, index: int, text: str) -> None:
-        """Change the text of one of `messages`; those behind it stay. Raises InvalidRequest if there is none such."""
+        """Change the text of one of `messages`; those after it stay. Raises InvalidRequest if there is no such
+        message.
+        """
         self._check_quiet()
         count = len(self._messages)
         if not -count <= index < count:
@@ -251,9 +249,9 @@ class Conversation:
         self._change(())
 
     def fork(self, engine: ConversationEngine | None = None) -> Conversation:
-        """Another conversation that begins with this one. What both share is computed and kept once. It may go on with
-        another `engine`, and then reads all of it; if that has another model, everything is computed anew, and `notes`
-        say what does not hold with that: what its chat template does not read, and ids of tokens.
+        """Return another conversation that begins with this one. What both share is computed and kept once. With
+        another `engine`, `notes` list the settings that do not apply to its model: token ids, and variables that its
+        chat template does not read.
         """
         host = self._host if engine is None else engine
         held = moved(self._host.info, host.info, self.params, self.template_vars)
@@ -272,7 +270,9 @@ class Conversation:
         return other
 
     def so_far(self) -> Conversation:
-        """A fork with the turn that is being answered, as far as the answer was read, for a program that must end."""
+        """Return a fork with the turn that is being answered, as far as the answer was read, for a program that must
+        end.
+        """
         other, reply = self.fork(), None if self._open is None else self._open()
         if reply is not None and not reply.ended and (turn := reply._turn) is not None:
             other._messages, other._transcript = with_so_far(turn, *reply._so_far, self._reader), turn.transcript
@@ -281,8 +281,8 @@ class Conversation:
     # -- in a file ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write everything to one JSON file, in one go, readable for this user only; logits processors, which are
-        functions, are left out. Raises ConversationFileError.
+        """Write everything but logits processors, which are functions, to one JSON file, atomically, readable by this
+        user only. Raises ConversationFileError.
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
@@ -292,11 +292,11 @@ class Conversation:
         saved.write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Go on with what `save` wrote, system prompt and sampling parameters included. With another model the texts
-        are the same and everything is computed anew, without the variables that its template does not read and without
-        ids of tokens; `notes` and the log say so. Or with messages as the OpenAI API has them: a JSON list, an object
-        with `messages`, or one message a line; the sampling parameters stay as they are. Raises ConversationFileError;
-        then nothing changed.
+        """Continue what `save` wrote, with its system prompt and sampling parameters. With another model, texts are
+        computed again, and `notes` and the log list the settings that do not apply to it (see `fork`).
+
+        The file may also have messages of the OpenAI API: a JSON list, an object with `messages`, or one message per
+        line. Then the sampling parameters do not change. Raises ConversationFileError; then nothing has changed.
         """
         self._check_quiet()
         path = Path(path)
@@ -318,7 +318,7 @@ class Conversation:
             log.warning(note)
 
     def markdown(self) -> str:
-        """All that was said, to read: a heading for each message, their texts as they are."""
+        """Return all messages as Markdown: a heading for each, and its text unchanged."""
         return as_markdown(self._host.info.name, self._said(self._messages))
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Conversation:
             )
 
     def _asked(self, question: Question | None) -> tuple[Message, ...]:
-        """All messages, with the question last."""
+        """Return all messages, with the question last."""
         self._check_quiet()
         if question is None:
             messages = without_answer(self._messages)
@@ -349,14 +349,14 @@ class Conversation:
         return [*system, *messages]
 
     def _change(self, messages: tuple[Message, ...], unread: int | None = None) -> None:
-        """These are the messages now. What is not read any more of them would be all: then all is read."""
+        """Replace the messages. If all of them would be unread, all are read again."""
         self._messages, self._offered = messages, None
         self.unread = self.unread if unread is None else unread
         if self.unread >= len(messages):
             self.unread = 0
 
     def _begin(self, messages: tuple[Message, ...], unread: int | None = None) -> Turn:
-        """What the model reads to answer these messages, but for the first `unread` (None: those of this one)."""
+        """Return the turn that answers these messages without the first `unread` ones (None: its own `unread`)."""
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
@@ -381,7 +381,7 @@ class Conversation:
         return StartedTurn(handle, turn, partial(self._end, turn, params))
 
     def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:
-        """Keep a turn that has ended with the first of its answers, unless it was cancelled before there was any."""
+        """Keep a turn that has ended, with the first of its answers, unless it was cancelled before any text."""
         answers = (completion, *completion.others)
         kept = next((a for a in answers if a.raw_text or a.finish_reason is not FinishReason.CANCELLED), None)
         if kept is not None:
@@ -389,7 +389,7 @@ class Conversation:
             self._offered = FinishedTurn(turn, params, answers)
 
     def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
-        """Keep a turn with this answer. The token that ended it is the template's to write."""
+        """Keep a turn with this answer, without the token that ended it, which the template writes."""
         tokens, text = answer.token_ids, answer.raw_text
         stopped = answer.finish_reason is FinishReason.STOP
         if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:

@@ -9,12 +9,12 @@ from cortexmlx.request import Message
 
 
 def as_markdown(model: str, messages: Sequence[Message]) -> str:
-    """A heading for each message, and its text as it is."""
+    """Return a heading for each message, and its text unchanged."""
     parts = [f"# A conversation with {model}", *map(section, messages)]
     return "\n\n".join(parts) + "\n"
 
 
 def section(message: Message) -> str:
-    """One message: a heading, and its text."""
+    """Return one message: a heading, and its text."""
     text = str(plain_message(message).get("content") or "").strip()
     return "\n\n".join(part for part in (f"## {str(message['role']).capitalize()}", text) if part)

@@ -17,8 +17,8 @@ from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize
 
 
 class Pin:
-    """What prompts begin with, kept by `Engine.pin`: `tokens` of it, in whole blocks, until `unpin`, the end of a
-    `with`, or the end of the engine. Dropping it keeps it.
+    """A beginning of prompts that `Engine.pin` keeps cached: `tokens` tokens, in whole blocks. It lasts until `unpin`,
+    the end of a `with`, or the end of the engine, also if the object is dropped.
     """
 
     def __init__(self, tokens: int, remove: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Pin:
         return f"<Pin: {self.tokens} tokens>"
 
     def unpin(self) -> None:
-        """Let it be evicted like everything else. Safe to call again, and when the engine is closed."""
+        """Let the blocks be evicted like all others. Safe to call again, and after the engine is closed."""
         remove, self._remove = self._remove, None
         if remove is not None:
             with suppress(EngineClosed):
@@ -45,7 +45,7 @@ class Pin:
 
 
 def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
-    """The tokens that prompts have which begin with `prefix`. Raises InvalidRequest."""
+    """Return the tokens of every prompt that begins with `prefix`. Raises InvalidRequest."""
     if isinstance(prefix, str):
         return tokenize(tokenizer, prefix)
     if isinstance(prefix, ChatPrompt):
@@ -59,10 +59,11 @@ def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
 
 
 def shared_beginning(reader: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> list[int]:
-    """The tokens of every prompt that goes on after `messages`, found by two that do.
+    """Return the tokens of every prompt that continues `messages`, found by comparing two such prompts.
 
-    Not those of the messages alone: a template puts more behind the last one, and where it opens an answer at once,
-    what comes next would not begin so. Raises InvalidRequest if the template renders none that goes on.
+    These are not the tokens of the messages alone: a template writes more after the last message, and if it opens an
+    answer there, other messages would not continue it. Raises InvalidRequest if the template can render no
+    continuation.
     """
     roles = ("assistant", "user") if messages[-1].get("role") == "user" else ("user", "assistant")
     try:
@@ -75,7 +76,7 @@ def shared_beginning(reader: Reader, messages: Sequence[Message], variables: Tem
 def _two(
     reader: Reader, messages: Sequence[Message], variables: TemplateVars, role: str
 ) -> tuple[list[int], list[int]]:
-    """The prompts that go on with one letter and with another."""
+    """Return two prompts that continue the messages with different letters."""
     one, other = (render(reader, [*messages, {"role": role, "content": letter}], variables) for letter in "ab")
     return _ids(reader, one), _ids(reader, other)
 

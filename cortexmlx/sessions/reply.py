@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
 
 Done = Callable[[Completion], None]
-"""Told of the completion, before its event is handed out."""
+"""Called with the completion, before its event is returned."""
 
 
 class StartedTurn(NamedTuple):
-    """A turn whose request was submitted, and who keeps it when it has ended."""
+    """A turn whose request was submitted, and `done`, which keeps the turn when it has ended."""
 
     handle: RequestHandle
     turn: Turn
@@ -30,8 +30,8 @@ class StartedTurn(NamedTuple):
 
 
 class _Coming:
-    """The turn of a reply, and what becomes of one that begins on another thread. It does not hold the reply, which can
-    so be dropped.
+    """The turn of a reply, which may begin on another thread. It does not refer to the reply, which can therefore be
+    dropped.
     """
 
     def __init__(self, begun: StartedTurn | None = None) -> None:
@@ -39,7 +39,7 @@ class _Coming:
         self.cancelled = False
 
     async def begin(self, begin: Callable[[Listener], StartedTurn], listener: Listener) -> RequestHandle:
-        """Begin it without holding up the event loop."""
+        """Begin the turn without blocking the event loop."""
         self.begun = await on_a_thread(lambda: begin(listener), lambda late: late.handle.cancel())
         if self.cancelled:
             self.begun.handle.cancel()
@@ -47,7 +47,7 @@ class _Coming:
 
 
 class _Answer:
-    """What a reply knows in either way of reading it."""
+    """What both kinds of replies share."""
 
     def __init__(self, coming: _Coming) -> None:
         self._coming = coming
@@ -56,7 +56,7 @@ class _Answer:
 
     @property
     def _turn(self) -> Turn | None:
-        """The turn that this is the answer of; None if it has not begun."""
+        """The turn that this answers; None if it has not begun."""
         return self._coming.begun.turn if self._coming.begun is not None else None
 
     @property
@@ -66,16 +66,16 @@ class _Answer:
 
     @property
     def opened(self) -> str:
-        """The tag that the chat template opened for the thoughts, if it did."""
+        """The tag that the chat template opened for the thoughts; empty if it opened none."""
         return "" if self._turn is None else self._turn.opened
 
     @property
     def _so_far(self) -> tuple[str, str]:
-        """The text that was handed out, of the first answer if there are several, and its thoughts."""
+        """The text that was returned so far, of the first answer if there are several, and its thoughts."""
         return "".join(text for text, _ in self._pieces), "".join(thinking for _, thinking in self._pieces)
 
     def _taken(self, event: TokenEvent) -> TokenEvent:
-        """An event that is handed out now: with the completion, the turn is the conversation's."""
+        """Record an event that is returned now. With the completion, the turn becomes the conversation's."""
         if event.index == 0:
             self._pieces.append((event.text, event.thinking))
         if event.completion is not None and not self.ended:
@@ -86,10 +86,10 @@ class _Answer:
 
 
 class Reply(_Answer, Iterator[TokenEvent]):
-    """The events of one answer; the last has the completion, and with it the conversation has the turn.
+    """The events of one answer. With the last one, which has the completion, the conversation gets the turn.
 
-    `cancel` ends the answer where it is, and what there is of it is kept. `close`, the end of a `with`, an error and
-    dropping it cancel the request and leave the conversation as it was.
+    `cancel` ends the answer early, and its text so far is kept. `close`, the end of a `with`, an error and dropping the
+    reply cancel the request, and leave the conversation unchanged.
     """
 
     def __init__(self, begun: StartedTurn) -> None:
@@ -98,7 +98,7 @@ class Reply(_Answer, Iterator[TokenEvent]):
         self._events = TokenStream(self._handle)
 
     def __next__(self) -> TokenEvent:
-        """The next event. Raises the request's error."""
+        """Return the next event. Raises the request's error."""
         try:
             event = next(self._events)
         except BaseException:
@@ -107,7 +107,7 @@ class Reply(_Answer, Iterator[TokenEvent]):
         return self._taken(event)
 
     def cancel(self) -> None:
-        """End the answer where it is; go on reading to its completion. Safe from another thread."""
+        """End the answer early. Continue to read, up to its completion. Safe from another thread."""
         self._handle.cancel()
 
     @property
@@ -117,12 +117,12 @@ class Reply(_Answer, Iterator[TokenEvent]):
 
     @property
     def cancelling(self) -> bool:
-        """It was asked to end."""
+        """Whether it was asked to end."""
         return self._handle.cancelling
 
     def result(self, on_progress: OnProgress | None = None) -> Completion:
-        """The whole answer, once the events that are left have been read; `on_progress` is told of those that tell how
-        far a long prompt is. Raises the request's error.
+        """Read the remaining events, and return the whole answer. `on_progress` is called with the progress of a long
+        prompt. Raises the request's error.
         """
         with self:
             for event in self:
@@ -144,8 +144,8 @@ class Reply(_Answer, Iterator[TokenEvent]):
 
 
 class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
-    """`Reply` for asyncio, begun with the first `anext`, on another thread: until then `prompt` is empty; `aclose` in
-    the place of `close`.
+    """`Reply` for asyncio. The first `anext` begins the turn on another thread; until then `prompt` is empty. `aclose`
+    replaces `close`.
     """
 
     def __init__(self, begin: Callable[[Listener], StartedTurn]) -> None:
@@ -156,7 +156,7 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         return self
 
     async def __anext__(self) -> TokenEvent:
-        """The next event. Raises the request's error."""
+        """Return the next event. Raises the request's error."""
         try:
             event = await anext(self._events)
         except StreamInUse:
@@ -167,15 +167,13 @@ class AsyncReply(_Answer, AsyncIterator[TokenEvent]):
         return self._taken(event)
 
     def cancel(self) -> None:
-        """End the answer where it is, before its first word, too; go on reading to its completion."""
+        """End the answer early, also before its first word. Continue to read, up to its completion."""
         self._coming.cancelled = True
         if self._coming.begun is not None:
             self._coming.begun.handle.cancel()
 
     async def result(self, on_progress: OnProgress | None = None) -> Completion:
-        """The whole answer, once the events that are left have been read; `on_progress` as for `Reply.result`. Raises
-        the request's error.
-        """
+        """Read the remaining events, and return the whole answer; see `Reply.result`. Raises the request's error."""
         async with self:
             async for event in self:
                 report_progress(on_progress, event)

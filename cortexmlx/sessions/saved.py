@@ -23,10 +23,10 @@ from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo
 
 VERSION = 1
-"""Of the format. A file of a later one is refused."""
+"""The version of the format. Files with another version are refused."""
 
 LARGEST = 64 << 20
-"""Bytes of a file that is read: more than the longest context is in any language."""
+"""Bytes that a file may have: more than the longest context in any language."""
 
 FORMAT = "cortexmlx conversation"
 _NOT_SAVED = ("logits_processors",)
@@ -35,7 +35,7 @@ _NOT_SAVED = ("logits_processors",)
 
 @dataclass(frozen=True)
 class SavedModel:
-    """Which model a conversation was held with: its name, where it lay, and `ModelInfo.identity`."""
+    """The model of a conversation: its name, where it was, and its `ModelInfo.identity`."""
 
     name: str
     path: str
@@ -43,11 +43,13 @@ class SavedModel:
 
     @property
     def found_as(self) -> str:
-        """How to ask for it again, from any folder: a file or a folder by its path, any other by its name."""
+        """The name under which it can be found again from any folder: the path of a file or a folder, otherwise its
+        name.
+        """
         return self.path if Path(self.path).name == Path(self.name).name else self.name
 
-    def goes_on_with(self, info: ModelInfo, path: Path) -> str:
-        """What to tell of a conversation in the file `path` that goes on with another model."""
+    def continued_with(self, info: ModelInfo, path: Path) -> str:
+        """Return a note about the conversation in the file `path` that continues with another model."""
         if self.name == info.name:
             return f"{path} was saved with another {self.name} ({self.path}): its texts are computed anew"
         return f"{path} was saved with {self.name} and continues with {info.name}: its texts are computed again"
@@ -55,20 +57,20 @@ class SavedModel:
 
 @dataclass(frozen=True)
 class SavedConversation:
-    """What the file of a conversation holds. `transcript` is None if the file does not vouch for it. Without
-    `template_vars` the file has none; `unread` of the messages were not sent to the model any more.
-    """
+    """The content of a conversation's file."""
 
     model: SavedModel
     system: str | None
     messages: tuple[Message, ...]
     params: SamplingParams
     transcript: Transcript | None
+    """None if the file does not vouch for it."""
     template_vars: TemplateVars = field(default_factory=dict)
     unread: int = 0
+    """How many of the oldest messages were no longer sent to the model."""
 
     def write(self, path: Path) -> None:
-        """Write it in the place of what is there, which stays if that fails. Raises ConversationFileError."""
+        """Write it to a file. If that fails, the old file stays. Raises ConversationFileError."""
         sampling: dict[str, Any] = {
             f.name: getattr(self.params, f.name) for f in fields(self.params) if f.name not in _NOT_SAVED
         }
@@ -119,8 +121,9 @@ class SavedConversation:
 
 
 def messages_in(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]] | None:
-    """The system prompt and the messages in a file that others wrote, with messages of the OpenAI API: see
-    `protocols.openai.messages.messages_in`. None if it is nothing of that kind. Raises ConversationFileError.
+    """Return the system prompt and the messages in a file of another program, with messages of the OpenAI API: see
+    `protocols.openai.messages.messages_in`. None if the file is one of ours, or has no such messages. Raises
+    ConversationFileError.
     """
     content = parsed(text)
     if isinstance(content, Mapping) and content.get("format") == FORMAT:
@@ -136,7 +139,7 @@ def messages_in(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]]
 
 
 def text_of(path: Path) -> str:
-    """The text in a file that may hold a conversation. Raises ConversationFileError."""
+    """Return the text of a file that may hold a conversation. Raises ConversationFileError."""
     try:
         if not path.is_file():
             raise ConversationFileError(f"{path} is {'no file' if path.exists() else 'not there'}")
@@ -156,7 +159,7 @@ def text_of(path: Path) -> str:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, if it is one of ours."""
+    """Return the JSON object in a file of ours. Raises ConversationFileError for other files."""
     text = text_of(path)
     try:
         content = json.loads(text)
@@ -182,9 +185,7 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file for its user's eyes only, in the place of what is there, which stays if that fails. Raises
-    ConversationFileError.
-    """
+    """Write a file that only its user can read. If that fails, the old file stays. Raises ConversationFileError."""
     try:
         Path(os.path.realpath(path)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with in_place_of(path, private=True) as file:
@@ -212,7 +213,9 @@ def _params(sampling: Mapping[str, Any]) -> SamplingParams:
 
 
 def _transcript(saved: Mapping[str, Any]) -> Transcript:
-    """Its digest vouches for it, but not that it was right."""
+    """Return the transcript in a file, after a check of its form. The digest shows that the file was not changed, but
+    not that it was right.
+    """
     text, tokens, cuts = saved["text"], saved["tokens"], tuple((int(c), int(t)) for c, t in saved["cuts"])
     places = [(0, 0), *cuts, (len(text), len(tokens))]
     rising = all(a <= b for pair in pairwise(places) for a, b in zip(*pair, strict=True))
@@ -222,7 +225,9 @@ def _transcript(saved: Mapping[str, Any]) -> Transcript:
 
 
 def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Copies of messages, so that nobody changes what was said. Raises InvalidRequest for what is none."""
+    """Return copies of messages, so that nobody can change them later. Raises InvalidRequest for anything that is no
+    message.
+    """
     if not is_list(messages):
         raise InvalidRequest(f"messages are a list of maps, not {messages!r:.80}")
     copies: list[Message] = []

@@ -13,12 +13,14 @@ from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.stats import ModelInfo
 
 _OF_TOKENS = ("logit_bias", "stop_token_ids")
-"""Sampling parameters that name tokens by their ids, which are other tokens in another model."""
+"""Sampling parameters that contain token ids, which are other tokens in another model."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Those that hold, and `notes` on what is left out: every turn would be refused for it, or be another one."""
+    """The settings that apply, and `notes` on those that are left out. With these every turn would be refused, or mean
+    something else.
+    """
 
     params: SamplingParams
     template_vars: dict[str, object]
@@ -26,8 +28,8 @@ class Settings:
 
 
 def of_file(path: Path, saved: SavedConversation, info: ModelInfo) -> Settings:
-    """Those that a saved conversation has with this model. Raises ConversationFileError if it names tokens of this very
-    model that it does not have.
+    """Return the settings of a saved conversation that apply to this model. Raises ConversationFileError if it has
+    token ids that its own model does not have.
     """
     if saved.model.identity == info.identity:
         try:
@@ -35,11 +37,11 @@ def of_file(path: Path, saved: SavedConversation, info: ModelInfo) -> Settings:
         except InvalidRequest as error:
             raise ConversationFileError(f"{path} is not a conversation with {info.name}: its {error}") from error
         return _held(info, saved.params, saved.template_vars, ())
-    return _of_another(info, saved.params, saved.template_vars, saved.model.goes_on_with(info, path))
+    return _of_another(info, saved.params, saved.template_vars, saved.model.continued_with(info, path))
 
 
 def moved(before: ModelInfo, info: ModelInfo, params: SamplingParams, variables: TemplateVars) -> Settings:
-    """Those of a conversation with the model of `before` that goes on with this one."""
+    """Return the settings that apply when a conversation with the model of `before` continues with this one."""
     same = before.identity == info.identity
     return _held(info, params, variables, ()) if same else _of_another(info, params, variables)
 
@@ -53,7 +55,7 @@ def _of_another(info: ModelInfo, params: SamplingParams, variables: TemplateVars
 
 
 def _held(info: ModelInfo, params: SamplingParams, variables: TemplateVars, notes: tuple[str, ...]) -> Settings:
-    """With those of the chat template's variables that the model's template reads."""
+    """Return the settings with those variables that the model's chat template reads."""
     known, read = frozenset(info.template_vars), dict(variables)
     for name, value in variables.items():
         try:

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Encode = Callable[[str], Sequence[int]]
-"""The token ids of a rendered text, without any that a tokenizer adds."""
+"""Returns the token ids of a rendered text, without any that a tokenizer adds."""
 
 Cut = tuple[int, int]
-"""A place where text and tokens can be parted: after so many characters, which are so many tokens."""
+"""A place where text and tokens can be split: after this many characters, which are this many tokens."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """A text that a model read and wrote, and its tokens as they were computed.
+    """A text that a model read and wrote, with its tokens as they were computed.
 
-    A model's own words need not have the tokens that a tokenizer makes of their text: it may have written a word in
-    other pieces, or half a character. So they are kept, and a later text that begins alike goes on behind them. It
-    may leave this one only at one of the `cuts`, the ends of what was read and of what was written, (0, 0) first.
+    A tokenizer need not make the model's own tokens from the model's text: the model may have written a word in other
+    pieces, or half a character. So its tokens are kept, and a later text that begins alike continues them. It can leave
+    this transcript only at one of the `cuts`: the ends of what was read and of what was written, (0, 0) first.
     """
 
     text: str = ""
@@ -26,31 +26,32 @@ class Transcript:
     cuts: tuple[Cut, ...] = ((0, 0),)
 
     def read(self, text: str, encode: Encode) -> Transcript:
-        """The transcript of a text that the model is to read, with the tokens of this one as far as both are alike.
+        """Return the transcript of a text that the model is to read. As far as both texts agree, it has the tokens of
+        this one.
 
-        A template that changes what was said before (many leave out old thoughts) is followed: tokens are new from the
-        last cut before the change on. So they are where a tokenizer joins what a cut parts.
+        Some templates change earlier text (many leave out old thoughts). Then tokens are new from the last cut before
+        the change on. They are also new if a tokenizer joins characters across a cut.
         """
         common = _common_length(self.text, text)
         kept = [cut for cut in self.cuts if cut[0] <= common]
-        while (new := _behind(kept, text, encode)) is None:
+        while (new := _tokens_after(kept, text, encode)) is None:
             kept.pop()
         tokens = self.tokens[: kept[-1][1]] + new
         return Transcript(text, tokens, _with(kept, (len(text), len(tokens))))
 
     def wrote(self, text: str, tokens: Sequence[int]) -> Transcript:
-        """This one and what the model wrote behind it."""
+        """Return this transcript followed by what the model wrote."""
         if not text:
             return self
         whole, ids = self.text + text, (*self.tokens, *tokens)
         return Transcript(whole, ids, _with(self.cuts, (len(whole), len(ids))))
 
 
-def _behind(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, ...] | None:
-    """The tokens of `text` behind the last cut; None if a token lies across it.
+def _tokens_after(cuts: Sequence[Cut], text: str, encode: Encode) -> tuple[int, ...] | None:
+    """Return the tokens of `text` after the last cut; None if a token lies across it.
 
-    It is encoded from the cut before, so that its beginning has the tokens that it has behind other text, and a long
-    conversation is not encoded as a whole at each turn.
+    The text is encoded from the cut before that one. So its beginning has the tokens that it has after other text, and
+    a long conversation is not encoded as a whole at each turn.
     """
     place = cuts[-1][0]
     if place in (0, len(text)):
@@ -65,7 +66,7 @@ def _with(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Length of the common beginning, found by comparing halves."""
+    """Return the length of the common beginning, found by comparing halves."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

@@ -15,8 +15,8 @@ from cortexmlx.sessions.transcript import Transcript
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn that has begun: the messages to be answered, what the model reads, and the tag that it finds opened there
-    for its thoughts.
+    """A turn that has begun: the messages to answer, what the model reads, and the tag for thoughts that the prompt
+    opens.
     """
 
     messages: tuple[Message, ...]
@@ -27,7 +27,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class FinishedTurn:
-    """A turn that has ended, and all answers that it has got."""
+    """A turn that has ended, and all its answers."""
 
     turn: Turn
     params: SamplingParams
@@ -35,16 +35,18 @@ class FinishedTurn:
 
 
 def without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """All up to the last question: without the answer to it, if it is there."""
+    """Return all messages up to the last question, without an answer after it."""
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
 def place_that_leaves(
     answer: int, longest: int, messages: Sequence[Message], tokens: Callable[[int], int], begin: int
 ) -> int:
-    """Where the messages are to begin that are sent to the model, which has room for `longest` tokens, so that `answer`
-    of them are left: at `begin` or a user's message behind it, the first that does; at the last, if none does; and at
-    `begin` if not even that one fits. `tokens` of a place are those of the messages from there on, fewer behind it.
+    """Return the index of the first message to send, so that `answer` of the model's `longest` tokens are left.
+
+    It is `begin`, or the first user's message after it that leaves as much; or the last user's message if none does; or
+    `begin` if not even that one fits. `tokens(index)` counts the tokens of the messages from an index on, fewer for a
+    larger index.
     """
     places = [begin, *(i for i in range(begin + 1, len(messages)) if messages[i]["role"] == "user")]
     first = bisect_left(places, True, key=lambda place: tokens(place) + answer <= longest)
@@ -54,8 +56,8 @@ def place_that_leaves(
 
 
 def said_by_model(turn: Turn, answer: Completion, apart: bool) -> Message:
-    """The answer as the chat template wants it back: with the thoughts in a field of their own if it takes them
-    `apart`, else as the model wrote it.
+    """Return the answer as the chat template reads it: with the thoughts in a field of their own if the template takes
+    them `apart`, otherwise as the model wrote it.
     """
     if not apart:
         return {"role": "assistant", "content": turn.opened + answer.raw_text}
@@ -64,8 +66,8 @@ def said_by_model(turn: Turn, answer: Completion, apart: bool) -> Message:
 
 
 def with_so_far(turn: Turn, text: str, thinking: str, reader: Reader) -> tuple[Message, ...]:
-    """The messages of a turn with as much of the answer as there is. Of the tags around its thoughts those are written
-    that must have been there.
+    """Return the messages of a turn with the answer as far as it was read. Of the tags around its thoughts, those are
+    written that must have come.
     """
     if not text and not thinking:
         return turn.messages
@@ -78,7 +80,7 @@ def with_so_far(turn: Turn, text: str, thinking: str, reader: Reader) -> tuple[M
 
 
 def thoughts_in(said: Message, thoughts: Thoughts | None) -> str:
-    """The thoughts in a model's message, as `said_by_model` or anybody else put them there."""
+    """Return the thoughts in a model's message, as `said_by_model` or anybody else wrote them."""
     apart, content = said.get("reasoning_content"), said.get("content")
     if isinstance(apart, str) or thoughts is None or not isinstance(content, str):
         return apart if isinstance(apart, str) else ""
