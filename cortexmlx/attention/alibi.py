@@ -7,9 +7,11 @@ import numpy.typing as npt
 
 
 def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
-    """What each query head takes off a logit per token of distance, `[heads]`: `2 ** (-8 * h / heads)` for h from 1, as
-    section 3 of the paper has it for powers of 2. Other numbers get the slopes of the next smaller power of 2 and then,
-    of those of the next larger one, the first, third, ...: so the authors' code, and the BLOOM and MPT models.
+    """Return what each query head subtracts from a logit per token of distance, `[heads]`: `2 ** (-8 * h / heads)` for
+    h from 1, as section 3 of the paper says for powers of 2.
+
+    Other numbers of heads get the slopes of the next smaller power of 2, and then the first, third, ... slopes of the
+    next larger one, as in the authors' code and the BLOOM and MPT models.
     """
     whole = 1 << heads.bit_length() - 1
     between = -4 * np.arange(1, 2 * (heads - whole), 2) / whole

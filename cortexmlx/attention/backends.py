@@ -1,4 +1,4 @@
-"""Choosing the backend of `paged_attention`."""
+"""Chooses the backend of `paged_attention`."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """A named implementation of `paged_attention`. `notes()` says what it hands to the reference path, and why, in a
-    line each and perhaps a message of several lines behind it; `reconsider()` is called after a step that failed;
-    `kernels()` names those that have served.
-    """
+    """A named implementation of `paged_attention`."""
 
     name: str
     attend: Attend
     notes: Callable[[], tuple[str, ...]] = field(default=_no_notes)
+    """Returns what takes the reference path, and why: a line each, perhaps followed by a message of several lines."""
     reconsider: Callable[[], None] = field(default=_nothing)
+    """Called after a step that failed."""
     kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
+    """Returns the names of the kernels that have served."""
 
     def describe(self) -> str:
-        """Name, kernels in use and notes in one line: "metal, matrix kernel"."""
+        """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
         used = self.kernels()
         name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in used)])
         return "; ".join([name, *(f"reference for {_in_a_line(note)}" for note in self.notes())])
 
 
 def automatic() -> str:
-    """What "auto" means here: the kernels where MLX computes on an Apple GPU."""
+    """Return what "auto" means here: "metal" if MLX computes on an Apple GPU, otherwise "reference"."""
     return "metal" if metal_device() is not None and mx.default_device() == mx.gpu else "reference"
 
 
 def choose_backend(name: str) -> Backend:
-    """The backend called `name`; "auto" picks for this machine. Raises InvalidRequest for a name that is none, for
-    "metal" where there is no Metal device, and for "sim" where the simulator is not installed.
+    """Return the backend called `name`. "auto" picks one for this machine. Raises InvalidRequest for an unknown name,
+    for "metal" without a Metal device, and for "sim" without the simulator.
     """
     if name == "auto":
         name = automatic()

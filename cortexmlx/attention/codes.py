@@ -1,12 +1,12 @@
 """Products with quantized keys and values in float32 on a CPU.
 
-A code is a whole number, which float32 holds exactly. So the codes are multiplied as numbers, by BLAS, and scales and
-biases come in afterwards: `q . (s c + b) = s (q . c) + b (sum of q)`, and likewise a weighted sum of values. Where a
-token has one group for a whole head, a product of `[queries, dim]` and `[dim, tokens]` is all that there is to do;
-else the codes are multiplied by their scales first. MLX's own products with codes take three times as long there.
+A code is a whole number, which float32 holds exactly. So BLAS multiplies the codes as numbers, and scales and biases
+are applied afterwards: `q . (s c + b) = s (q . c) + b (sum of q)`, and likewise for a weighted sum of values. If a
+token has one group for a whole head, one product of `[queries, dim]` and `[dim, tokens]` is enough. Otherwise the codes
+are multiplied by their scales first. MLX's own products with codes take three times as long there.
 
-A byte holds one code of 8 bits, or two of 4 bits, of which the first has the lower ones: numbers with even places and
-those with odd places are then multiplied apart.
+A byte holds one code of 8 bits, or two codes of 4 bits, the first one in its lower half. Then numbers at even and at
+odd indices are multiplied separately.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import mlx.core as mx
 from cortexmlx.kv.arena import PARTS, Quantization
 
 STRETCH = 1 << 19
-"""Numbers that are in float32 at a time: few enough to stay in a processor's cache, enough for BLAS."""
+"""How many numbers are converted to float32 at a time: few enough to stay in a processor's cache, enough for BLAS."""
 
 
 class Codes:
-    """Keys, or values, of some tokens of each row: `parts` are codes `[rows, heads, tokens, words]`, scales and biases
-    `[rows, heads, tokens, groups]`.
+    """Quantized keys, or values, of some tokens of each row. `parts` are codes `[rows, heads, tokens, words]`, scales
+    and biases `[rows, heads, tokens, groups]`.
     """
 
     def __init__(self, parts: Sequence[mx.array], form: Quantization) -> None:
@@ -40,7 +40,7 @@ class Codes:
             self._numbers = [(n.reshape(groups) * self._scales[..., None]).reshape(n.shape) for n in self._numbers]
 
     def scores(self, queries: mx.array) -> mx.array:
-        """Products `[rows, heads, queries, tokens]` of keys and queries `[rows, heads, queries, dim]`."""
+        """Return the products `[rows, heads, queries, tokens]` of keys and queries `[rows, heads, queries, dim]`."""
         each = len(self._numbers)
         parts = [queries[..., i::each] @ n.swapaxes(-1, -2) for i, n in enumerate(self._numbers)]
         products = parts[0] if each == 1 else parts[0] + parts[1]
@@ -50,7 +50,7 @@ class Codes:
         return products + sums @ self._biases.swapaxes(-1, -2)
 
     def weighted(self, weights: mx.array) -> mx.array:
-        """Sums `[rows, heads, queries, dim]` of values with weights `[rows, heads, queries, tokens]`."""
+        """Return the sums `[rows, heads, queries, dim]` of values with weights `[rows, heads, queries, tokens]`."""
         biases = weights @ self._biases
         scaled = weights * self._scales.swapaxes(-1, -2) if self._of_heads else weights
         parts = [scaled @ n for n in self._numbers]
@@ -61,8 +61,9 @@ class Codes:
 def stretches(
     slab: Sequence[mx.array], tail: Sequence[mx.array] | None, block: mx.array, form: Quantization, *, values: bool
 ) -> list[Codes]:
-    """The keys, or the `values`, of rows in stretches of some tokens: those in the blocks of a `slab` (arrays `[heads *
-    blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names, and behind them those of the `tail`.
+    """Return the keys, or the `values`, of rows in stretches of some tokens: those in the blocks of a `slab` (arrays
+    `[heads * blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names, followed by those of the
+    `tail`.
     """
     of = slice(-PARTS, None) if values else slice(PARTS)
     arrays, (rows, heads, blocks) = slab[of], block.shape
@@ -80,13 +81,13 @@ def stretches(
 
 
 def scores_of(queries: mx.array, keys: Sequence[Codes]) -> mx.array:
-    """`Codes.scores` over all stretches."""
+    """Return `Codes.scores` over all stretches."""
     found = [stretch.scores(queries) for stretch in keys]
     return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
 
 def weighted_sum(weights: mx.array, values: Sequence[Codes]) -> mx.array:
-    """`Codes.weighted` over all stretches."""
+    """Return `Codes.weighted` over all stretches."""
     total, begin = None, 0
     for stretch in values:
         part = stretch.weighted(weights[..., begin : begin + stretch.tokens])

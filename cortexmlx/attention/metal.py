@@ -1,9 +1,9 @@
-"""The Metal backend: single-token queries through the decode kernels, prefill pieces through the prefill kernel or,
-where that would gain nothing, MLX's own attention.
+"""The Metal backend: decode kernels for single-token queries, and for prefill pieces the prefill kernel or, if that
+gains nothing, MLX's own attention.
 
 What the kernels need to know of a step is made in NumPy once per decode window (block tables) and once per step (work
-list), and shared by all layers. A variant of the kernels is checked against the reference before its first use; one
-that disagrees, or a shape that the kernels do not serve, runs on the reference path and says so.
+list), and shared by all layers. A kernel variant is checked against the reference before its first use. A variant that
+disagrees, and a shape that the kernels do not serve, take the reference path, and a note says so.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from cortexmlx.metal.work import SMALL, padded_tables, work_list
 _Variant = TypeVar("_Variant", Variant, PrefillVariant)
 
 _SETTLED = 2
-"""The step of a decode window at which the slabs are looked at: what wrote them before the window has ended, so that
-nothing waits for it, and nothing writes them in between."""
+"""The step of a decode window at which the slabs are checked. Whatever wrote them before the window has finished by
+then, so nothing has to wait, and nothing writes them in between.
+"""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The work list on the device, for `tail_tokens` columns of the tail and partitions of so many tokens."""
+    """The work list on the device, for `tail_tokens` columns of the tail and partitions of `partition` tokens."""
 
     tail_tokens: int
     partition: int
@@ -52,7 +53,7 @@ class MetalStep:
         self.tables = mx.array(padded_tables(step.tables))
 
     def work(self, tail_tokens: int, partition: int) -> _Work:
-        """The work list of the decode step that has so many columns."""
+        """Return the work list of the decode step with `tail_tokens` columns."""
         step, known = self._step, self._work
         if known is not None and (known.tail_tokens, known.partition) == (tail_tokens, partition):
             return known
@@ -64,9 +65,9 @@ class MetalStep:
 class MetalAttention:
     """`paged_attention` on kernels made by `factory`: `mx.fast.metal_kernel`, or the simulator's.
 
-    With `check`, each variant is compared with attention in float64 at first use and disabled if it disagrees. That
+    With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
-    Everything here belongs to the thread that evaluates the steps.
+    Only the thread that evaluates the steps may use it.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
@@ -80,16 +81,18 @@ class MetalAttention:
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """What runs on the reference path instead, and why: a line each, and then a message that has several lines."""
+        """Return what takes the reference path instead, and why: a line each, perhaps followed by a message of several
+        lines.
+        """
         return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
 
     def kernels(self) -> tuple[str, ...]:
-        """The kernels that have served a layer, by name."""
+        """Return the names of the kernels that have served a layer."""
         names = {variant.kernel.value for variant in self._served.values() if variant is not None}
         return tuple(sorted(names | ({"prefill"} if self._prefill.served else set())))
 
     def reconsider(self) -> None:
-        """Check every variant again at its next use: after a step that failed, perhaps by a kernel."""
+        """Check every variant again at its next use, because a step failed, perhaps by a kernel."""
         self._served.clear()
         self._prefill.reconsider()
         self._approval.notes.clear()
@@ -166,7 +169,7 @@ class MetalAttention:
         softcap: float | None,
         slopes: mx.array | None,
     ) -> Variant | None:
-        """The variant that serves this layer, or None if the reference path has to."""
+        """Return the variant that serves this layer; None if it must take the reference path."""
         keys = kv.arena.slab(kv.layer)[0]
         options = (softcap is not None, sinks is not None, slopes is not None, kv.quantization)
         key = (

@@ -58,7 +58,7 @@ class MetalPrefill:
         self._approved.clear()
 
     def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
-        """Whether the kernel serves a layer; else MLX's attention does."""
+        """Return whether the kernel serves a layer. Otherwise MLX's attention does."""
         if why_ours(variant, attention_window, matrix_units=self._matrix_units) is None:
             return False
         whole = not attention_window.chunked or (attention_window.tokens or 0) % variant.block_size == 0
@@ -73,8 +73,8 @@ class MetalPrefill:
     def attend(
         self, variant: PrefillVariant, queries: mx.array, kv: PagedKV, factors: mx.array, sinks: mx.array
     ) -> mx.array:
-        """Attention of all pieces, `[tokens, query_heads, 1, value_dim]`, of the pieces' `queries` alone. `factors` and
-        `sinks` as in DecodeInputs.
+        """Return the attention of all pieces, `[tokens, query_heads, 1, value_dim]`, for the pieces' `queries` alone.
+        `factors` and `sinks` are as in DecodeInputs.
         """
         work = kv.derived.get(PrefillStep, kv.step).work(variant.block_size, variant.tile)
         keys, values = kv.arena.slab(kv.layer)

@@ -1,8 +1,8 @@
-"""The seam into mlx-lm's models, which are used as they are.
+"""The place where mlx-lm's models meet paged attention. The models are used unchanged.
 
-A model asks its cache for `offset` and a mask, hands new keys and values to `update_and_fetch`, and calls its module's
-`scaled_dot_product_attention`. Our cache objects return `PagedKV` handles, and the module-level function is replaced
-by one that recognises a handle and calls its backend, and calls the original for everything else.
+A model asks its cache for `offset` and a mask, gives new keys and values to `update_and_fetch`, and calls its module's
+`scaled_dot_product_attention`. Our cache objects return `PagedKV` handles. The module's function is replaced by one
+that calls the backend for a handle, and the original function for everything else.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _Leaf = TypeVar("_Leaf")
 
 
 def leaves_of(caches: Sequence[Any]) -> list[Any]:
-    """mlx-lm's caches of a model's layers. Of a layer that has several, each is there: a *leaf*."""
+    """Return mlx-lm's caches of a model's layers. If a layer has several caches, each is one *leaf*."""
     return [leaf for cache in caches for leaf in (cache.caches if _several(cache) else (cache,))]
 
 
 def own_caches(model: nn.Module) -> list[Any]:
-    """The leaves of the caches that mlx-lm makes for a model."""
+    """Return the leaves of the caches that mlx-lm makes for a model."""
     return leaves_of(make_prompt_cache(model))
 
 
 def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """A cache for each of the model's layers out of one for each leaf: a tuple where the layer has several."""
+    """Return a cache for each of the model's layers, given one for each leaf: a tuple if the layer has several."""
     rest = iter(leaves)
     return [
         tuple(next(rest) for _ in cache.caches) if _several(cache) else next(rest) for cache in make_prompt_cache(model)
@@ -45,8 +45,8 @@ def _several(cache: Any) -> bool:
 
 
 class LayerCache:
-    """One leaf's cache as an mlx-lm model sees it. `fetch(layer, keys, values)` writes a step's tokens and returns
-    the handle; without values they lie in the keys.
+    """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's tokens and returns
+    the handle. Without values, they are part of the keys.
     """
 
     def __init__(self, layer: int, fetch: Callable[[int, mx.array, mx.array | None], Any]) -> None:
@@ -56,34 +56,34 @@ class LayerCache:
         self.offset: mx.array | int = 0
 
     def begin(self, offset: mx.array | int) -> None:
-        """A step begins, whose tokens are at the positions `offset` `[tokens]`."""
+        """Begin a step whose tokens are at the positions `offset` `[tokens]`."""
         self.offset, self._handle = offset, None
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """No mask: which tokens a query sees is part of the handle."""
+        """Return no mask: the handle knows which tokens a query sees."""
         return None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Take `[tokens, kv_heads, 1, dim]` keys and values of the step; return the handle in the place of both."""
+        """Take the step's keys and values `[tokens, kv_heads, 1, dim]`. Return the handle instead of both."""
         self._handle = self._fetch(self._layer, keys, values)
         return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """The handle once more: for a layer that has no keys and values of its own, and attends to these."""
+        """Return the handle again, for a layer that has no keys and values of its own and attends to these."""
         return self._handle, self._handle
 
     def fetch_keys(self, keys: mx.array) -> Any:
-        """The same of keys `[tokens, kv_heads, 1, dim]` in which the values lie; returns the handle."""
+        """Take keys `[tokens, kv_heads, 1, dim]` that contain the values. Return the handle."""
         return self._fetch(self._layer, keys, None)
 
 
 class OwnAttention(Exception):
-    """A model computes with keys and values itself."""
+    """Raised when a model computes with keys and values itself."""
 
 
 class ProbeKV:
-    """The handle of a probe: records the shapes, and that attention was reached through the seam, which it also tells
-    `note` each time. Without values they lie in the keys, and who attends says how many numbers they are.
+    """The handle of a probe. It records the shapes, and that attention was called, and calls `note` each time. Without
+    values, they are part of the keys, and whoever attends sets how many numbers they have.
     """
 
     def __init__(self, keys: mx.array, values: mx.array | None, note: Callable[[], None] = lambda: None) -> None:
@@ -101,11 +101,11 @@ class ProbeKV:
 
 
 class OwnHandle(ABC):
-    """A handle of a layer that attends in a way of its own."""
+    """The handle of a layer that attends in a way of its own."""
 
     @abstractmethod
     def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
-        """Attention of the queries that the model hands over, with its scale and what it adds to the scores."""
+        """Return the attention of the model's queries, with its scale, and with what it adds to the scores."""
 
 
 def install() -> None:
@@ -147,7 +147,9 @@ def attend(
     sinks: mx.array | None = None,
     softcap: float | None = None,
 ) -> mx.array:
-    """Attention of a layer's queries `[tokens, query_heads, 1, head_dim]` over what a handle stands for."""
+    """Return the attention of a layer's queries `[tokens, query_heads, 1, head_dim]` over the keys and values of a
+    handle.
+    """
     if isinstance(handle, PagedKV):
         return paged_attention(queries, handle, scale=scale, sinks=sinks, softcap=softcap)
     handle.attended = True

@@ -1,9 +1,8 @@
 """`paged_attention`: one function, several backends, the same result.
 
 A step's queries are flat: `[tokens, query_heads, 1, head_dim]`. The single-token queries (decoding rows) come first,
-then the prefill pieces, each a stretch of consecutive tokens of one row. `GroupStep` says, for one layer group, where
-the keys and values of each of them lie; the scheduler builds it once per step (or once per decode window) for all
-layers of the group.
+then the prefill pieces, each with consecutive tokens of one row. `GroupStep` says where the keys and values of one
+layer group are. The scheduler builds it once per step (or once per decode window) for all layers of the group.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _T = TypeVar("_T")
 
 
 class Derived:
-    """What the backends make of a GroupStep once for all its layers (and all steps of a decode window): one object of
-    each kind, which says what it holds.
+    """What a backend derives from a GroupStep, made once for all its layers (and all steps of a decode window): one
+    object of each kind.
     """
 
     def __init__(self) -> None:
         self._made: dict[Callable[[GroupStep], Any], Any] = {}
 
     def get(self, kind: Callable[[GroupStep], _T], step: GroupStep) -> _T:
-        """`kind(step)`, made at the first call. `step` is the same in all calls."""
+        """Return `kind(step)`, made at the first call. `step` must be the same in all calls."""
         if kind not in self._made:
             self._made[kind] = kind(step)
         made: _T = self._made[kind]
@@ -38,7 +37,7 @@ class Derived:
 
 
 class Attend(Protocol):
-    """How a backend carries out `paged_attention`: the same arguments, the same result."""
+    """How a backend computes `paged_attention`: the same arguments, the same result."""
 
     def __call__(
         self,
@@ -54,15 +53,15 @@ class Attend(Protocol):
 
 @dataclass
 class PagedKV:
-    """What a layer's cache returns in the place of keys and values: where they lie, for `paged_attention` to read.
+    """What a layer's cache returns instead of keys and values: where they are, for `paged_attention` to read.
 
-    `tail` is the layer's newest tokens, an array `[rows, kv_heads, W, dim]` for each of the slab's, of which
-    `tail_tokens` columns are live in every row; `tail_tokens` 0 means that everything is in the arena. `derived` goes
-    with `step`. With a `quantization` the slab and the tail are of codes, scales and biases.
+    `tail` has the layer's newest tokens: an array `[rows, kv_heads, W, dim]` for each array of the slab. `tail_tokens`
+    of its columns are live in every row; 0 means that everything is in the arena. `derived` belongs to `step`. With a
+    `quantization`, slab and tail have codes, scales and biases.
 
-    Where values lie in their keys (latent attention), `expand` may say how the latents `[1, tokens, value_dim]` that a
-    prefill piece sees become keys and values `[heads, tokens, dim]`: then the queries of the step, which has pieces
-    alone, are those of such keys, followed by the numbers for what a stored key has behind its value.
+    If values are part of their keys (latent attention), `expand` may turn the latents `[1, tokens, value_dim]` that a
+    prefill piece sees into keys and values `[heads, tokens, dim]`. Then the step has pieces only, and its queries
+    belong to such keys, followed by the numbers for what a stored key has after its value.
     """
 
     arena: KVArena
@@ -78,11 +77,11 @@ class PagedKV:
 
     @property
     def value_in_key(self) -> int | None:
-        """How many of a key's first numbers are the value, or None where values are stored beside the keys."""
+        """How many of a key's first numbers are the value; None if values are stored beside the keys."""
         return self.arena.value_in_key(self.layer)
 
     def astype(self, _: mx.Dtype) -> PagedKV:
-        """Models cast keys to the query's dtype; the backends do that themselves."""
+        """Return the handle. Models cast keys to the query's dtype, and the backends do that themselves."""
         return self
 
 
@@ -95,15 +94,15 @@ def paged_attention(
     softcap: float | None = None,
     slopes: mx.array | None = None,
 ) -> mx.array:
-    """Softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values of `kv`.
+    """Return the softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values
+    of `kv`: `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
 
-    Each query sees its row's tokens up to itself (and no further back than the group's window). `sinks`
-    `[query_heads]` are extra logits that take part in the softmax without a value. `softcap` c replaces a logit s by
-    `c * tanh(s / c)`. `slopes` `[query_heads]` are those of ALiBi: after scale and cap, a query of head h at position p
-    adds `slopes[h] * (t - p)` to the logit of the token at t.
+    Each query sees its row's tokens up to itself, within the group's window. `sinks` `[query_heads]` are additional
+    logits that take part in the softmax without a value. `softcap` c replaces a logit s by `c * tanh(s / c)`. `slopes`
+    `[query_heads]` are those of ALiBi: after scale and cap, a query of head h at position p adds `slopes[h] * (t - p)`
+    to the logit of the token at t.
 
-    Returns `[tokens, query_heads, 1, value_dim]` in the dtype of the queries. Raises KVBlockError for slopes in a step
-    of listed blocks (`only_blocks`).
+    Raises KVBlockError for slopes in a step with listed blocks (`only_blocks`).
     """
     if slopes is not None and kv.step.listed:
         raise KVBlockError(

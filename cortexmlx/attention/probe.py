@@ -1,4 +1,4 @@
-"""Find out what a model caches and how it attends, by forward passes that are never evaluated."""
+"""Finds out what a model caches and how it attends, by forward passes that are never evaluated."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _NOT_CAUSAL = {
 
 
 class NotPaged(ModelUnsupported):
-    """A model's attention cannot be paged. mlx-lm may run it all the same, a sequence at a time."""
+    """A model's attention cannot be paged. mlx-lm may still run it, one sequence at a time."""
 
 
 class _ProbeCache(LayerCache):
-    """A cache of a probe, at position 0 of every row: records the window that the model's mask would show."""
+    """A cache of a probe, at position 0 of every row. It records the window of the model's mask."""
 
     def __init__(self, layer: int, rows: int, fetch: Callable[[int, mx.array, mx.array | None], ProbeKV]) -> None:
         super().__init__(layer, fetch)
@@ -44,7 +44,7 @@ class _ProbeCache(LayerCache):
 
     @property
     def left_alone(self) -> bool:
-        """Whether the model has put nothing into it. (It may have asked for a mask, or where a row is.)"""
+        """Whether the model has put nothing into it. (It may have asked for a mask, or for a row's position.)"""
         now = {name: value for name, value in vars(self).items() if name not in ("_begun", "mask_window")}
         return now.keys() == self._begun.keys() and all(now[name] is value for name, value in self._begun.items())
 
@@ -53,11 +53,11 @@ class _ProbeCache(LayerCache):
 
 
 def probe(model: nn.Module) -> list[KVSpec]:
-    """Install the seam and find out what each layer caches, from one lazy forward pass that is never evaluated: a spec
-    for each leaf (`own_caches`).
+    """Hook into mlx-lm's attention, and find out what each layer caches from one lazy forward pass that is never
+    evaluated. Return a spec for each leaf (`own_caches`).
 
-    Raises NotPaged when a layer keeps something else than keys and values, or attends past the seam, ModelUnsupported
-    when what a token of a prompt sees is not what is kept for an answer's.
+    Raises NotPaged if a layer keeps something else than keys and values, or attends in another way. Raises
+    ModelUnsupported if a token of a prompt sees other tokens than those that are kept for an answer's token.
     """
     if reason := _NOT_CAUSAL.get(_kind(model)):
         raise ModelUnsupported(f"{_kind(model)}: {reason}, so that an answer depends on how its prompt is cut")
@@ -129,8 +129,8 @@ def probe(model: nn.Module) -> list[KVSpec]:
 
 
 def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) -> mx.array:
-    """Logits of flat tokens `[T, 1]`, all at position 0, which must not be evaluated. `attended` is called as each
-    layer attends, or touches its state. The model has been probed.
+    """Return the logits of flat tokens `[T, 1]`, all at position 0. They must not be evaluated. `attended` is called
+    when a layer attends or touches its state. The model must have been probed.
     """
 
     def fetch(_: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
@@ -145,7 +145,7 @@ def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) 
 
 
 def _reach(model: nn.Module, cache: Any) -> AttentionWindow:
-    """How far back a query sees with one of mlx-lm's own caches."""
+    """Return how far back a query sees with one of mlx-lm's own caches."""
     if type(cache) is PlainCache:
         return AttentionWindow()
     if type(cache) is RotatingKVCache and cache.keep == 0:

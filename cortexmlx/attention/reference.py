@@ -1,18 +1,19 @@
-"""The reference backend: paged attention in plain MLX operations. The CPU path, the GPU's fallback and the kernels'
-judge.
+"""The reference backend: paged attention in plain MLX operations. It is the CPU's path, the GPU's fallback and the
+kernels' judge.
 
-Single-token queries use `mx.gather_mm`, which multiplies blocks where they lie: the slab is reshaped (free) to matrices
-`[kv_heads * blocks, block_size, dim]` and the block table selects them. Whole blocks are read, so what lies behind a
-row's last token is excluded by selection, and blocks are zero-filled when they are opened because `0 * NaN` is NaN.
-Blocks of quantized keys and values are multiplied in place, too, by `mx.gather_qmm`, on a CPU as `codes.py` says; what
+Single-token queries use `mx.gather_mm`, which multiplies blocks where they are. The slab is reshaped (at no cost) to
+matrices `[kv_heads * blocks, block_size, dim]`, and the block table selects them. Whole blocks are read, so tokens
+after a row's last one are excluded by selection. A block is filled with zeros when its first token is written, because
+`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What
 a piece sees is dequantized.
 
-Prefill pieces read a view of the row's run, or one gather of its slots when it has several, from the oldest token on
-that the layer shows to a query of the piece: on a GPU through MLX's fused attention, on a CPU in stretches of
-queries that skip what lies in the future of all of them.
+Prefill pieces read a view of the row's run, or one gather of its slots if it has several runs, from the oldest token
+that a query of the piece sees. A GPU uses MLX's fused attention for them. A CPU computes stretches of queries, and
+skips tokens that come after all of them.
 
-Softmax is taken in powers of two (`softmax.py`), and of a lone row's few scores by MLX. Below float32 a CPU computes
-every row by MLX's own attention instead, so that a row's roundings are the same alone, in company and in mlx-lm.
+Softmax is computed in powers of two (`softmax.py`); for a single row's few scores, by MLX. Below float32, a CPU
+computes every row by MLX's own attention instead, so that a row is rounded in the same way alone, in a batch and in
+mlx-lm.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import PrefillPiece
 
 FEW_SCORES = 8192
-"""Scores of a row up to which the number of operations matters more than what they compute."""
+"""Up to this many scores of a row, the number of operations costs more than what they compute."""
 
 STRETCH = 64
-"""Queries of a prefill piece that are computed together on a CPU: fewer would make small matrix products, more would
-compute more scores of the future."""
+"""Queries of a prefill piece that a CPU computes together. Fewer would make small matrix products, more would compute
+more scores of later tokens.
+"""
 
 
 def attend(
@@ -62,8 +64,8 @@ def attend_rows(
     softcap: float | None,
     slopes: mx.array | None,
 ) -> mx.array:
-    """Attention of the step's single-token queries alone, `[rows, query_heads, 1, value_dim]`. `queries` are those of
-    the whole step. Used by every backend.
+    """Return the attention of the step's single-token queries, `[rows, query_heads, 1, value_dim]`. `queries` are those
+    of the whole step. Every backend uses it.
     """
     lengths, coarse = kv.step.lengths, rounds_coarsely(queries, kv)
     rows = len(lengths)
@@ -89,19 +91,18 @@ def attend_pieces(
     softcap: float | None,
     slopes: mx.array | None,
 ) -> list[mx.array]:
-    """Attention of the step's prefill pieces alone, `[tokens of the piece, query_heads, 1, value_dim]` each.
-
-    `queries` are those of the whole step. Used by every backend.
+    """Return the attention of each of the step's prefill pieces, `[tokens of the piece, query_heads, 1, value_dim]`.
+    `queries` are those of the whole step. Every backend uses it.
     """
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
     return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
 
 
 def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
-    """Whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
+    """Return whether this is MLX's CPU build below float32, where every product is rounded to 8 or 11 bits.
 
     Two ways of the same mathematics then differ by as much as the model's own rounding errors, which are not small. So
-    there is one way: MLX's attention, or with a soft cap that of mlx-lm's models, whose result for a query does not
+    there is one way: MLX's attention, or with a soft cap that of mlx-lm's models. Its result for a query does not
     depend on what is computed beside it.
     """
     return mx.default_device() == mx.cpu and not queries.dtype == kv.dtype == mx.float32
@@ -115,10 +116,11 @@ def _as_mlx(
     mask: mx.array | str,
     shared: mx.array | None = None,
 ) -> mx.array:
-    """Attention as mlx-lm's models compute it, with their roundings: queries `[rows, query_heads, queries, dim]`, keys
-    and values `[rows, kv_heads, tokens, dim]`, `mask` a bool for each query and token, or "causal". `shared` `[rows,
-    heads, tokens, rest]` is the rest of latent attention's keys, whose scores those models add; its heads are as many
-    as are stored.
+    """Return attention as mlx-lm's models compute it, with their roundings.
+
+    Queries are `[rows, query_heads, queries, dim]`, keys and values `[rows, kv_heads, tokens, dim]`. `mask` is a bool
+    for each query and token, or "causal". `shared` `[rows, heads, tokens, rest]` is the rotary part of latent
+    attention's keys, whose scores those models add; it has as many heads as are stored.
     """
     if shared is not None and softmax.softcap is None:
         (rows, heads, count, _), dim = queries.shape, keys.shape[-1]
@@ -147,12 +149,12 @@ def _as_mlx(
 
 
 def _visible(mask: mx.array | str, count: int, tokens: int) -> mx.array:
-    """The mask as bools."""
+    """Return the mask as bools."""
     return mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None] if isinstance(mask, str) else mask
 
 
 def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
-    """Rows of one query each over a copy of their keys and values."""
+    """Attend with rows of one query each, over a copy of their keys and values."""
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     slab = kv.arena.blocks_of(kv.layer)
     index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads, kv.arena.block_size)
@@ -166,7 +168,7 @@ def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.
 
 
 def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Keys, values and, where these lie in those, the rest of the keys."""
+    """Return keys, values and, if the values are part of the keys, the rest of the keys."""
     if value_in_key is None:
         return seen[0], seen[1], None
     values = seen[0][..., :value_in_key]
@@ -174,7 +176,9 @@ def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx
 
 
 def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
-    """Many rows, one query each: blocks by `gather_mm`, the tail by an ordinary product, one softmax over both."""
+    """Attend with many rows of one query each: blocks by `gather_mm`, the tail by an ordinary product, and one softmax
+    over both.
+    """
     heads, slots, _ = kv.arena.slab(kv.layer)[0].shape
     rows, query_heads, _, dim = queries.shape
     group = query_heads // heads
@@ -201,12 +205,12 @@ def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
 
 
 def multiplies_codes() -> bool:
-    """Whether quantized rows are multiplied as `codes.py` says: on a CPU."""
+    """Return whether quantized rows are multiplied as in `codes.py`: on a CPU."""
     return bool(mx.default_device() == mx.cpu)
 
 
 def _attend_codes(queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax) -> mx.array:
-    """`_attend_rows` of quantized keys and values on a CPU."""
+    """`_attend_rows` for quantized keys and values on a CPU."""
     slab = kv.arena.blocks_of(kv.layer)
     tail = None if kv.tail is None else [t[:, :, : kv.tail_tokens] for t in kv.tail]
     heads, (rows, query_heads, _, dim) = kv.arena.spec(kv.layer).kv_heads, queries.shape
@@ -224,8 +228,8 @@ def _attend_codes(queries: mx.array, kv: PagedKV, form: Quantization, softmax: S
 def _quantized_products(
     left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
 ) -> mx.array:
-    """`left[which_left]` by the blocks of the layer's slab that `which_block` names (head h block b is h * all + b): by
-    their keys transposed, or by their `values`.
+    """Multiply `left[which_left]` by the blocks of the layer's slab that `which_block` names (block b of head h is h *
+    all + b): by their keys transposed, or by their `values`.
     """
     form = kv.quantization
     assert form is not None
@@ -245,15 +249,17 @@ def _quantized_products(
 
 
 def _plain(kv: PagedKV, arrays: Slab) -> Slab:
-    """Keys and values of a slab, a view or a tail as numbers: of a quantized layer what the codes stand for."""
+    """Return keys and values of a slab, a view or a tail as numbers. Those of a quantized layer are dequantized."""
     return arrays if kv.quantization is None else kv.quantization.dequantize(arrays)
 
 
 def _block_products(
     left: mx.array, kv: PagedKV, which_left: mx.array, which_block: mx.array, *, values: bool
 ) -> mx.array:
-    """`left[which_left]` by blocks of the slab, by their keys transposed or by their `values`, without a copy of the
-    blocks; MLX's CPU build can do that with plain ones in float32 only. Of two dtypes MLX would convert the whole slab.
+    """Multiply `left[which_left]` by blocks of the slab, by their keys transposed or by their `values`.
+
+    The blocks are not copied, except that MLX's CPU build can do that with plain blocks in float32 only. With two
+    dtypes MLX would convert the whole slab.
     """
     if kv.quantization is not None:
         return _quantized_products(left, kv, which_left, which_block, values=values)
@@ -265,8 +271,8 @@ def _block_products(
 
 
 def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, softmax: Softmax | None) -> mx.array:
-    """A lone row whose tokens are one run: a view of the arena instead of gathered blocks. Without a `softmax` it is
-    MLX's own, of nothing but scaled products.
+    """Attend with a single row whose tokens are one run: over a view of the arena instead of gathered blocks. Without a
+    `softmax`, MLX's own is used, for scaled products only.
     """
     length, tail = int(kv.step.lengths[0]), kv.tail_tokens
     first = 0 if kv.step.attention_window.tokens is None else kv.step.attention_window.oldest(length + tail - 1)
@@ -298,15 +304,15 @@ def _attend_run(queries: mx.array, kv: PagedKV, run: KVHandle, scale: float, sof
 
 
 def _cut(sums: mx.array, kv: PagedKV) -> mx.array:
-    """Weighted sums of values. Where these lie in their keys, the sums are of whole keys: to cut those would have
-    copied them.
+    """Return weighted sums of values. If values are part of their keys, the sums are of whole keys, because cutting the
+    keys would copy them.
     """
     width = kv.value_in_key
     return sums if width is None or kv.expand is not None else sums[..., :width]
 
 
 def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: Softmax) -> mx.array:
-    """Consecutive queries of one row over all its tokens up to them, causal and within reach."""
+    """Attend with consecutive queries of one row over all its tokens up to them, causally and within the window."""
     step = ReferenceStep.of(kv)
     base = step.oldest(piece)
     seen = _piece_kv(kv, piece, base)
@@ -347,7 +353,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
 
 
 def _piece_kv(kv: PagedKV, piece: PrefillPiece, oldest: int) -> Slab:
-    """What a piece looks at, from the token `oldest` on."""
+    """Return the keys and values that a piece sees, from the token `oldest` on."""
     if piece.run is not None:
         view = kv.arena.view(kv.layer, piece.run, piece.tokens)
         return _plain(kv, tuple(a[:, oldest:] for a in view) if oldest else view)

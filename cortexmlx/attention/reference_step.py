@@ -12,8 +12,8 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 
 class ReferenceStep:
-    """The arrays that this backend derives from a GroupStep, kept for all layers: of the single-token queries, and of
-    the prefill pieces.
+    """The arrays that this backend derives from a GroupStep, kept for all layers: those of the single-token queries,
+    and of the prefill pieces.
     """
 
     def __init__(self, step: GroupStep) -> None:
@@ -26,29 +26,29 @@ class ReferenceStep:
 
     @classmethod
     def of(cls, kv: PagedKV) -> ReferenceStep:
-        """That of a layer's step."""
+        """Return the arrays for a layer's step."""
         return kv.derived.get(cls, kv.step)
 
     def row_index(self, heads: int, slab_blocks: int, block_size: int) -> RowIndex:
-        """The index arrays of the block tables."""
+        """Return the index arrays of the block tables."""
         if self._row_index is None:
             self._row_index = RowIndex(self._step, heads, slab_blocks, block_size)
         return self._row_index
 
     def oldest(self, piece: PrefillPiece) -> int:
-        """The oldest token that a query of the piece sees: what lies before it is not looked at."""
+        """Return the oldest token that a query of the piece sees. Earlier tokens are not looked at."""
         return self._step.attention_window.oldest(piece.first)
 
     def slots(self, piece: PrefillPiece) -> mx.array:
-        """The slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
+        """Return the slots of a scattered piece from its oldest token on, `[seen tokens]` int32."""
         if piece.begin not in self._slots:
             assert piece.slots is not None
             self._slots[piece.begin] = mx.array(piece.slots[self.oldest(piece) :])
         return self._slots[piece.begin]
 
     def mask(self, piece: PrefillPiece) -> mx.array | str:
-        """Which tokens from the oldest on each query of a piece sees, for MLX's attention: `[queries, seen tokens]`
-        bool, or "causal" if the last query sees them all, too.
+        """Return which tokens from the oldest on each query of a piece sees, for MLX's attention: `[queries, seen
+        tokens]` bool, or "causal" if the last query sees all of them.
         """
         oldest = self.oldest(piece)
         if self._step.attention_window.oldest(piece.tokens - 1) == oldest:
@@ -58,8 +58,9 @@ class ReferenceStep:
         return self._masks[piece.begin]
 
     def causal(self, first: int, last: int, oldest: int, dtype: mx.Dtype) -> mx.array:
-        """What to add to the scores of queries `first .. last` over tokens `oldest .. last`: 0 or, where a query may
-        not look, minus infinity."""
+        """Return what to add to the scores of queries `first .. last` over tokens `oldest .. last`: 0, or minus
+        infinity for tokens that a query may not see.
+        """
         key = (first, last, oldest)
         if key not in self._causal:
             visible = self._seen(first, last, oldest)
@@ -67,20 +68,21 @@ class ReferenceStep:
         return self._causal[key]
 
     def _seen(self, first: int, last: int, oldest: int) -> npt.NDArray[np.bool_]:
-        """Which of the tokens `oldest .. last` each of the queries `first .. last` sees."""
+        """Return which of the tokens `oldest .. last` each of the queries `first .. last` sees."""
         query, token = np.arange(first, last)[:, None], np.arange(oldest, last)
         return (token <= query) & (token >= self._step.attention_window.oldest(query))
 
     @staticmethod
     def distance(first: int, last: int, oldest: int) -> mx.array:
-        """How far behind each of the queries `first .. last` the tokens `oldest .. last` are, `[queries, tokens]`
-        float32: 0 for itself, -1 for the one before."""
+        """Return how far the tokens `oldest .. last` are from each of the queries `first .. last`, `[queries, tokens]`
+        float32: 0 for itself, -1 for the token before it.
+        """
         return mx.arange(oldest, last, dtype=mx.float32) - mx.arange(first, last, dtype=mx.float32)[:, None]
 
 
 class RowIndex:
-    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window. Of each row
-    they have `blocks` blocks, from the oldest on that the window's queries see.
+    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window. Each row
+    has `blocks` blocks, from the oldest one that the window's queries see.
     """
 
     def __init__(self, step: GroupStep, heads: int, slab_blocks: int, block_size: int) -> None:
@@ -97,7 +99,7 @@ class RowIndex:
         self._distance: dict[int, mx.array] = {}
 
     def visible(self, kv: PagedKV) -> mx.array:
-        """Which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
+        """Return which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
         tail = kv.tail_tokens
         if tail not in self._visible:
             lengths = kv.step.lengths[:, None]
@@ -108,8 +110,9 @@ class RowIndex:
         return self._visible[tail]
 
     def distance(self, kv: PagedKV) -> mx.array:
-        """How far behind each row's newest token the columns of `visible` are, in its shape, float32: 0 for itself, -1
-        for the one before."""
+        """Return how far the columns of `visible` are from each row's newest token, in the same shape, float32: 0 for
+        itself, -1 for the token before it.
+        """
         tail = kv.tail_tokens
         if tail not in self._distance:
             newest = kv.step.lengths[:, None] + (tail - 1)
@@ -120,9 +123,10 @@ class RowIndex:
 
 
 def _seen_blocks(step: GroupStep, block_size: int) -> tuple[IntArray, IntArray]:
-    """A step's tables without what lies in front of all that is seen, and the place of each row's first block `[rows]`.
+    """Return a step's tables without the blocks before all that is seen, and the index of each row's first block
+    `[rows]`.
 
-    A row that has fewer blocks than another is filled up with what its table ends with: padding, or its last block.
+    A row with fewer blocks than others is filled up with the end of its table: padding, or its last block.
     """
     first = step.attention_window.oldest(np.maximum(step.lengths - 1, 0)) // block_size
     if not first.any():

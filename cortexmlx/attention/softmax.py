@@ -1,8 +1,8 @@
 """Softmax in powers of two: `2 ** (s * log2(e))` is `e ** s`.
 
-On MLX's Linux CPU build `power` takes a third of the time of `exp`, which is what most of the time of attention at a
-few hundred tokens goes into; elsewhere the two cost the same. The factor log2(e) is part of the scale of the queries,
-and the division by the weights' sum is left to the output, which is smaller than the weights.
+On MLX's Linux CPU build, `power` takes a third of the time of `exp`, which takes most of the time of attention at a few
+hundred tokens. Elsewhere the two cost the same. The factor log2(e) is part of the scale of the queries. The division by
+the weights' sum is applied to the output, which is smaller than the weights.
 
 Below float32 both would be rounded to a few bits. There the queries get the plain scale (often a power of two, which
 rounds nothing), everything from the scores to the divided weights is float32, and the weights are rounded once.
@@ -18,8 +18,8 @@ from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 
 
 class Softmax:
-    """The softmax of one layer's attention: scale, extra logits (`sinks` `[query_heads]`), soft cap, ALiBi's `slopes`
-    `[query_heads]`, `dtype` of the queries.
+    """The softmax of one layer's attention: scale, additional logits (`sinks` `[query_heads]`), soft cap, ALiBi's
+    `slopes` `[query_heads]`, and the `dtype` of the queries.
 
     `ones` keeps columns of ones, by their length, for a whole step.
     """
@@ -43,17 +43,18 @@ class Softmax:
 
     @property
     def of_no_model(self) -> bool:
-        """Whether no model of mlx-lm has it: extra logits beside a soft cap, or slopes."""
+        """Whether no model of mlx-lm has this combination: additional logits with a soft cap, or slopes."""
         return (self.sinks is not None and self.softcap is not None) or self.slopes is not None
 
     def scaled(self, queries: mx.array) -> mx.array:
-        """The queries, to be multiplied with keys."""
+        """Return the queries, to be multiplied by keys."""
         plain = self._coarse or self.softcap is not None
         return queries * (self.scale if plain else self.scale * LOG2_E)
 
     def capped(self, products: mx.array) -> mx.array:
-        """Scores, in powers of two, of the products of scaled queries and keys. What may not be seen is masked after
-        this."""
+        """Return the scores, in powers of two, of the products of scaled queries and keys. The caller masks them
+        afterwards.
+        """
         if self._coarse:
             products = products.astype(mx.float32)
         if self.softcap is not None:
@@ -61,19 +62,19 @@ class Softmax:
         return products * LOG2_E if self._coarse else products
 
     def biased(self, scores: mx.array, heads_and_group: tuple[int, ...], distance: Callable[[], mx.array]) -> mx.array:
-        """The scores of `capped` and what ALiBi adds to them: each head's slope times `distance()`, a token's position
-        minus that of the query. `heads_and_group` as in `weights`.
+        """Return the scores of `capped` with what ALiBi adds: each head's slope times `distance()`, a token's position
+        minus that of the query. `heads_and_group` is as in `weights`.
         """
         if self.slopes is None:
             return scores
         return scores + (self.slopes.astype(mx.float32) * LOG2_E).reshape(heads_and_group) * distance()
 
     def weights(self, scores: mx.array, heads_and_group: tuple[int, ...]) -> tuple[mx.array, mx.array | None]:
-        """The weights of the values, and what to divide the weighted sum by.
+        """Return the weights of the values, and what to divide the weighted sum by.
 
-        `scores` `[..., columns]`, minus infinity where a query may not look; `heads_and_group` is the shape to which
-        the sinks' `[query_heads]` belong in `[..., 1]`. The weights have the queries' dtype; below float32 they are
-        divided already, and there is nothing left to divide by.
+        `scores` `[..., columns]` are minus infinity where a query may not look. `heads_and_group` is the shape of the
+        sinks `[query_heads]` within `[..., 1]`. The weights have the queries' dtype. Below float32 they are divided
+        already, and there is nothing to divide by.
         """
         largest = mx.max(scores, axis=-1, keepdims=True)
         sinks = None
@@ -89,12 +90,12 @@ class Softmax:
         return (weights / total).astype(self._dtype), None
 
     def _ones(self, count: int) -> mx.array:
-        """`[count, 1]`: a product with it is a sum, by BLAS."""
+        """Return `[count, 1]` ones: a product with them is a sum, computed by BLAS."""
         if count not in self._columns:
             self._columns[count] = mx.ones((count, 1))
         return self._columns[count]
 
 
 def divided(sums: mx.array, total: mx.array | None) -> mx.array:
-    """Weighted sums of values over what `weights` left to divide by."""
+    """Divide weighted sums of values by what `weights` returned."""
     return sums if total is None else sums / total

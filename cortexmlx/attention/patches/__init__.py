@@ -1,5 +1,5 @@
-"""Classes of mlx-lm's models that need another method where their cache is paged: each computes what the original does,
-from a handle instead of from arrays. With any other cache the original runs.
+"""Methods for classes of mlx-lm's models that need another one with a paged cache. Each computes what the original
+does, from a handle instead of from arrays. With any other cache the original runs.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _METHODS: dict[tuple[str, str], Callable[[Method], Method]] = {
     **dict.fromkeys(_LATENT, latent.attention),
     ("rope_utils", "DynamicNTKScalingRoPE"): dynamic_rope.rotation,
 }
-"""What takes the place of `__call__`, by module and class."""
+"""What replaces `__call__`, by module and class."""
 
 
 def install(model: nn.Module) -> None:
-    """Replace what the model's classes need. Safe to call again."""
+    """Replace the methods of the model's classes that need it. Safe to call again."""
     used = {(type(m).__module__.rpartition(".")[2], type(m).__name__): type(m) for m in model.modules()}
     for name in used.keys() & _METHODS.keys():
         replace_method(used[name], "__call__", _METHODS[name])

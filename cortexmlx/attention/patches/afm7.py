@@ -1,5 +1,5 @@
-"""AFM 7's last layers have queries only, which attend to the keys and values of the layer before them; it takes their
-position from the length of these.
+"""AFM 7's last layers have only queries, which attend to the keys and values of the layer before them. The original
+takes their position from the length of those.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `AFMModel.__call__`: the position is that of each token."""
+    """Replaces `AFMModel.__call__`: the position is that of each token."""
 
     def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if not cache or not isinstance(cache[-1], LayerCache):
@@ -31,7 +31,7 @@ def body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _reuse(own: Any, x: mx.array, cache: LayerCache) -> mx.array:
-    """`KVReuseAttention` over the keys and values that lie in `cache`."""
+    """`KVReuseAttention` over the keys and values in `cache`."""
     queries = own.q_proj(x).reshape(x.shape[0], own.n_heads, 1, own.head_dim)
     queries = own.q_norm(own.rope(queries, offset=cache.offset))
     handle, _ = cache.keys_and_values()

@@ -1,5 +1,5 @@
 """Baichuan M1 mixes each key and value with the one before it, and keeps the last ones as a state beside its cache. Its
-attention is for a whole step, so only that mixing goes by rows (`StateLeaf.shifted`).
+attention needs a whole step, so only the mixing is done by rows (`StateLeaf.shifted`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `Attention.__call__`."""
+    """Replaces `Attention.__call__`."""
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if cache is None or not isinstance(cache[1], LayerCache):

@@ -1,4 +1,4 @@
-"""Dynamic NTK scaling (bloc97, 2023) raises the rotary base once a sequence is longer than the model's positions. The
+"""Dynamic NTK scaling (bloc97, 2023) raises the rotary base when a sequence is longer than the model's positions. The
 engine's context ends there (`models/context.py`), so the base is always the plain one, and each row has its own offset.
 """
 
@@ -11,7 +11,7 @@ import mlx.core as mx
 
 
 def rotation(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `DynamicNTKScalingRoPE.__call__`."""
+    """Replaces `DynamicNTKScalingRoPE.__call__`."""
 
     def call(self: Any, x: mx.array, offset: mx.array | int = 0) -> mx.array:
         if isinstance(offset, int):

@@ -11,7 +11,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `Attention.__call__`."""
+    """Replaces `Attention.__call__`."""
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache):

@@ -1,4 +1,4 @@
-"""GPTBigCode has one position for the whole batch. The rows of a step each have their own."""
+"""GPTBigCode has one position for the whole batch. In a step, each row has its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache
 
 
 def body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `GPTBigCodeModel.__call__`."""
+    """Replaces `GPTBigCodeModel.__call__`."""
 
     def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if not cache or not isinstance(cache[0], LayerCache):

@@ -1,11 +1,11 @@
-"""Latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024): a token's latent, from which a matrix of each head makes
-the head's key and another its value, and a rotary part of the key that all heads share, are all that is kept.
+"""Latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024). Only a token's latent is kept, from which matrices of each
+head make its key and value, and a rotary part of the key that all heads share.
 
-The matrices can be taken to the queries and to the result instead (*absorbed*): then all heads attend to one key, the
-latent followed by the rotary part, whose value is the latent itself. So do mlx-lm's classes with one token of each
-sequence, which all tokens of a step are. Their code runs as it is here, up to four things that it is given: it sees
-neither matrices nor scale, so that its queries come as they are to LatentKV; and in the place of the rotary keys there
-is the identity, so that what it adds to the scores are the queries of the rotary part.
+The matrices can be applied to the queries and to the result instead (*absorbed*). Then all heads attend to one key, the
+latent followed by the rotary part, and its value is the latent itself. mlx-lm's classes do so with one token of each
+sequence, and all tokens of a step are such tokens. So their code runs unchanged, with other inputs. It sees neither
+matrices nor scale, so LatentKV gets the plain queries. It gets the identity instead of the rotary keys, so what it adds
+to the scores are the rotary queries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `__call__` of a class with `embed_q` and `unembed_out`."""
+    """Replaces `__call__` of a class with `embed_q` and `unembed_out`."""
 
     def call(self: Any, *given: Any, **named: Any) -> mx.array:
         kept = next((a for a in (*given, *named.values()) if isinstance(a, LayerCache)), None)
@@ -41,7 +41,7 @@ def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def indexer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In the place of `__call__` of a class that picks the tokens of a latent layer that each query sees."""
+    """Replaces `__call__` of a class that picks the tokens that each query of a latent layer sees."""
 
     def call(self: Any, *given: Any, **named: Any) -> Any:
         if any(isinstance(a, LayerCache) for a in (*given, *named.values())):
@@ -54,7 +54,7 @@ def indexer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _WithoutMatrices:
-    """A module as its forward pass sees it: what LatentKV does is left out."""
+    """A module as its forward pass sees it, without what LatentKV computes."""
 
     scale = 1.0
 
@@ -66,12 +66,12 @@ class _WithoutMatrices:
 
     @staticmethod
     def embed_q(queries: mx.array) -> mx.array:
-        """The queries, not absorbed."""
+        """Return the queries, not absorbed."""
         return queries
 
     @staticmethod
     def unembed_out(attended: mx.array) -> mx.array:
-        """What LatentKV gives is of the heads' values already."""
+        """Return the result of LatentKV, which is in the heads' values already."""
         return attended
 
 
@@ -84,7 +84,7 @@ class _LatentCache:
         self.offset = kept.offset
 
     def update_and_fetch(self, latents: mx.array, rotary: mx.array) -> tuple[LatentKV, mx.array]:
-        """Take a step's latents and rotary keys `[tokens, 1, 1, dim]`; return the handle, and the identity."""
+        """Take a step's latents and rotary keys `[tokens, 1, 1, dim]`. Return the handle, and the identity."""
         handle = self._kept.fetch_keys(mx.concatenate([latents, rotary], axis=-1))
         return LatentKV(handle, self._module, latents.shape[-1]), _identity(rotary.shape[-1], rotary.dtype)
 
@@ -98,8 +98,8 @@ def _identity(size: int, dtype: mx.Dtype) -> mx.array:
 
 @dataclass(frozen=True)
 class LatentKV(OwnHandle):
-    """The handle of such a layer. `rank` numbers of a key are the latent; `module` has the matrices: `embed_q`, of
-    each head's queries into the latents' space, and `unembed_out`, of latents into values.
+    """The handle of such a layer. The first `rank` numbers of a key are the latent. `module` has the matrices:
+    `embed_q` maps each head's queries into the latents' space, and `unembed_out` maps latents to values.
     """
 
     paged: PagedKV | ProbeKV
@@ -107,10 +107,10 @@ class LatentKV(OwnHandle):
     rank: int
 
     def attend(self, queries: mx.array, scale: float, added: mx.array | None) -> mx.array:
-        """Attention, `[tokens, heads, 1, value_dim]` of the heads, of queries `[tokens, heads, 1, nope_dim]` and
-        `added`, those of the rotary part.
+        """Return the attention, `[tokens, heads, 1, value_dim]` of the heads, for queries `[tokens, heads, 1,
+        nope_dim]` and `added`, the rotary queries.
 
-        Raises ModelUnsupported if a module deviates from what is said above.
+        Raises ModelUnsupported if a module does something else than this page's docstring says.
         """
         kv = self.paged
         if isinstance(kv, ProbeKV):
@@ -130,7 +130,7 @@ class LatentKV(OwnHandle):
         return found[0] if len(found) == 1 else mx.concatenate(found)
 
     def _absorbed(self, queries: mx.array, added: mx.array, kv: PagedKV | ProbeKV) -> mx.array:
-        """Attention to the latents as they lie there. The heads' matrices meet all tokens at once."""
+        """Attend to the latents where they are. The heads' matrices are applied to all tokens at once."""
         absorbed = self.module.embed_q(queries.transpose(2, 1, 0, 3)).transpose(2, 1, 0, 3)
         whole = mx.concatenate([absorbed, added], axis=-1)
         attended = attend(whole, kv, scale=self.module.scale).transpose(2, 1, 0, 3)
@@ -138,18 +138,18 @@ class LatentKV(OwnHandle):
         return values
 
     def _expanded(self, queries: mx.array, added: mx.array, kv: PagedKV) -> mx.array:
-        """Attention of a piece to keys and values that are made for it, as mlx-lm's classes do with several tokens."""
+        """Attend with a piece to keys and values that are made for it, as mlx-lm's classes do with several tokens."""
         whole = mx.concatenate([queries, added], axis=-1)
         return attend(whole, replace(kv, expand=self._keys_and_values), scale=self.module.scale)
 
     def _keys_and_values(self, latents: mx.array) -> Slab:
-        """Of `[1, tokens, rank]` those of all heads, `[heads, tokens, dim]`."""
+        """Return the keys and values of all heads, `[heads, tokens, dim]`, of latents `[1, tokens, rank]`."""
         one = latents[None]
         return self.module.embed_q(one, transpose=False)[0], self.module.unembed_out(one)[0]
 
     def _expands(self, queries: mx.array, kv: PagedKV, piece: PrefillPiece) -> bool:
-        """Whether the keys and values of all that a piece sees cost fewer products than attention to latents, which are
-        longer. Not below float32 on a CPU, where a token must come out the same bits in whatever piece it is.
+        """Return whether making the keys and values of all tokens that a piece sees takes fewer products than attention
+        to latents, which are longer. Not below float32 on a CPU, where a token must have the same bits in any piece.
         """
         if rounds_coarsely(queries, kv):
             return False
@@ -161,7 +161,7 @@ class LatentKV(OwnHandle):
 
 @dataclass(frozen=True)
 class _Part:
-    """Tokens `begin .. end` of a step as a step of their own: the single ones, or a `piece`."""
+    """Tokens `begin .. end` of a step as a step of their own: the single ones, or one `piece`."""
 
     begin: int
     end: int

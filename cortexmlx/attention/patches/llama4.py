@@ -1,5 +1,5 @@
-"""Llama 4 masks its chunks itself, from what mlx-lm's cache of chunks still holds, and where it does not rotate its
-queries it scales them by their position, one number for the whole batch.
+"""Llama 4 masks its chunks itself, from what mlx-lm's chunked cache still has. Where it does not rotate its queries, it
+scales them by their position, with one number for the whole batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `LlamaModel.__call__`: no masks, as the handles say which tokens a query sees."""
+    """Replaces `LlamaModel.__call__`, without masks: the handles know which tokens a query sees."""
 
     def call(self: Any, inputs: mx.array, cache: Any = None) -> mx.array:
         if not cache or not isinstance(cache[0], LayerCache):
@@ -28,7 +28,7 @@ def body(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `Attention.__call__`: a layer without rotation scales each token's query by its own position."""
+    """Replaces `Attention.__call__`: a layer without rotation scales each token's query by its own position."""
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache) or self.use_rope or not self.attn_temperature_tuning:

@@ -12,7 +12,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def block(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `TransformerBlock.__call__`."""
+    """Replaces `TransformerBlock.__call__`."""
 
     def call(self: Any, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache):

@@ -1,4 +1,4 @@
-"""PLaMo repeats its key heads all in a row before it attends: query head h meets key head `h % key heads`."""
+"""PLaMo repeats its key heads all in a row before it attends: query head h uses key head `h % key heads`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, attend
 
 
 def attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """In the place of `Attention.__call__`: the query heads of a key head are brought together instead."""
+    """Replaces `Attention.__call__`: the query heads of a key head are brought together instead."""
 
     def call(self: Any, hidden_states: mx.array, attention_mask: mx.array | None = None, cache: Any = None) -> mx.array:
         if not isinstance(cache, LayerCache):

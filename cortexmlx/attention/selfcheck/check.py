@@ -1,5 +1,5 @@
-"""Checking a variant of the kernels on the GPU itself, against attention in float64: at first use, and for
-`cortexmlx doctor`. Whatever goes wrong is told apart in words, because it happens on a machine that we do not have.
+"""Checks a kernel variant on the GPU itself, against attention in float64: at first use, and for `cortexmlx doctor`.
+What goes wrong is described in words, because it happens on a machine that we do not have.
 """
 
 from __future__ import annotations
@@ -30,28 +30,32 @@ from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import Shape
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
-"""Largest difference of results of order 1 that rounding to the dtype explains, in sums made in float32 in any order
-and with Metal's fast exponential (3 + 2 |x| units in the last place)."""
+"""The largest difference of results of order 1 that rounding to the dtype explains, with sums made in float32 in any
+order and Metal's fast exponential (3 + 2 |x| units in the last place).
+"""
 
 _log = logging.getLogger(__name__)
 
 _UNWRITTEN = -24576.0
-"""What outputs are filled with before a launch: a number that every dtype holds and no result of a problem can be."""
+"""Outputs are filled with this number before a launch. Every dtype holds it, and no result of a problem can be it."""
 
 _COMPILER = ("Unable to build metal library", "Unable to load kernel", "Unable to load function")
-"""How MLX's messages begin when Apple's compiler refused something; what it said follows on the next lines."""
+"""How MLX's messages begin when Apple's compiler refused something. The compiler's own words follow on the next
+lines.
+"""
 
 
 @dataclass(frozen=True)
 class VariantCheck:
-    """What came of checking a variant. `error` is the largest difference from float64; None if there is no result to
-    compare, and then `reason` says why. `message` is the whole text of the exception, if it was one.
-    """
+    """The result of checking a variant."""
 
     variant: Shape
     error: float | None
+    """The largest difference from float64; None if there was no result to compare."""
     reason: str = ""
+    """Why there was no result."""
     message: str = ""
+    """The whole text of the exception, if there was one."""
 
     @property
     def tolerance(self) -> float:
@@ -60,7 +64,7 @@ class VariantCheck:
 
     @property
     def agrees(self) -> bool:
-        """The kernels ran and gave what attention in float64 gives."""
+        """Whether the kernels ran and agree with attention in float64."""
         return self.error is not None and self.error <= self.tolerance
 
     @property
@@ -73,20 +77,20 @@ class VariantCheck:
 
 
 class _NoResult(Exception):
-    """The kernels ran, but left nothing that could be compared."""
+    """The kernels ran, but left nothing to compare."""
 
 
 @dataclass
 class Approval:
-    """Which variants may serve: those that no rule refuses and, with `check`, that agree with float64. Of another there
-    is a note and one warning, and the reference path serves in its place.
+    """Which variants may serve: those that no rule refuses and, with `check`, that agree with float64. For any other
+    there is a note and one warning, and the reference path serves instead.
     """
 
     check: bool
     notes: dict[str, str] = field(default_factory=dict)
 
     def of(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
-        """Whether the variant may serve; `check` compares it."""
+        """Return whether the variant may serve; `check` compares it."""
         reason, message = refusal, ""
         if reason is None and self.check:
             result = check()
@@ -109,8 +113,8 @@ def check_all(factory: KernelFactory) -> Iterator[VariantCheck]:
 
 
 def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
-    """Run the kernels on rows of unequal length with a tail, with a window and without. Whatever goes wrong with them
-    is a result, not an exception; what was in flight before and fails raises here.
+    """Run the kernels on rows of unequal length with a tail, with a window and without. A problem of theirs is a
+    result, not an exception. What was in flight before and fails raises here.
     """
 
     def compared() -> float:
@@ -128,7 +132,7 @@ def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
-    """The same for the prefill kernel, on pieces that begin and end anywhere."""
+    """Do the same with the prefill kernel, on pieces that begin and end anywhere."""
 
     def compared() -> float:
         problems = [make_prefill_problem(variant, window) for window in (None, PREFILL_WINDOW)]
@@ -159,7 +163,7 @@ def _checked(variant: Shape, reason: str | None, compared: Callable[[], float]) 
 
 
 def _error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
-    """The largest difference. Each kernel is evaluated for itself, so that what is wrong has a name."""
+    """Return the largest difference. Each kernel is evaluated by itself, so that a problem has a name."""
     partials = kernels.decode(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
     _written("decode", variant.geometry.threads, partials)
     attended = kernels.reduce(variant, partials, problem.inputs, init_value=_UNWRITTEN)
@@ -167,7 +171,7 @@ def _error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> 
 
 
 def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:
-    """The largest difference of the prefill kernel's result."""
+    """Return the largest difference of the prefill kernel's result."""
     attended = kernel(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
     return _difference(_written("prefill", variant.threads, attended), problem.wanted)
 
@@ -180,8 +184,8 @@ def _difference(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float64]) -
 
 
 def _in_place(launch: str, variant: Shape, concealed_error: Callable[[], float]) -> None:
-    """Raise _NoResult if a launch reads a copy of the slabs. MLX makes one, and says nothing, of an input that is not
-    row-contiguous, unless it is told not to.
+    """Raise _NoResult if a launch reads a copy of the slabs. MLX silently copies an input that is not row-contiguous,
+    unless it is told not to.
     """
     try:
         error = concealed_error()
@@ -195,10 +199,10 @@ def _in_place(launch: str, variant: Shape, concealed_error: Callable[[], float])
 
 
 def _written(launch: str, threads: int, output: mx.array) -> npt.NDArray[np.float32]:
-    """The numbers that a launch wrote. Raises _NoResult if it wrote none, or not all.
+    """Return the numbers that a launch wrote. Raises _NoResult if it wrote none, or not all.
 
-    A GPU drops a launch in silence whose threadgroups are larger than the pipeline allows, and how many it allows
-    depends on the registers that the compiler took; all zeros is what a dropped launch leaves in fresh memory.
+    A GPU silently drops a launch whose threadgroups are larger than the pipeline allows, which depends on the registers
+    that the compiler took. A dropped launch leaves all zeros in fresh memory.
     """
     mx.eval(output)
     numbers = np.array(output.astype(mx.float32))
@@ -214,7 +218,7 @@ def _written(launch: str, threads: int, output: mx.array) -> npt.NDArray[np.floa
 
 
 def _in_words(name: str, text: str) -> str:
-    """An exception in one line: of a compiler's message the first error."""
+    """Return an exception in one line. Of a compiler's message it is the first error."""
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if any(beginning in first for beginning in _COMPILER):
         diagnostics = [line for line in rest if "error:" in line] or rest or [first]

@@ -24,12 +24,14 @@ from cortexmlx.metal.shape import PARTITION
 from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
 
 LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
-"""Tokens of each row that lie in the arena: more than two partitions, and a tail across a partition's end."""
+"""Tokens of each row in the arena: more than two partitions, and a tail across the end of a partition."""
 
 TAIL_TOKENS = 5
 WINDOW = PARTITION + 50
 PIECES = ((0, 67), (45, 131), (300, 301))
-"""The prefilled tokens of each row: a piece with its beginning, one that begins and ends within a tile, a lone one."""
+"""The prefilled tokens of each row: a piece with its beginning, one that begins and ends within a tile, and a single
+one.
+"""
 PREFILL_WINDOW = 50
 _KV_HEADS = 2
 _COLUMNS = 16
@@ -41,7 +43,7 @@ Inputs = TypeVar("Inputs", DecodeInputs, PrefillInputs)
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """What the kernels get, how many work items that is, and `wanted` `[rows, query_heads, 1, value_dim]` float64."""
+    """The kernels' inputs, the number of work items, and `wanted` `[rows, query_heads, 1, value_dim]` float64."""
 
     inputs: DecodeInputs
     items: int
@@ -49,7 +51,9 @@ class DecodeProblem:
 
 
 def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
-    """Rows of unequal length whose blocks lie scattered; what no row holds is NaN, in the arena and in the tail."""
+    """Return rows of unequal length whose blocks are scattered. What no row holds is NaN, in the arena and in the
+    tail.
+    """
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> Floats:
@@ -131,8 +135,9 @@ def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
 
 @dataclass(frozen=True)
 class PrefillProblem:
-    """What the prefill kernel gets, how many work items that is, and `wanted` `[tokens, query_heads, 1, value_dim]`
-    float64."""
+    """The prefill kernel's inputs, the number of work items, and `wanted` `[tokens, query_heads, 1, value_dim]`
+    float64.
+    """
 
     inputs: PrefillInputs
     items: int
@@ -140,7 +145,7 @@ class PrefillProblem:
 
 
 def make_prefill_problem(variant: PrefillVariant, window: int | None) -> PrefillProblem:
-    """`PIECES` of rows whose blocks lie scattered; what no row holds, and what no query sees, is NaN."""
+    """Return `PIECES` of rows whose blocks are scattered. What no row holds, and what no query sees, is NaN."""
     random = np.random.default_rng(7)
     heads = _KV_HEADS * variant.group
     ends = [end for _, end in PIECES]

@@ -1,10 +1,10 @@
 """Recurrent layers in a step of flat tokens.
 
-A step is flat tokens `[T, 1]`, which suits every module that looks at one token only. A recurrent one looks at its
-row's state and at the tokens in their order. So the classes that touch a state (the probe finds them) are called in
-parts: once with single tokens as a batch `[rows, 1, ...]`, and for each prefill piece with `[1, L, ...]`. Each part has
-one of mlx-lm's own caches, so the original method runs unchanged. A step that is one part is one call, on the arrays as
-they are. With any cache but a `StateLeaf` the original runs as it always did.
+A step is flat tokens `[T, 1]`, which suits every module that looks at one token only. A recurrent module needs its
+row's state and the tokens in order. So the classes that touch a state (the probe finds them) are called in parts: once
+with single tokens as a batch `[rows, 1, ...]`, and for each prefill piece with `[1, L, ...]`. Each part has one of
+mlx-lm's own caches, so the original method runs unchanged. A step that is one part is one call, on the unchanged
+arrays. With any cache but a `StateLeaf`, the original runs as always.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from cortexmlx.host.modules import replace_method
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """Flat tokens of a step that a recurrent module gets in one call: `[n, 1]` single tokens of n rows (`piece` False),
-    or a stretch of one row as `[1, n]`. `goes_on`: its state begins as the part before leaves it.
+    """Flat tokens of a step that a recurrent module gets in one call: single tokens of n rows as `[n, 1]` (`piece`
+    False), or consecutive tokens of one row as `[1, n]`. `goes_on`: its state begins with the one after the part
+    before.
     """
 
     tokens: IntArray
@@ -33,8 +34,8 @@ class TokenSpan:
     goes_on: bool = False
 
     def cut(self, array: mx.array, tokens: int) -> mx.array:
-        """What the part sees of an array: of `[tokens, 1, ...]` its tokens, of `[tokens]` (positions) each row's
-        first. Any other is not of tokens and stays as it is.
+        """Return the part's share of an array: its tokens of `[tokens, 1, ...]`, each row's first of `[tokens]`
+        (positions). Any other array does not belong to tokens, and is returned unchanged.
         """
         per_token = array.ndim > 1 and array.shape[:2] == (tokens, 1)
         if not per_token and array.shape != (tokens,):
@@ -47,7 +48,7 @@ class TokenSpan:
         return mine.swapaxes(0, 1) if self.piece else mine
 
     def flat(self, array: mx.array) -> mx.array:
-        """A result of the part as `[tokens, 1, ...]`."""
+        """Return a result of the part as `[tokens, 1, ...]`."""
         shape = (1, len(self.tokens)) if self.piece else (len(self.tokens), 1)
         if array.shape[:2] != shape:
             raise ModelUnsupported("a recurrent layer gives results that do not belong to single tokens")
@@ -66,7 +67,7 @@ class StateStep:
         self.whole = in_order and len(parts) == 1 and (not parts[0].piece or self.tokens == 1)
 
     def joined(self, results: Sequence[Any]) -> Any:
-        """The results of the parts as one of the step: arrays, tuples of arrays, or None."""
+        """Join the results of the parts into one of the step: arrays, tuples of arrays, or None."""
         first = results[0]
         if first is None:
             return None
@@ -77,14 +78,14 @@ class StateStep:
         )
 
     def in_order(self, flat: mx.array) -> mx.array:
-        """What the parts have, one after the other, in the order of the flat tokens."""
+        """Concatenate what the parts have in the order of the flat tokens."""
         return flat if self._place is None else flat[self._place]
 
 
 class StateLeaf:
-    """A recurrent layer's cache as an mlx-lm model sees it in a step: it has no arrays itself, but `caches`, one of
-    mlx-lm's for each part of `step`. Both are there from `begin` to `end`. The arrays that its module is called with
-    go to `feed` first.
+    """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself, but `caches`, one of
+    mlx-lm's for each part of `step`. Both exist from `begin` to `end`. The arrays with which its module is called go to
+    `feed` first.
     """
 
     lengths = left_padding = None
@@ -96,8 +97,8 @@ class StateLeaf:
         self.caches: list[ArraysCache] = []
 
     def begin(self, step: StateStep, states: Iterable[Sequence[mx.array | None]]) -> None:
-        """The states that the parts begin with, arrays `[rows, ...]` each; None where there is nothing yet. What a part
-        that goes on begins with is found out in the step.
+        """Set the states with which the parts begin, arrays `[rows, ...]` each; None for an empty one. A part that goes
+        on gets its state during the step.
         """
         self.step, self.caches = step, []
         for state in states:
@@ -106,17 +107,17 @@ class StateLeaf:
             self.caches.append(cache)
 
     def end(self) -> list[list[mx.array | None]]:
-        """The states after each part."""
+        """Return the states after each part."""
         states = [cache.cache for cache in self.caches]
         self.step, self.caches = None, []
         return states
 
     def make_mask(self, *_: Any, **__: Any) -> None:
-        """No mask: no token of a step is padding."""
+        """Return no mask: no token of a step is padding."""
         return None
 
     def call(self, original: Callable[..., Any], module: Any, inputs: Sequence[Any], others: dict[str, Any]) -> Any:
-        """Call a module's method in parts, and put its results together."""
+        """Call a module's method in parts, and join its results."""
         step = self.step
         assert step is not None, "a model runs outside of a step"
         self._feed(*(value for value in inputs if isinstance(value, mx.array)))
@@ -132,8 +133,8 @@ class StateLeaf:
         return results[0] if step.whole else step.joined(results)
 
     def shifted(self, slot: int, new: mx.array) -> mx.array:
-        """For something of each flat token, `[tokens, ...]`, that of the token before it in the same row; zeros before
-        the first. The newest of each row is its state, in `slot`. For modules that see a whole step.
+        """Given something for each flat token, `[tokens, ...]`, return that of the token before it in the same row, and
+        zeros before the first token. The newest of each row is its state, in `slot`. For modules that see a whole step.
         """
         step = self.step
         assert step is not None, "a model runs outside of a step"
@@ -158,8 +159,8 @@ class StateLeaf:
 
 
 def _hand_over(before: Sequence[Any], left: ArraysCache, cache: ArraysCache) -> None:
-    """What a module has just written in a part, the part after begins with. Another module of the same layer may have
-    written the rest before.
+    """Give what a module has just written in a part to the next part. Another module of the same layer may have written
+    the rest before.
     """
     for slot, (old, new) in enumerate(zip(before, left.cache, strict=True)):
         if new is not old:
@@ -167,7 +168,7 @@ def _hand_over(before: Sequence[Any], left: ArraysCache, cache: ArraysCache) -> 
 
 
 def install(owners: Iterable[type]) -> None:
-    """Have these classes of modules called in parts when they are given a `StateLeaf`. Safe to call again."""
+    """Have these classes of modules called in parts when they get a `StateLeaf`. Safe to call again."""
     for owner in owners:
         replace_method(owner, "__call__", _dispatching)
 

@@ -1,4 +1,4 @@
-"""Find out how large recurrent states are, and which classes of modules touch them."""
+"""Finds out how large recurrent states are, and which classes of modules touch them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec
 
 A_STEP = StateStep([TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)])
-"""A step in which every way of cutting it shows: a single token, and two of another row."""
+"""A step in which every way of cutting shows: a single token, and two tokens of another row."""
 
 
 class NotedState(ArraysCache):  # type: ignore[misc]
-    """A recurrent leaf's cache in a probe: `touched()` is called whenever its arrays are."""
+    """A recurrent leaf's cache in a probe. `touched()` is called whenever its arrays are read or written."""
 
     def __init__(self, size: int, touched: Callable[[], None]) -> None:
         super().__init__(size)
@@ -37,16 +37,16 @@ class NotedState(ArraysCache):  # type: ignore[misc]
         super().__setitem__(slot, value)
 
     def shifted(self, slot: int, new: mx.array) -> mx.array:
-        """See `StateLeaf.shifted`, which whole steps may use: that is no touch."""
+        """See `StateLeaf.shifted`. Whole steps may use it, so it does not count as a touch."""
         super().__setitem__(slot, new)
         return mx.zeros_like(new)
 
 
 class _Touches:
-    """The modules that run, from the outside in, and those that ran when a state was touched.
+    """The modules that run, the outermost first, and those that ran when a state was touched.
 
-    It does not know the states. They keep arrays that were never evaluated, and so all weights: a cycle of references
-    would keep those until the garbage collector comes.
+    It does not refer to the states. They keep arrays that were never evaluated, and so all weights, and a cycle of
+    references would keep those until the garbage collector runs.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Touches:
         self.touching: list[nn.Module] = []
 
     def note(self) -> None:
-        """A state is touched now."""
+        """Note that a state is touched now."""
         if self.running:
             self.touching.append(self.running[-1])
 
@@ -71,16 +71,16 @@ class RecurrentProbe:
 
     @property
     def leaves(self) -> list[int]:
-        """Which leaves are recurrent."""
+        """The recurrent leaves."""
         return list(self._caches)
 
     def among(self, caches: Sequence[Any]) -> list[Any]:
-        """The caches of a probe: these leaves have their own."""
+        """Return the caches of a probe, with those of the recurrent leaves."""
         return [self._caches.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Note who touches a state, if there are any."""
+        """Note which modules touch a state, if there are states."""
         if not self._caches:
             yield
             return
@@ -88,12 +88,12 @@ class RecurrentProbe:
             yield
 
     def attends(self) -> None:
-        """A layer hands over its keys and values now."""
+        """Note that a layer attends now."""
         self._attending += self._touches.running
 
     def install(self) -> None:
-        """Have the classes that touch a state called in parts. Raises ModelUnsupported if one of them attends, too, or
-        calls what does: attention is for a whole step.
+        """Have the classes that touch a state called in parts. Raises ModelUnsupported if one of them also attends, or
+        calls a module that does: attention needs a whole step.
         """
         both = {type(m).__name__ for m in self._touches.touching if any(m is other for other in self._attending)}
         if both:
@@ -101,14 +101,18 @@ class RecurrentProbe:
         install({type(module) for module in self._touches.touching})
 
     def in_a_step(self, caches: Sequence[Any]) -> list[Any]:
-        """The caches of a probe in the midst of `A_STEP`: these leaves have the ones that they have in any step."""
+        """Return the caches of a probe in the middle of `A_STEP`, where the recurrent leaves have the caches of any
+        step.
+        """
         leaves = {leaf: StateLeaf(len(cache.cache)) for leaf, cache in self._caches.items()}
         for leaf in leaves.values():
             leaf.begin(A_STEP, [[None] * leaf.size for _ in A_STEP.parts])
         return [leaves.get(leaf, cache) for leaf, cache in enumerate(caches)]
 
     def spec(self, leaf: int, rows: int) -> KVSpec:
-        """What a row keeps in a leaf, after a step of so many rows. Raises ModelUnsupported if nothing is known."""
+        """Return what a row keeps in a leaf, after a step of `rows` rows. Raises ModelUnsupported if that is
+        unknown.
+        """
         arrays = [array for array in self._caches[leaf].cache if array is not None]
         if not arrays:
             raise ModelUnsupported(f"nothing was left in the state of layer {leaf}")
@@ -118,5 +122,5 @@ class RecurrentProbe:
 
 
 def is_state(cache: Any) -> bool:
-    """Whether one of mlx-lm's own caches is that of a recurrent layer."""
+    """Return whether one of mlx-lm's own caches belongs to a recurrent layer."""
     return type(cache) is ArraysCache

@@ -1,4 +1,4 @@
-"""Track which module of a model is running, so that a probe sees who touches a cache."""
+"""Tracks which module of a model is running, so that a probe sees which one touches a cache."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import mlx.nn as nn
 
 _one_at_a_time = threading.Lock()
-"""Two that watch models of the same classes would put each other's methods back."""
+"""Two that watch models of the same classes at once would restore each other's methods."""
 
 
 @contextmanager
 def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """While this lasts, the list has the model's modules whose `__call__` is running on this thread, the innermost
-    last. Their classes are as they were afterwards.
+    """Yield a list that has the model's modules whose `__call__` is running on this thread, the innermost last.
+    Afterwards their classes are unchanged.
     """
     with _one_at_a_time:
         yield from _watch(model)
