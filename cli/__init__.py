@@ -1,6 +1,6 @@
 """The command line: `cortexmlx chat | generate | batch | eval | plan | cache | models | doctor | bench`.
 
-Nothing here imports mlx until a model is really needed, so that `--help` answers at once.
+Nothing here imports mlx until a model is needed, so that `--help` answers at once.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ OPTIONS = """\
 `cortexmlx COMMAND --help` says more. --version, --debug (tracebacks, log),
 --install-completion (commands, options and models in your shell).
 """
-"""In as few lines as they need: the whole help is one screen of 24 lines."""
+"""The whole help is one screen of 24 lines, so the options take as few lines as possible."""
 
 ELSEWHERE_CALLED = {
     "run": "chat",
@@ -64,14 +64,14 @@ NOT_HERE = {
     "version": "cortexmlx --version",
     **dict.fromkeys(("update", "upgrade"), "pip install --upgrade cortexmlx"),
 }
-"""Commands of other programs that have none of their own here, and what to do instead."""
+"""Commands of other programs that do not exist here, and what to do instead."""
 
 
 class OptionalValue(TyperCommand):
-    """A command whose option `--resume` may stand alone, which typer has no words for."""
+    """A command whose option `--resume` may come without a value, which typer cannot express."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """With the last chat's name behind an option that stands alone."""
+        """Add the last chat's name after an option without a value."""
         alone = ("--resume", None), ("--resume", "-")
         for place in range(len(args) - 1, -1, -1):
             behind = args[place + 1][:1] if place + 1 < len(args) else None
@@ -81,25 +81,27 @@ class OptionalValue(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """The top command; whatever ends a subcommand becomes an exit code here."""
+    """The top command. It turns whatever ends a subcommand into an exit code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order in which they were added, not by name."""
+        """Return the commands in the order in which they were added."""
         return list(self.commands)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The commands, then the options of all of them in a paragraph."""
+        """Write the commands, then the options of all of them in one paragraph."""
         self.format_commands(ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """The examples, then the options."""
+        """Write the examples, then the options."""
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(OPTIONS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of a name; for the word of another program, or a model's name, the one that is meant is named."""
+        """Return the command of a name. For a word of another program, or a model's name, the error suggests the right
+        command.
+        """
         word = args[0]
         if self.get_command(ctx, word) is None:
             if word in ELSEWHERE_CALLED:
@@ -129,7 +131,7 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if wanted:
         console.say(f"cortexmlx {__version__}")
         raise typer.Exit
@@ -142,7 +144,7 @@ def top(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the log.")] = False,
 ) -> None:
-    """What holds for all commands."""
+    """The options of all commands."""
 
 
 COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (

@@ -54,7 +54,7 @@ def cache(
 
 
 def is_store(folder: Path) -> bool:
-    """Whether something of a store is in the folder: looking into any other is to leave nothing there."""
+    """Return whether the folder has a file of a store. Looking into any other folder must leave nothing there."""
     from cortexmlx.store.index import NAME
     from cortexmlx.store.segment import SEGMENT_NAME
 
@@ -69,7 +69,7 @@ def is_store(folder: Path) -> bool:
 
 
 def show(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> None:
-    """The folder, and bytes and blocks of each model in it."""
+    """Print the folder, and the bytes and blocks of each model in it."""
     total = sum(size for size, _ in models.values())
     if as_json:
         each = [{"model": model, "bytes": size, "blocks": blocks} for model, (size, blocks) in models.items()]

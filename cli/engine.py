@@ -1,4 +1,4 @@
-"""Opening an engine for a command: the one place of the command line that leads to mlx."""
+"""Opens an engine for a command. Only this module of the command line imports mlx."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_engine(config: EngineConfig) -> Iterator[Engine]:
-    """Load the model with a progress bar on stderr, and close the engine when the command is done with it."""
+    """Load the model with a progress bar on stderr. Close the engine at the end of the context."""
     try:
         engine = _loaded(config)
     except KeyboardInterrupt:  # nothing has begun that could be lost, and the engine's thread would load to the end
@@ -34,29 +34,31 @@ def open_engine(config: EngineConfig) -> Iterator[Engine]:
 
 
 def load(config: EngineConfig) -> Engine:
-    """The engine itself."""
+    """Return the engine."""
     from cortexmlx.engine import Engine
 
     return Engine(**vars(config))
 
 
-def bring(model: str | Path, on_progress: OnProgress) -> None:
-    """Have the files of a model on this machine. Raises what `load_model` raises for one that is not to be had."""
+def fetch(model: str | Path, on_progress: OnProgress) -> None:
+    """Download the files of a model that is not on this machine. Raises what `load_model` raises for a model that
+    cannot be found.
+    """
     from cortexmlx.models.load import fetch_model
 
     fetch_model(resolve(model), on_progress)
 
 
 def _loaded(config: EngineConfig) -> Engine:
-    """With a progress bar."""
+    """Load an engine with a progress bar."""
     with loading(str(config.model)) as on_progress:
         return load(replace(config, on_progress=on_progress))
 
 
 class OpenEngine:
-    """An engine that can be exchanged for one with other options: two models at once may be more than memory holds.
+    """An engine that can be replaced by one with other options: two models at once may not fit into memory.
 
-    In the context `undisturbed` one Ctrl-C raises nothing, for what has to be done before it can be obeyed.
+    In the context `undisturbed`, one Ctrl-C raises nothing, for work that must be done before it can be obeyed.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -66,13 +68,13 @@ class OpenEngine:
         self.engine = self._stack.enter_context(open_engine(config))
 
     def exchange(self, config: EngineConfig) -> None:
-        """Close the engine and open another, in `engine`. A model that is not here is downloaded before that. If it
-        fails, or is interrupted, an engine as before is opened, and the error raised; EngineClosed, if not even that
-        is possible.
+        """Close the engine and open another one, `engine`. A missing model is downloaded before that. If it fails, or
+        is interrupted, an engine with the old options is opened, and the error is raised; EngineClosed if even that
+        fails.
         """
         if config.model != self.config.model:
             with loading(str(config.model)) as on_progress:
-                bring(config.model, on_progress)
+                fetch(config.model, on_progress)
         try:
             self._stack.close()
             self.engine = self._stack.enter_context(_loaded(config))
@@ -99,8 +101,8 @@ class OpenEngine:
 
 
 def tell(engine: Engine) -> None:
-    """What the user should know of the model, a line each, where a person looks: what was done to it, what lies beside
-    it unused, why it runs one request at a time.
+    """Print the model's notes, a line each, if a person looks: what was done to it, what beside it is unused, why it
+    runs one request at a time.
     """
     if console.is_terminal(sys.stderr):
         for remark in engine.info.notes:

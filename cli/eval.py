@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from cortexmlx.perplexity import Perplexity
 
 ROWS = 4
-"""Windows that are computed at a time."""
+"""How many windows are computed at a time."""
 
 WITHOUT = ("kv_store", "kv_store_bytes", "keep_first", "keep_last")
-"""A text is scored whole, and no window begins as another does."""
+"""A text is scored whole, and no window begins like another."""
 
 MOST_BYTES = 64 << 20
-"""A longer file takes days, and its tokens the memory of a small model."""
+"""A longer file takes days, and its tokens as much memory as a small model."""
 
 
 @options.takes_engine(without=WITHOUT, max_rows=ROWS, prefix_cache=False)
@@ -89,8 +89,8 @@ def evaluate(
 
 
 def read(source: str) -> str:
-    """The text of a file. Raises InvalidRequest for one that is no text, empty or too long, OSError for one that cannot
-    be read.
+    """Return the text of a file. Raises InvalidRequest if it is no text, empty or too long, and OSError if it cannot be
+    read.
     """
     name = "stdin" if source == "-" else source
     if source == "-":
@@ -116,7 +116,7 @@ def read(source: str) -> str:
 
 @contextmanager
 def progress() -> Iterator[Callable[[Perplexity], None]]:
-    """A bar of the windows with what is known so far, where a person looks."""
+    """Show a bar of the windows with the result so far, if a person looks."""
     if not console.is_terminal(sys.stderr):
         yield lambda _: None
         return
@@ -139,7 +139,7 @@ def progress() -> Iterator[Callable[[Perplexity], None]]:
 
 
 def record(known: Perplexity) -> dict[str, object]:
-    """What is known for `--json`."""
+    """Return the result for `--json`."""
     return {
         "perplexity": known.perplexity,
         "bits_per_token": known.bits_per_token,
@@ -151,7 +151,7 @@ def record(known: Perplexity) -> dict[str, object]:
 
 
 def page(known: Perplexity) -> str:
-    """What is known for a person."""
+    """Return the result for a person."""
     complete = known.windows == known.all_windows
     of = f"{known.windows}" if complete else f"{known.windows} of {known.all_windows}"
     figures = [

@@ -1,4 +1,4 @@
-"""The statistics below an answer: one line, or all of them."""
+"""The statistics after an answer: one line, or all of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from cortexmlx.request import Completion
 
 
 def summary(completion: Completion, ended: str) -> str:
-    """The line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and why it `ended`
-    where the model would have gone on.
+    """Return the line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and `ended`,
+    the reason if the answer was cut short.
     """
     usage, timings = completion.usage, completion.timings
     answers = (completion, *completion.others)
@@ -28,7 +28,7 @@ def summary(completion: Completion, ended: str) -> str:
 
 
 def figures(completion: Completion, ended: str, load_seconds: float, peak_memory: int) -> list[str]:
-    """What `--verbose` prints, a line each."""
+    """Return what `--verbose` prints, a line each."""
     usage, timings = completion.usage, completion.timings
     answers = (completion, *completion.others)
     said = sum(answer.usage.completion_tokens for answer in answers)
@@ -47,14 +47,14 @@ def figures(completion: Completion, ended: str, load_seconds: float, peak_memory
 
 
 def latency(seconds: float) -> str:
-    """Such as `180 ms`, `12.3 s` or `3:05` minutes."""
+    """Return a time such as `180 ms`, `12.3 s` or `3:05` minutes."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def _rate(completion: Completion) -> float:
-    """Tokens per second, of several answers together: they are written at once."""
+    """Return the tokens per second of several answers together, because they are written at once."""
     if not completion.others:
         return completion.timings.decode_tokens_per_second
     answers = (completion, *completion.others)

@@ -98,7 +98,7 @@ def generate(
 
 
 def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
-    """Print the first answer piece by piece, the others behind it; Ctrl-C ends them where they are."""
+    """Print the first answer piece by piece, then the others. Ctrl-C ends them early."""
     thoughts = ThoughtsPrinter(hidden=hide_thinking)
     with PrefillProgress() as reading:
         try:
@@ -128,7 +128,7 @@ def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:
 
 
 def collect(handle: RequestHandle) -> Completion:
-    """Wait for the answer; Ctrl-C keeps what there is."""
+    """Wait for the answer. Ctrl-C keeps the text so far."""
     with PrefillProgress() as reading:
         try:
             for event in handle:
@@ -140,7 +140,7 @@ def collect(handle: RequestHandle) -> Completion:
 
 
 def record(engine: Engine, completion: Completion, hide_thinking: bool = False) -> dict[str, object]:
-    """The completion for `--json`."""
+    """Return the completion for `--json`."""
     first, *others = [_answer(engine, each, hide_thinking) for each in (completion, *completion.others)]
     return {"model": engine.info.name, **first, **({"others": others} if others else {})}
 
@@ -160,7 +160,7 @@ def _answer(engine: Engine, completion: Completion, hide_thinking: bool) -> dict
 
 
 def show_logprobs(engine: Engine, completion: Completion) -> None:
-    """The table of each answer's tokens."""
+    """Print the table of each answer's tokens."""
     for answer in (completion, *completion.others):
         console.say()
         for line in table(answer.logprobs or (), _texts(engine)):

@@ -19,7 +19,7 @@ def memory_is_the_limit(engine: Engine) -> bool:
 
 
 def limit(engine: Engine) -> str:
-    """What bounds the length of a text: `the context of 8,192 tokens`."""
+    """Return what bounds the length of a text: `the context of 8,192 tokens`."""
     if memory_is_the_limit(engine):
         return f"the KV memory of {format_bytes(engine.stats().kv_bytes_limit)} ({engine.longest_request:,} tokens)"
     return f"the context of {engine.longest_request:,} tokens"
@@ -43,7 +43,7 @@ FREE_SHARE = 3
 """Then free a third of the limit. The rest of the chat is computed again, so this must not happen at each turn."""
 
 
-def make_room(talk: Conversation, question: str, engine: Engine) -> str:
+def drop_oldest_turns(talk: Conversation, question: str, engine: Engine) -> str:
     """Drop the oldest turns until `question` and its answer fit. Return a message for the user; empty if all fits."""
     longest, before = engine.longest_request, talk.unread
     answer = min(talk.params.max_tokens or longest, longest // ANSWER_SHARE)

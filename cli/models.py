@@ -1,4 +1,4 @@
-"""`cortexmlx models`: what can be run now, without the network."""
+"""`cortexmlx models`: the models that can run now, without the network."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
 
 
 def row(model: LocalModel) -> tuple[str, ...]:
-    """A model for a person."""
+    """Return a model as a line for a person."""
     context = "" if model.context is None else f"{model.context:,}"
     return in_a_line(model.name), format_bytes(model.size), model.quantization, context, model.kind.value
 
 
 def record(model: LocalModel) -> dict[str, Any]:
-    """A model for `--json`."""
+    """Return a model for `--json`."""
     return {
         "name": model.name,
         "kind": model.kind.value,

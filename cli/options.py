@@ -22,7 +22,7 @@ from cortexmlx.store.folder import default_folder
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """The names of models that begin so, for the completion of a shell, which completes files by itself."""
+    """Return the names of models that begin so, for a shell's completion. The shell completes files by itself."""
     return [name for name in (STARTER, *hub_names()) if name.startswith(incomplete)]
 
 
@@ -178,15 +178,16 @@ ENGINE = {
 """The options that make `EngineConfig`."""
 
 STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStoreBytes}
-"""Those that say what is kept on disk."""
+"""The options that say what is kept on disk."""
 
 Command = Callable[..., None]
 
 
 def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Command], Command]:
-    """Give a command the options of `SAMPLING` in the place of its parameter `params`, but for those it goes `without`.
+    """Return a decorator that replaces a command's parameter `params` by the options of `SAMPLING`, except those in
+    `without`.
 
-    Their defaults are those of `SamplingParams`, but for `defaults`.
+    Their defaults are those of `SamplingParams`, except those in `defaults`.
     """
 
     def make(stop: list[str] | None = None, **others: Any) -> SamplingParams:
@@ -198,11 +199,11 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
 
 
 def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed: Any) -> Callable[[Command], Command]:
-    """Give a command the options of `ENGINE` in the place of its parameter `config`, but for those that are `fixed`
-    and those it goes `without`. `stored` says that it has a store on disk unless that is switched off; others have one
-    where a folder is named.
+    """Return a decorator that replaces a command's parameter `config` by the options of `ENGINE`, except those that are
+    `fixed` and those in `without`. With `stored`, the command has a store on disk unless it is switched off; other
+    commands have one only if a folder is named.
 
-    The model is still to be named: see `model_name`.
+    The caller still has to set the model: see `model_name`.
     """
 
     def make(
@@ -226,7 +227,9 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
 
 
 def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]) -> Command:
-    """`command` with `options` (name: annotation, default) in the place of its parameter `name`, made of them."""
+    """Return `command` with `options` (name: annotation, default) instead of its parameter `name`, which is made of
+    them.
+    """
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
@@ -247,20 +250,20 @@ def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]
 
 
 def given(ctx: typer.Context) -> list[str]:
-    """The parameters that stand on the command line."""
+    """Return the parameters that were typed on the command line."""
     return [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
 
 
 def model_name(argument: str | None, option: str | None) -> str:
-    """The model that was asked for, as argument or option; the starter model if neither."""
+    """Return the model that was given, as argument or option, or else the starter model."""
     if argument is not None and option is not None and argument != option:
         raise typer.BadParameter(f"two models: {argument!r} and --model {option!r}")
     return argument or option or STARTER
 
 
 def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
-    """The variables that --template-var and --think ask for. Raises typer.BadParameter (wrong usage) if one is none, or
-    if prompts are `raw`.
+    """Return the variables that --template-var and --think set. Raises typer.BadParameter (wrong usage) for a wrong
+    one, or if prompts are `raw`.
     """
     variables: dict[str, object] = {} if think is None else {THINKING: think}
     for each in given or ():
@@ -274,7 +277,7 @@ def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = Fa
 
 
 def json_or_text(value: str) -> object:
-    """What a value means: `false`, `3` and `["a"]` as JSON has it, all else a text."""
+    """Return a value as JSON reads it, such as `false`, `3` and `["a"]`, or else as text."""
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
@@ -282,7 +285,7 @@ def json_or_text(value: str) -> object:
 
 
 def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
-    """Bytes of a size option. Raises typer.BadParameter (wrong usage) if it is none."""
+    """Return the bytes of a size option. Raises typer.BadParameter (wrong usage)."""
     if text is None:
         return None
     try:
@@ -292,7 +295,7 @@ def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:
 
 
 def changed(params: SamplingParams, **changes: Any) -> SamplingParams:
-    """`params` with `changes`. Raises typer.BadParameter (wrong usage) if one is out of range."""
+    """Return `params` with `changes`. Raises typer.BadParameter (wrong usage) if one is out of range."""
     try:
         return replace(params, **changes)
     except InvalidRequest as error:

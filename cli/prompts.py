@@ -1,4 +1,4 @@
-"""A prompt as commands submit it: through the model's chat template, with what the command line sets there."""
+"""A prompt as commands submit it: through the model's chat template, with what the command line sets for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def as_prompt(
     engine: Engine, text: str, system: str | None, raw: bool, variables: TemplateVars = NO_VARIABLES
 ) -> str | list[Message] | ChatPrompt:
-    """What to submit: messages for a model with a chat template, else the plain text."""
+    """Return messages for a model with a chat template, and plain text otherwise."""
     if raw or not engine.info.chat_template:
         if variables:
             raise InvalidRequest(
@@ -37,7 +37,7 @@ def as_prompt(
 
 
 def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
-    """The same variables. Raises InvalidRequest if the model's template does not read one, or fails with it: before a
+    """Return the variables. Raises InvalidRequest if the model's template does not read one, or fails with it, before a
     turn or a request depends on them.
     """
     if variables:
@@ -46,8 +46,8 @@ def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
 
 
 def calls_left_out(engine: Engine, messages: Sequence[Message]) -> str:
-    """What to say of calls of tools that the model's template leaves out of these messages; empty if there are none.
-    Raises InvalidRequest if it refuses them.
+    """Return a note on tool calls that the model's template leaves out of these messages; empty if there are none.
+    Raises InvalidRequest if the template refuses them.
     """
     if not any("tool_calls" in message for message in messages):
         return ""
@@ -58,7 +58,8 @@ def calls_left_out(engine: Engine, messages: Sequence[Message]) -> str:
 
 
 def prepared(engine: Engine, system: str | None, request: Request, asked: Asked) -> Prompt:
-    """A text goes through the chat template, unless it is raw; messages without a system prompt get `system`.
+    """Return the prompt to submit. A text goes through the chat template, unless it is raw. Messages without a system
+    prompt get `system`.
 
     Raises InvalidRequest for tool calls that the model's chat template leaves out.
     """

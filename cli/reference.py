@@ -1,6 +1,6 @@
-"""The page docs/cli.md, made from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
+"""Makes the page docs/cli.md from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
 
-It reads the functions and their annotations, which are ours, and not what typer makes of them, which changes.
+It reads our functions and their annotations, and not what typer makes of them, which changes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXIT_CODES = f"""\
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     parts = [HEAD, *_options(top), "", COMPLETION, "", *_text(EXAMPLES)]
     for name, command, _ in COMMANDS:
         parts += ["", f"## cortexmlx {name}", "", *_command(name, command)]
@@ -72,7 +72,7 @@ def _options(command: Callable[..., None]) -> Iterator[str]:
 
 
 def _parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """The parameters of a command, each with what its annotation says about it."""
+    """Return the parameters of a command, each with what its annotation says."""
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if parameter.annotation is not typer.Context:
             yield parameter, get_args(parameter.annotation)[1]

@@ -47,7 +47,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 class ToStderr(logging.StreamHandler[TextIO]):
-    """Writes to what stderr is at the time: while an answer is on the screen, that is a place above its status."""
+    """Writes to the current stderr. While an answer is on the screen, that is a place above its status."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
@@ -56,7 +56,7 @@ class ToStderr(logging.StreamHandler[TextIO]):
 
 
 class OneLine(logging.Formatter):
-    """A log record as one line, without the traceback that it may carry."""
+    """Formats a log record as one line, without a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """`cortexmlx: message`."""
@@ -64,7 +64,7 @@ class OneLine(logging.Formatter):
 
 
 def log_to_stderr(debug: bool) -> None:
-    """Warnings as single lines; with `debug` with their tracebacks, and all that cortexmlx itself has to say."""
+    """Log warnings as single lines. With `debug`, log all messages of cortexmlx, with tracebacks."""
     handler = ToStderr()
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s") if debug else OneLine())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

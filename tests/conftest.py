@@ -115,7 +115,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     made = Fakes()
     monkeypatch.setattr(engines, "load", made.load)
-    monkeypatch.setattr(engines, "bring", made.bring)
+    monkeypatch.setattr(engines, "fetch", made.fetch)
     return made
 
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 REPETITIONS = 5
 COMPARED = 20
-"""Of rows that are saved or compared: they are measured in half as many rounds."""
+"""How many repetitions there are if rows are saved or compared: they are measured in half as many rounds."""
 
 FEWEST_ROUNDS = 5
-"""Where there are as many repetitions. With fewer rounds nobody knows how much they differ."""
+"""How many rounds there are if the repetitions allow it. With fewer rounds nobody knows how much they differ."""
 
 
 class Output(str, Enum):
@@ -50,7 +50,7 @@ class Output(str, Enum):
 
 
 class Peer(str, Enum):
-    """Whom to compare with."""
+    """The program to compare with."""
 
     mlx_lm = "mlx-lm"
 
@@ -162,15 +162,15 @@ def bench(
 
 
 def _in_rounds(plan: Plan, repetitions: int | None) -> Plan:
-    """With engines that are opened anew for every other repetition: what differs from one to the next must be known to
-    whoever compares.
-    """
+    """Measure with a new engine for every other repetition: a comparison must know how much engines differ."""
     count = repetitions or COMPARED
     return replace(plan, repetitions=count, rounds=min(count, max(FEWEST_ROUNDS, count // 2)))
 
 
 def _all(steps: Sequence[Callable[[], Report]]) -> Report:
-    """One section after the other. An interrupt ends it with those that are there; without any it goes on."""
+    """Yield one section after the other. An interrupt ends the run with the sections so far; before the first, it is
+    raised.
+    """
     from cortexmlx.bench.session import INTERRUPTED as INTERRUPTED_NOTE
     from cortexmlx.bench.session import combined
 
@@ -190,7 +190,7 @@ def _all(steps: Sequence[Callable[[], Report]]) -> Report:
 
 
 def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Saved | None:
-    """The run to compare with. Whatever would fail after minutes fails now."""
+    """Return the run to compare with. What would fail after minutes fails here."""
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.measure.machine import Machine
 
@@ -208,7 +208,7 @@ def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Sav
 
 
 def _check_plot(plot: Path) -> None:
-    """Raise typer.BadParameter unless a picture may be written there. An older picture may be replaced."""
+    """Raise typer.BadParameter unless a picture can be written there. An older picture may be replaced."""
     from cortexmlx.bench.changes import saved
 
     if plot.suffix != ".svg":
@@ -223,8 +223,8 @@ def _check_plot(plot: Path) -> None:
 def _finish(
     report: Report, output: Output, save: Path | None, compare: Path | None, plot: Path | None, before: Saved | None
 ) -> None:
-    """Compare, keep, draw and print; the exit code says how it ended. What was measured is kept if nobody reads it, and
-    printed if it cannot be kept.
+    """Compare, save, draw and print; return the exit code. Measurements are saved even if nobody reads the output, and
+    printed if they cannot be saved.
     """
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.report import chart, formats, svg, text
@@ -272,7 +272,7 @@ def _finish(
 
 @contextmanager
 def _model(argument: str | None, option: str | None, needed: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The model that was asked for; with none the starter model, or random weights where that is not installed."""
+    """Return the given model, or else the starter model, or random weights if that is not installed."""
     name = options.model_name(argument, option)
     if argument or option or not needed:
         yield name, ()

@@ -1,4 +1,4 @@
-"""Parse options that are lists."""
+"""Parses options that are lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cortexmlx.kv.spec import BLOCK_SIZES
 
 
 def numbers(option: str, text: str, least: int) -> list[int]:
-    """The numbers of a list like `1,4,8`, each once. Raises typer.BadParameter."""
+    """Return the numbers of a list like `1,4,8`, each once. Raises typer.BadParameter."""
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -21,7 +21,7 @@ def numbers(option: str, text: str, least: int) -> list[int]:
 
 
 def block_sizes(text: str) -> list[int]:
-    """Sizes of blocks. Raises typer.BadParameter for one that no engine takes."""
+    """Return sizes of blocks. Raises typer.BadParameter for one that no engine takes."""
     found = numbers("--block-size", text, 1)
     wrong = [size for size in found if size not in BLOCK_SIZES]
     if wrong:
@@ -30,15 +30,15 @@ def block_sizes(text: str) -> list[int]:
 
 
 def only(option: str, found: list[int], why: str) -> int:
-    """The one number of a list. Raises typer.BadParameter if there are several."""
+    """Return the one number of a list. Raises typer.BadParameter if there are several."""
     if len(found) > 1:
         raise typer.BadParameter(f"takes one number {why}, and here are {len(found)}", param_hint=option)
     return found[0]
 
 
 def promise(text: str) -> tuple[float, float]:
-    """Seconds to the first token and per token, of a text like `ttft:2000,tpot:200` (milliseconds). What is not named
-    is not limited. Raises typer.BadParameter.
+    """Return the seconds to the first token and per token, from a text like `ttft:2000,tpot:200` (milliseconds). A
+    missing one is not limited. Raises typer.BadParameter.
     """
     limits = {"ttft": float("inf"), "tpot": float("inf")}
     for part in text.split(","):

@@ -1,4 +1,4 @@
-"""What is being measured, on stderr: a live line for a person, a line now and then for a log."""
+"""Shows on stderr what is being measured: a live line for a person, a line now and then for a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOG_SECONDS = 10.0
 
 @contextmanager
 def shown() -> Iterator[Callable[[str], None]]:
-    """A function that takes what is running now."""
+    """Yield a function that is called with the name of what is running."""
     if not console.is_terminal(sys.stderr):
         yield _Log()
         return

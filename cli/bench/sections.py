@@ -53,11 +53,11 @@ TAKEN: dict[str, Collection[Section]] = {
     "attention": {*_ENGINES, Section.KERNEL},
     "seed": {*_ENGINES, Section.ALLOCATOR},
 }
-"""The sections that an option says something to. Those that are not here say something to all."""
+"""The sections to which an option applies. An option that is not listed applies to all."""
 
 
 def sections(suite: Suite, against: bool) -> list[Section]:
-    """What a suite is made of. Raises typer.BadParameter if it is nothing with, or without, a peer."""
+    """Return the sections of a suite. Raises typer.BadParameter if the suite is empty with, or without, a peer."""
     speed = Section.RATIOS if against else Section.ROWS
     if suite is Suite.all:
         return [speed, Section.TRACE, Section.POOL, Section.ALLOCATOR, Section.KERNEL]
@@ -71,7 +71,7 @@ def sections(suite: Suite, against: bool) -> list[Section]:
 
 
 def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suite, against: bool) -> None:
-    """Raise typer.BadParameter for an option that says nothing to what runs."""
+    """Raise typer.BadParameter for an option that applies to none of the sections."""
     for name in names:
         if name not in TAKEN or set(TAKEN[name]) & set(chosen):
             if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:

@@ -12,7 +12,7 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
-from cortexmlx.cli.chats.saved_chats import Keeper, find, resume_command, tidy, whereabouts
+from cortexmlx.cli.chats.saved_chats import ChatSaver, find, resume_command, tidy, whereabouts
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cortexmlx.cli.chat.input import QuestionSource
     from cortexmlx.cli.chat.session import ViewFactory
     from cortexmlx.cli.chat.status import ArenaView
-    from cortexmlx.cli.chat.view import Folding
+    from cortexmlx.cli.chat.view import ThoughtDisplay
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
 
@@ -91,7 +91,7 @@ def chat(
     keeper = (
         None
         if no_save or (piped and resumed is None)
-        else Keeper(None if resumed is None or model_of(resumed) is None else resumed)
+        else ChatSaver(None if resumed is None or model_of(resumed) is None else resumed)
     )
     remember = not (no_history or no_save)
     if keeper is not None:
@@ -138,7 +138,7 @@ def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Pa
 def hold(
     host: engines.OpenEngine,
     conversation: Conversation,
-    keeper: Keeper | None,
+    keeper: ChatSaver | None,
     source: QuestionSource,
     presses: Interrupts,
     *,
@@ -151,18 +151,18 @@ def hold(
     from cortexmlx.cli.chat.session import ChatSession, Stopped
     from cortexmlx.cli.chat.slash.commands import Leave
     from cortexmlx.cli.chat.status import ArenaView
-    from cortexmlx.cli.chat.talk import Talk
-    from cortexmlx.cli.chat.view import Folding
+    from cortexmlx.cli.chat.talk import ChatLoop
+    from cortexmlx.cli.chat.view import ThoughtDisplay
 
     screen = console.stdout()
     arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
-    folding = Folding()
+    folding = ThoughtDisplay()
     views = view_factory(host, screen, arena, folding, presses)
     session = ChatSession(host.engine, views, conversation, presses.calling, keeper, arena, host, folding=folding)
     presses.at_leave.insert(0, session.keep_so_far)
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
-    talk = Talk(session, source, screen, presses, pretty=pretty)
+    talk = ChatLoop(session, source, screen, presses, pretty=pretty)
     try:
         if not once:
             talk.go_on(first)
@@ -177,7 +177,7 @@ def hold(
 
 
 def view_factory(
-    host: engines.OpenEngine, screen: Console, arena: ArenaView | None, folding: Folding, presses: Interrupts
+    host: engines.OpenEngine, screen: Console, arena: ArenaView | None, folding: ThoughtDisplay, presses: Interrupts
 ) -> ViewFactory:
     """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
     from cortexmlx.cli.chat.status import Status
@@ -210,7 +210,7 @@ def kv_folder(engine: Engine) -> str | None:
     return None if store is None else store.path
 
 
-def so_far(conversation: Conversation, keeper: Keeper | None) -> str:
+def so_far(conversation: Conversation, keeper: ChatSaver | None) -> str:
     """What is there of a chat that was resumed; empty if it begins."""
     if not conversation.messages or keeper is None or keeper.path is None:
         return ""

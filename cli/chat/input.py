@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from cortexmlx.cli.chat.completion import completer
 from cortexmlx.cli.chat.quotes import TypedQuotes, is_open
 from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.chat.typeahead import NO_KEYS, Ahead, AtOnce
+from cortexmlx.cli.chat.typeahead import NO_KEYS, AtOnce, Typeahead
 from cortexmlx.cli.chats.saved_chats import state_folder
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import prompt_output
@@ -155,7 +155,7 @@ class TerminalInput:
         self._asides: PromptSession[str] = PromptSession(
             output=output, enable_suspend=True, interrupt_exception=LineCleared
         )
-        self._ahead = Ahead(session.input, session.output)
+        self._ahead = Typeahead(session.input, session.output)
         self._ahead.silence()
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.chat.sampling import moved
 from cortexmlx.cli.chat.status import ArenaView
-from cortexmlx.cli.chat.view import AnswerView, Folding
-from cortexmlx.cli.chats.saved_chats import Keeper
-from cortexmlx.cli.limits import make_room
+from cortexmlx.cli.chat.view import AnswerView, ThoughtDisplay
+from cortexmlx.cli.chats.saved_chats import ChatSaver
+from cortexmlx.cli.limits import drop_oldest_turns
 from cortexmlx.cli.prompts import calls_left_out
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
@@ -96,7 +96,7 @@ class ChatSession:
     conversation: Conversation
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
     """A context in which Ctrl-C calls `stop`: an exception could lose a word on its way to the screen."""
-    keeper: Keeper | None = None
+    keeper: ChatSaver | None = None
     """Saves the chat after each turn."""
     arena: ArenaView | None = None
     """The picture below answers; None where there is no terminal for it."""
@@ -111,7 +111,7 @@ class ChatSession:
     """By a message with files in it: what the user typed."""
     taken_back: str | None = None
     """The question that `/undo` took last, until another is answered."""
-    folding: Folding = field(default_factory=Folding)
+    folding: ThoughtDisplay = field(default_factory=ThoughtDisplay)
     """Whether thoughts are folded."""
     _answering: Conversation | None = field(default=None, init=False)
 
@@ -156,7 +156,7 @@ class ChatSession:
             return self._stream(talk, question, follow)
 
     def _make_room(self, talk: Conversation, question: str) -> bool:
-        told = make_room(talk, question, self.engine)
+        told = drop_oldest_turns(talk, question, self.engine)
         if told:
             self.note(told)
         return bool(told)

@@ -29,7 +29,7 @@ ARENA_KEY = "c-t"
 """Ctrl-T, with which BSD systems ask a program how it is."""
 
 
-class Talk:
+class ChatLoop:
     """A chat with a person. `pretty`: on a terminal that can do more than print lines."""
 
     def __init__(

@@ -23,7 +23,7 @@ AtOnce = Mapping[str, Callable[[], None]]
 NO_KEYS: AtOnce = MappingProxyType({})
 
 
-class Ahead:
+class Typeahead:
     """The keyboard between two prompts.
 
     The terminal neither shows nor gathers lines then, and goes on to mark what is pasted; Ctrl-C remains a signal, and

@@ -27,7 +27,7 @@ MOST_PENDING = 12
 
 
 @dataclass
-class Folding:
+class ThoughtDisplay:
     """Whether the next answers show their thoughts in one line."""
 
     folded: bool = False

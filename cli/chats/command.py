@@ -18,7 +18,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 
 _LONGEST_NAME = 200
-"""Bytes of a name. Most file systems take 255 with the ending."""
+"""Bytes of a name. Most file systems allow 255 with the ending."""
 
 
 def chats(
@@ -75,7 +75,7 @@ def show(line: str) -> None:
 
 
 def record(chat: Path) -> dict[str, object]:
-    """What is known of a chat without reading it. One that is deleted at this moment has no size."""
+    """Return what is known of a chat without reading it. A chat that is being deleted has no size."""
     try:
         status = chat.stat()
     except OSError:
@@ -84,7 +84,7 @@ def record(chat: Path) -> dict[str, object]:
 
 
 def table(found: list[Path]) -> None:
-    """Time, size and name of each."""
+    """Print time, size and name of each chat."""
     if not found:
         console.note("no chats are kept yet: a chat in a terminal is kept after every turn")
     for each in found:
@@ -97,7 +97,7 @@ def table(found: list[Path]) -> None:
 
 
 def agreed(found: list[Path]) -> bool:
-    """Ask whether to delete the chats. Raises typer.BadParameter where nobody can be asked."""
+    """Ask whether to delete the chats. Raises typer.BadParameter if nobody can be asked."""
     if not (sys.stdin.isatty() and console.is_terminal(sys.stderr)):
         raise typer.BadParameter("nobody can be asked here: --yes deletes without a question", param_hint="--delete")
     names = ", ".join(in_a_line(each.stem) for each in found)
@@ -117,7 +117,7 @@ def deleted(chat: Path) -> None:
 
 
 def renamed(chat: Path, name: str) -> Path:
-    """Give a chat another name. Raises InvalidRequest if it is open, or if the name cannot be had."""
+    """Give a chat another name. Raises InvalidRequest if it is open, or if the name cannot be used."""
     target = chats_folder() / f"{checked_name(name)}.json"
     if target == chat:
         return chat
@@ -138,7 +138,7 @@ def renamed(chat: Path, name: str) -> Path:
 
 
 def taken(chat: Path) -> ChatLock:
-    """The lock of a chat. Raises InvalidRequest if the chat is open."""
+    """Return the lock of a chat. Raises InvalidRequest if the chat is open."""
     lock = ChatLock.take(chat, state_folder())
     if lock is None:
         raise InvalidRequest(f"{chat.stem} is open in a chat: leave that chat first")
@@ -146,7 +146,7 @@ def taken(chat: Path) -> ChatLock:
 
 
 def checked_name(name: str) -> str:
-    """A name that is one file in the folder of chats and can be typed. Raises InvalidRequest for any other."""
+    """Return a name that is one file in the folder of chats and can be typed. Raises InvalidRequest for any other."""
     name = name.removesuffix(".json")
     if not name or name != name.strip() or name[0] in ".-~" or "/" in name or "\\" in name or not name.isprintable():
         raise InvalidRequest(

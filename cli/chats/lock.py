@@ -16,8 +16,8 @@ _FOLDER = "locks"
 class ChatLock:
     """The right to write one chat's file. One chat holds it, in this process or another, until it ends.
 
-    So no chat waits for another, and no two write one file. The system gives the lock back when a process dies. Where
-    nothing can be locked (a folder that cannot be written, a file system without locks), everybody gets the lock.
+    So no chat waits for another, and no two chats write one file. The system releases the lock when a process dies. If
+    nothing can be locked (a folder that cannot be written, a file system without locks), every chat gets the lock.
     """
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
@@ -26,7 +26,7 @@ class ChatLock:
 
     @classmethod
     def take(cls, chat: Path, state: Path) -> ChatLock | None:
-        """Return the lock of a chat's file, or None if another chat holds it. `state` is the state folder."""
+        """Return the lock of a chat's file; None if another chat holds it. `state` is the state folder."""
         name = blake2b(os.fsencode(os.path.realpath(chat)), digest_size=16).hexdigest()
         path = state / _FOLDER / f"{name}.lock"
         try:
@@ -38,7 +38,7 @@ class ChatLock:
 
     @classmethod
     def _take(cls, path: Path) -> ChatLock | None:
-        """The lock in a file. Raises OSError if there can be no such file."""
+        """Return the lock in a file. Raises OSError if there can be no such file."""
         while True:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             lock = cls(path, descriptor)
@@ -68,7 +68,9 @@ class ChatLock:
 
 
 def remove_dead_locks(state: Path) -> None:
-    """Remove the files of locks whose chats were killed. Nobody takes a lock meanwhile, so none seems to be held."""
+    """Remove the lock files of chats that were killed. Nobody takes a lock meanwhile, so a lock that can be taken is
+    dead.
+    """
     folder = state / _FOLDER
     with suppress(OSError), _folder_locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for path in folder.glob("*.lock"):
@@ -83,7 +85,7 @@ def remove_dead_locks(state: Path) -> None:
 
 @contextmanager
 def _folder_locked(folder: Path, operation: int) -> Iterator[None]:
-    """In this context the folder of all locks is locked: shared by those who take one. Raises OSError."""
+    """Lock the folder of all locks in this context; those who take a lock share it. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, operation)

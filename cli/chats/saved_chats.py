@@ -1,4 +1,4 @@
-"""Chats that are kept: a file for each in the user's state folder, named by its day and its first words."""
+"""Saved chats: a file for each in the user's state folder, named by its day and its first words."""
 
 from __future__ import annotations
 
@@ -25,43 +25,45 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation
 
 LAST = "last"
-"""Names the chat that was kept most recently."""
+"""The name of the chat that was saved most recently."""
 
 _WORDS = 40
-"""Characters of the first words that a name has at most."""
+"""How many characters of the first words a name has at most."""
 
 _SHOWN = 5
 
 _DEAD_SECONDS = 86_400.0
-"""Age of a file that nobody finishes any more: a chat is written in a moment."""
+"""A file of this age that is not finished belongs to a dead process: a chat is written in a moment."""
 
 
 def state_folder() -> Path:
-    """What programs keep between runs, by the XDG convention."""
+    """Return the folder for what programs keep between runs, by the XDG convention."""
     state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
     return Path(state) / "cortexmlx"
 
 
 def chats_folder() -> Path:
-    """Where kept chats are, a file each."""
+    """Return the folder of saved chats, with a file for each."""
     return state_folder() / "chats"
 
 
 def tidy() -> None:
-    """Remove what chats left that were killed: their locks, and files that they did not finish."""
+    """Remove what killed chats left: their locks, and unfinished files."""
     remove_dead_locks(state_folder())
     with suppress(OSError):  # the folder may be another user's
         remove_unfinished(chats_folder(), _DEAD_SECONDS)
 
 
 def resume_command(path: Path) -> str:
-    """The command that goes on with the chat in a file, as a shell takes it."""
+    """Return the command that continues the chat in a file, quoted for a shell."""
     name = path.stem if path.parent == chats_folder() else str(path.absolute())
     return shlex.join(["cortexmlx", "chat", "--resume", name])
 
 
 def find(name: str) -> Path:
-    """The kept chat of that name, of one that begins so, the last one, or a file. Raises InvalidRequest."""
+    """Return the saved chat with this name, or whose name begins so, or the last one, or a file. Raises
+    InvalidRequest.
+    """
     if (kept := _named(name)) is not None:
         return kept
     if (path := Path(os.path.expanduser(name))).is_file():
@@ -72,7 +74,7 @@ def find(name: str) -> Path:
 
 
 def find_kept(name: str) -> Path:
-    """The same, but never a file that is elsewhere. Raises InvalidRequest."""
+    """Return a saved chat as `find` does, but never a file elsewhere. Raises InvalidRequest."""
     if (path := _named(name)) is not None:
         return path
     fits = [path.stem for path in kept_paths() if name and path.stem.startswith(name)]
@@ -84,13 +86,13 @@ def find_kept(name: str) -> Path:
 
 
 def newest_names() -> str:
-    """The names of the newest chats, as a part of a sentence."""
+    """Return the names of the newest chats, as a part of a sentence."""
     names = kept_names()
     return f"the newest are {', '.join(map(in_a_line, names[:_SHOWN]))}" if names else "there are none yet"
 
 
 def _named(name: str) -> Path | None:
-    """The one kept chat that a name, the beginning of one, or `last` stands for."""
+    """Return the one saved chat for a name, the beginning of a name, or `last`."""
     kept = kept_paths()
     if name == LAST and kept:
         return kept[0]
@@ -101,18 +103,18 @@ def _named(name: str) -> Path | None:
 
 
 def kept_paths() -> list[Path]:
-    """The files of kept chats, the newest first."""
+    """Return the files of saved chats, the newest first."""
     written = {path: _written(path) for path in chats_folder().glob("*.json") if not path.is_dir()}
     return sorted((path for path in written if written[path]), key=lambda path: written[path], reverse=True)
 
 
 def kept_names() -> list[str]:
-    """Names of the chats that are kept, the newest first."""
+    """Return the names of saved chats, the newest first."""
     return [path.stem for path in kept_paths()]
 
 
 def name_for(question: str, day: date) -> str:
-    """`2026-11-22-what-is-a-monad`."""
+    """Return a name such as `2026-11-22-what-is-a-monad`."""
     words = "".join(c.lower() if c.isalnum() else " " for c in question[: 4 * _WORDS]).split()
     name = ""
     for word in words:
@@ -123,11 +125,11 @@ def name_for(question: str, day: date) -> str:
 
 
 @dataclass
-class Keeper:
-    """Writes a chat to its file after every turn. `path` is None until there is something to keep.
+class ChatSaver:
+    """Writes a chat to its file after every turn. `path` is None until there is something to save.
 
-    It holds the lock of its file until `close`. Where another chat holds it, or has written there meanwhile, this one
-    goes on in a file of its own.
+    It holds the lock of its file until `close`. If another chat holds it, or has written there meanwhile, this chat
+    continues in a file of its own.
     """
 
     path: Path | None = None
@@ -143,12 +145,13 @@ class Keeper:
 
     @property
     def kept(self) -> Path | None:
-        """The file that holds the chat; None if there is none, or if its last turns could not be written."""
+        """The file with the chat; None if there is none, or if its last turns could not be written."""
         return None if self._warned else self.path
 
     def keep(self, conversation: Conversation, typed: Mapping[str, str] | None = None) -> None:
-        """Save the chat as it is now, in another file if its own has turns of somebody else's by now. A failure is
-        said once: the chat goes on. A new chat is named by its first question, as it was `typed` if it has files in it.
+        """Save the chat as it is now, in another file if another chat has written to its own. A failure is reported
+        once, and the chat continues. A new chat is named by its first question, or by what was `typed` if the question
+        has files in it.
         """
         if self.path is None and not conversation.messages:
             return
@@ -165,18 +168,18 @@ class Keeper:
             self._writing = False
 
     def close(self) -> None:
-        """The chat has ended: another may go on in its file."""
+        """Release the lock, because the chat has ended."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def begin_anew(self) -> None:
-        """What comes is another chat, in a file of its own."""
+        """Save what follows as another chat, in a file of its own."""
         self.close()
         self.path, self._warned = None, False
 
     def _take_place(self, conversation: Conversation, typed: Mapping[str, str]) -> None:
-        """Choose the file if there is none yet, or if its own is another chat's by now. Raises OSError."""
+        """Choose a file if there is none yet, or if another chat has its own by now. Raises OSError."""
         if self.path is None:
             self.path, self._lock = _take_free(_first_path(conversation, typed))
         elif why := self._not_ours(self.path):
@@ -186,7 +189,7 @@ class Keeper:
             console.note(f"{why}: this one is kept as {path.stem}")
 
     def _warn(self, why: str) -> None:
-        """Say once that the chat is not kept."""
+        """Say once that the chat is not saved."""
         if not self._warned:
             console.error(f"{why}; the chat is not kept (--no-save says so)")
         self._warned = True
@@ -202,7 +205,7 @@ class Keeper:
             self._warn(str(error))
 
     def _not_ours(self, path: Path) -> str:
-        """Why the chat cannot go on in its file; empty if it can."""
+        """Return why the chat cannot continue in its file; empty if it can."""
         if self._lock is None:
             self._lock = ChatLock.take(path, state_folder())
         if self._lock is None:
@@ -214,14 +217,16 @@ class Keeper:
 
 
 def _first_path(conversation: Conversation, typed: Mapping[str, str]) -> Path:
-    """The file of a new chat, if no other has that name."""
+    """Return the file of a new chat, if no other chat has that name."""
     first = next((m.get("content") for m in conversation.messages if m["role"] == "user"), "")
     words = first if isinstance(first, str) else ""
     return chats_folder() / f"{name_for(typed.get(words, words), date.today())}.json"
 
 
 def _take_free(path: Path) -> tuple[Path, ChatLock]:
-    """This file, or the first with a number after its name, that is not there and that no chat is about to write."""
+    """Lock and return this file, or the first one with a number after its name that does not exist and that no chat is
+    about to write.
+    """
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     for each in chain([path], numbered):
         lock = ChatLock.take(each, state_folder())
@@ -233,15 +238,15 @@ def _take_free(path: Path) -> tuple[Path, ChatLock]:
 
 
 def _make_newest(path: Path) -> None:
-    """The chat that was kept last is the last, also if the clock was put back since others were."""
+    """Make the chat that was saved last the newest, also if the clock was put back since others were."""
     latest = max((written[0] for other in kept_paths() if other != path and (written := _written(other))), default=0)
     if path.stat().st_mtime_ns <= latest:
         with suppress(OSError):
             os.utime(path, ns=(latest + 1_000_000, latest + 1_000_000))
 
 
-def whereabouts(keeper: Keeper | None, store: Path | str | None) -> str:
-    """What of a chat stays on disk, and where: the chat with the lines that are typed, and its keys and values."""
+def whereabouts(keeper: ChatSaver | None, store: Path | str | None) -> str:
+    """Return what of a chat stays on disk, and where: the chat with the typed lines, and its keys and values."""
     parts = [] if keeper is None else [f"the chat in {_short(keeper.path or state_folder())}"]
     if store is not None:
         parts.append(f"keys and values in {_short(Path(store))}")
@@ -257,7 +262,7 @@ def _short(path: Path) -> str:
 
 
 def _written(path: Path) -> tuple[int, ...]:
-    """When a file was written, and which it is; empty if it is not there."""
+    """Return when a file was written, and which file it is; empty if it does not exist."""
     try:
         status = path.stat()
     except OSError:

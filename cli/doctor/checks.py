@@ -1,4 +1,4 @@
-"""What `cortexmlx doctor` looks at."""
+"""The checks of `cortexmlx doctor`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cortexmlx.machine import memory_bytes, working_set_bytes
 
 
 class Verdict(str, Enum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -29,8 +29,8 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, what was found, and what to do about it (empty: nothing). `message` is a compiler's
-    or a library's whole text, which only `--json` shows.
+    """One line: what was checked, what was found, and what to do about it (empty: nothing). `message` is the whole text
+    of a compiler or a library, which only `--json` shows.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Check:
 
 
 def all_checks() -> Iterator[Check]:
-    """Every check, one after the other. A check that breaks is a failed check, and the next one still runs."""
+    """Yield every check, one after the other. A check that raises is a failed check, and the next one still runs."""
     for name, look in CHECKS.items():
         try:
             yield from look()
@@ -146,7 +146,7 @@ def _starter() -> Iterator[Check]:
 
 
 def _models() -> Iterator[Check]:
-    """What the hub's cache holds, and whether more fits."""
+    """Check what the hub's cache holds, and whether there is room for more."""
     from huggingface_hub import constants
 
     from cortexmlx.models.inventory import list_models
@@ -170,7 +170,7 @@ _LITTLE_ROOM = 5 << 30
 
 
 def _terminal() -> Iterator[Check]:
-    """What a chat in this terminal can show."""
+    """Check what a chat in this terminal can show."""
     if not sys.stdout.isatty():
         yield Check("terminal", Verdict.OK, "none: plain text is written")
         return
@@ -204,7 +204,7 @@ def _attention() -> Iterator[Check]:
 
 
 def _simulator() -> Iterator[Check]:
-    """Whether the developers' parts are here. Nothing that a user runs needs them."""
+    """Check whether the developers' parts are installed. Nothing that a user runs needs them."""
     from cortexmlx.host.developer_parts import HOW_TO_GET_THEM, has_developer_parts
 
     if has_developer_parts():

@@ -1,4 +1,4 @@
-"""`cortexmlx doctor`: is everything here that makes models run well?"""
+"""`cortexmlx doctor`: is everything installed that makes models run well?"""
 
 from __future__ import annotations
 

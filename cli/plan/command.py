@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last")
-"""Parameters that say nothing to a shape alone."""
+"""Parameters that do not apply to a shape alone."""
 
 
 def plan(
@@ -135,7 +135,7 @@ def _sold(memory: str | None) -> int | None:
 
 
 def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:
-    """The arithmetic alone, for a shape given by hand."""
+    """Print the arithmetic for a shape that is given by hand."""
     per_token = bytes_per_token([group], itemsize)
     totals = {tokens: sequence_bytes([group], tokens, itemsize) for tokens in lengths}
     if as_json:
@@ -156,8 +156,8 @@ def plan_model(
     as_json: bool,
     memory: int | None = None,
 ) -> None:
-    """The plan of a model on this machine, or on a Mac with so many bytes of `memory`, in an engine of such a
-    configuration, and of runs of so long sequences.
+    """Print the plan of a model on this machine, or on a Mac with `memory` bytes, for an engine with this configuration
+    and for runs of sequences of these lengths.
     """
     from cortexmlx.cli.plan.figures import make_plan
     from cortexmlx.cli.plan.machine import mac, this_machine
@@ -193,7 +193,7 @@ def plan_model(
 
 
 def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:
-    """The figures for `--json`; layers that keep the same are one entry of `shapes`."""
+    """Return the figures for `--json`. Layers that keep the same are one entry of `shapes`."""
     data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
     groups = data["model"].pop("groups")
     data["model"]["shapes"] = [

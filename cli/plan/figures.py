@@ -1,4 +1,4 @@
-"""The figures of a plan: what a model takes, what a machine has, what fits."""
+"""The figures of a plan: what a model takes, what a machine has, and what fits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 EXPANDED = "float32, for speed on a CPU"
-"""What `weights_as` says where packed weights are not packed in memory."""
+"""What `weights_as` says if packed weights are unpacked in memory."""
 
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
 
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model by itself, in the precision it is stored in. Bytes; `weight_bytes` are those of the files, the state is
-    per sequence, whatever its length. `refusal` is why the engine does not run it, None if it does; `notes` say how it
-    runs, if not in the usual way.
+    """The model by itself, in the precision in which it is stored. `weight_bytes` are those of the files. The state's
+    bytes are per sequence, whatever its length. `refusal` is why the engine does not run it; None if it does. `notes`
+    say how it runs, if not in the usual way.
     """
 
     name: str
@@ -51,10 +51,12 @@ class Length:
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """The model on a machine, in bytes. `kv_form` is what a cached number takes, in words; `fits` the longest single
-    sequence (None: its length costs nothing), `row_tokens` what one has at most if it keeps only some (None: it keeps
-    all). `limited`: the arena's bytes were asked for, and `lengths` are what it holds; else what `free_bytes` holds.
-    `assumed`: it is not this machine, but a Mac with so much memory.
+    """The model on a machine, in bytes.
+
+    `kv_form` says in words what a cached number takes. `fits` is the longest single sequence (None: its length costs
+    nothing), and `row_tokens` what a row keeps at most (None: all). `limited`: the arena's bytes were given, and
+    `lengths` are what it holds; otherwise they are what `free_bytes` holds. `assumed`: it is not this machine, but a
+    Mac with that memory.
     """
 
     assumed: bool
@@ -98,10 +100,10 @@ def make_plan(
     itemsize: int | None = None,
     lengths: tuple[int, ...] = (),
 ) -> Plan:
-    """What `skeleton` takes, by itself and on `machine`.
+    """Return the plan of what `skeleton` takes, by itself and on `machine`.
 
-    `kv_memory` fixes the arena's bytes, `keep` the tokens of a row, `itemsize` the bytes of a cached number. Raises
-    InvalidRequest if a row could not have so many.
+    `kv_memory` sets the arena's bytes, `keep` the tokens of a row, `itemsize` the bytes of a cached number. Raises
+    InvalidRequest if a row could not have that many tokens.
     """
     stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
     size = itemsize or ITEMSIZE[skeleton.dtype]
@@ -187,7 +189,7 @@ def _here(
 
 
 def _blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> Counts:
-    """Blocks of each group in an arena of so many bytes."""
+    """Return the blocks of each group in an arena of `memory` bytes."""
     return sizing.blocks_that_fit(arena, paged(groups), load, itemsize)
 
 
@@ -214,7 +216,9 @@ def _length(
 
 
 def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
-    """Bytes and form of the weights in memory; on a CPU as `load_model` decides: MLX is fastest in float32 there."""
+    """Return the bytes and the form of the weights in memory. A CPU has them as `load_model` decides, since MLX is
+    fastest in float32 there.
+    """
     from cortexmlx.models.load import float32_pays
 
     if not machine.on_cpu:

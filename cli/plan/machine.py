@@ -1,4 +1,4 @@
-"""The machine that a plan is for: this one, or a Mac that somebody thinks of buying."""
+"""The machine that a plan is for: this one, or a Mac that somebody considers buying."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _AS_SOLD = re.compile(r"([kmgt])b\s*\Z", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Machine:
-    """Memory in bytes: all of it, and what a model should use at most. `on_cpu`: MLX computes in float32 there;
-    `here`: it is the machine that runs this.
+    """Bytes of memory: all of it, and what a model should use at most. `on_cpu`: MLX computes in float32 there. `here`:
+    it is this machine.
     """
 
     memory: int
@@ -28,25 +28,27 @@ class Machine:
 
 
 def called(here: bool) -> str:
-    """The machine in a sentence."""
+    """Return the machine's name in a sentence."""
     return "this machine" if here else "such a Mac"
 
 
 def this_machine() -> Machine:
-    """The machine that runs this."""
+    """Return the machine that runs this."""
     return Machine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
 
 
 def mac(memory: int) -> Machine:
-    """A Mac with so many bytes of memory, as it is delivered. What Metal recommends there has been reported as two
-    thirds of it up to 32 GiB, as three quarters from 36 GiB on, and by newer systems as some more.
+    """Return a Mac with `memory` bytes, as it is delivered. Reports of what Metal recommends are two thirds of the
+    memory up to 32 GiB, three quarters from 36 GiB on, and somewhat more on newer systems.
     """
     share = memory * 2 // 3 if memory <= _TWO_THIRDS_UP_TO else memory * 3 // 4
     return Machine(memory, share, here=False)
 
 
 def sold_memory(text: str) -> int:
-    """Bytes of a memory as it is sold: "64GB" are 64 GiB. Raises InvalidRequest if it is none, or less than 1 GiB."""
+    """Return the bytes of a memory as it is sold: "64GB" are 64 GiB. Raises InvalidRequest for anything else, or for
+    less than 1 GiB.
+    """
     try:
         size = parse_size(_AS_SOLD.sub(r"\1", text))
     except InvalidRequest:

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run whose rows are `tokens` tokens long in the end, prompts and answers, `rows` of them at once. All of the
-    cache is in use, for running rows or for prefixes.
+    """A run of `rows` rows at once that end with `tokens` tokens each, prompt and answer. All of the cache is in use,
+    for running rows or for prefixes.
 
-    Bytes: of the arena with its two spare blocks; of the rows' states and of snapshots; of the tail; and what comes and
-    goes: the largest step with a piece of a prompt, the largest of a decode window with its new tail, and what one
-    layer's slab took before the arena grew, which is there beside the new one for a moment. `peak_bytes` is what MLX
-    has in use at most, with the weights.
+    All sizes are in bytes. The arena has two spare blocks. Temporary memory is that of the largest step with a piece of
+    a prompt, or of the largest decode step with its new tail, or the old slab of one layer, which exists beside the new
+    one for a moment while the arena grows. `peak_bytes` is what MLX has in use at most, with the weights.
     """
 
     tokens: int
@@ -49,8 +48,8 @@ def plan_runs(
     load: sizing.Load,
     lengths: Sequence[int],
 ) -> tuple[Run, ...]:
-    """What runs of such sequences take on this machine; none of those that do not fit the context or the cache, of a
-    model that is not paged, or if a cache of the default size has no room.
+    """Return what runs of such sequences take on this machine. None are returned for lengths that do not fit the
+    context or the cache, for a model that is not paged, or if a cache of the default size has no room.
     """
     from cortexmlx.execution.mode import PagedMode, execution_mode
 
@@ -72,8 +71,8 @@ def plan_runs(
 def plan_run(
     skeleton: Skeleton, way: ExecutionMode, weights: int, load: sizing.Load, memory: int, tokens: int
 ) -> Run | None:
-    """The run of so long sequences with a cache of `memory` bytes: as many at once as fit, of `load.rows` at most; None
-    if not one does. Raises InvalidRequest if the cache holds no block.
+    """Return the run of sequences of `tokens` tokens with a cache of `memory` bytes. As many run at once as fit, at
+    most `load.rows`. None if not one fits. Raises InvalidRequest if the cache holds no block.
     """
     from cortexmlx.execution.footprint.steps import step_bytes
 
@@ -103,8 +102,8 @@ def plan_run(
 
 
 def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
-    """The blocks of each group before the arena had its last size; none if that was its first. Each time it grows to
-    twice the size at most.
+    """Return the blocks of each group before the arena had its last size; none if that was its first. It grows to at
+    most twice its size each time.
     """
     sizes = []
     for count in blocks:
@@ -116,5 +115,5 @@ def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
 
 
 def _slab_bytes(group: LayerGroup, blocks: int, block_size: int) -> int:
-    """Of one layer, with the null block and the scratch block."""
+    """Return the bytes of one layer's slab, with the null block and the scratch block."""
     return group.spec.bytes_per_token * (blocks + 2) * block_size if blocks else 0

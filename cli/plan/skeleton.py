@@ -1,6 +1,6 @@
 """A model without its numbers: built from its configuration alone, to count what it would take.
 
-mlx's arrays are lazy, so mlx-lm's own class can be built, quantized and even called without computing anything: the
+mlx's arrays are lazy, so mlx-lm's own class can be built, quantized and even called without computing anything. The
 shapes of its parameters, and of what it puts into its caches, are exact for every architecture that mlx-lm knows.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class Skeleton:
     """What a configuration says about memory.
 
-    `weight_bytes` are those of its quantization, `widened_bytes` the same with every plain number as float32 and the
-    quantized ones still packed; `groups` is what its caches keep, in `dtype`, that of the activations, and
-    `widened_groups` what they keep where all plain numbers are float32; `refusal` is why the engine does not run the
-    model, None if it does; `model` is the outline itself, with all plain numbers float32; `most_rows` how many
-    requests it runs at once at most (None: as many as wanted), and `notes` why, a line each.
+    `weight_bytes` are those of its quantization. `widened_bytes` are the same with every plain number as float32, and
+    the quantized ones still packed. `groups` are what its caches keep in `dtype`, that of the activations;
+    `widened_groups` are what they keep if all plain numbers are float32. `refusal` is why the engine does not run the
+    model; None if it does. `model` is the outline itself, with all plain numbers float32. `most_rows` is how many
+    requests it runs at once at most (None: any number), and `notes` say why, a line each.
     """
 
     architecture: str
@@ -47,7 +47,7 @@ class Skeleton:
     notes: tuple[str, ...] = ()
 
     def quantized(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
-        """The same model with quantized keys and values. Raises ModelUnsupported if the engine would."""
+        """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine would."""
         if kv_bits is not None and self.most_rows is not None:
             raise unquantized(kv_bits, self.notes[0])
         groups, widened = (quantized(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups))
@@ -137,7 +137,7 @@ def _dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantize(model: Any, config: Mapping[str, Any]) -> None:
-    """As mlx-lm quantizes on loading, except that it looks which layers the files hold quantized."""
+    """Quantize as mlx-lm does on loading, but look which layers the files have quantized."""
     import mlx.nn as nn
 
     quantization = config.get("quantization")
@@ -160,7 +160,7 @@ def _quantize(model: Any, config: Mapping[str, Any]) -> None:
 
 
 def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
-    """The width of the logits, and what one token leaves in mlx-lm's own caches."""
+    """Return the width of the logits, and what one token leaves in mlx-lm's own caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -180,7 +180,7 @@ def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
 
 
 def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
-    """What one cache object keeps; one that holds several caches counts as so many layers."""
+    """Return what one cache object keeps. One that holds several caches counts as several layers."""
     inner = getattr(cache, "caches", None)
     if inner is not None:
         for each in inner:
@@ -198,8 +198,8 @@ def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
 
 
 def as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
-    """The outline in the form in which the engine has the model: on a CPU all plain numbers are float32, and packed
-    ones are `expanded` where that pays.
+    """Return the outline in the form in which the engine has the model. On a CPU, all plain numbers are float32, and
+    packed ones are `expanded` where that pays.
     """
     import mlx.core as mx
 

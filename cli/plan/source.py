@@ -1,4 +1,4 @@
-"""From what a person names to a configuration, and to the bytes of the weights where the files are here."""
+"""From a name to a configuration, and to the bytes of the weights if the files are on this machine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from cortexmlx.models.safetensors_check import check_weights
 @dataclass(frozen=True)
 class PlanSource:
     """A model's configuration, and what its weights take as they are stored: in the files of a folder, or in memory
-    after reading a GGUF file, part of which grows (None: only the configuration is here).
+    after reading a GGUF file, whose types partly grow (None: only the configuration is on this machine).
 
-    `adapter` is what the adapter that was asked for adds to them. `file_bytes` are those of the files, where memory
-    takes another number; `notes` say what is wrong with them.
+    `adapter` is what the given adapter adds to them. `file_bytes` are those of the files, if memory takes another
+    number. `notes` say what is wrong with the files.
     """
 
     name: str
@@ -34,9 +34,10 @@ class PlanSource:
 
 
 def find(target: str) -> PlanSource:
-    """The configuration of a folder, a config.json, a .gguf file, a hub id or the starter model. No weights are loaded.
+    """Return the configuration of a folder, a config.json, a .gguf file, a hub id or the starter model. No weights are
+    loaded.
 
-    For a hub id that is not on this machine config.json alone is fetched. Raises ModelNotFound or ModelCorrupt.
+    For a hub id that is not on this machine, only config.json is downloaded. Raises ModelNotFound or ModelCorrupt.
     """
     path = Path(os.path.expanduser(target))
     if path.suffix.lower() == ".json":

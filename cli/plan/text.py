@@ -19,7 +19,7 @@ WIDTH = 80
 
 
 def page(plan: Plan, runs: Sequence[Run] = ()) -> str:
-    """The whole plan, at most 80 columns wide for ordinary models."""
+    """Return the whole plan, at most 80 columns wide for ordinary models."""
     return "\n".join([*_model(plan.model), "", *_here(plan.here, plan.model.context_length), *_runs(runs)])
 
 
@@ -91,12 +91,12 @@ def _runs(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def line(label: str, value: str, remark: str) -> str:
-    """One figure."""
+    """Return one figure."""
     return f"  {label:<{LABEL}}{value:<{VALUE}}{remark}".rstrip()
 
 
 def kv_lines(groups: tuple[LayerGroup, ...], per_token: int, itemsize: int) -> Iterator[str]:
-    """The bytes per token and where they come from, a line per kind of layer."""
+    """Return the bytes per token and where they come from, a line per kind of layer."""
     label, value = "KV per token", format_bytes(per_token)
     for group in groups:
         if group.spec.kv_heads:

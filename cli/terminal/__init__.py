@@ -1,1 +1,1 @@
-"""What every command writes with, and how it ends."""
+"""How every command writes, and how it ends."""

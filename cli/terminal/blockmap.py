@@ -1,4 +1,4 @@
-"""A picture of the KV arena in characters: a cell for each block, or for as many as it takes to fit."""
+"""A picture of the KV arena in characters: a cell for each block, or for several blocks if there are many."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a state is drawn, on a terminal that has only ASCII, too, and what it is called."""
+class CellStyle:
+    """How a state is drawn, also on an ASCII terminal, and its name."""
 
     cell: str
     plain: str
@@ -24,24 +24,26 @@ class Look:
 
 
 LOOKS = {
-    BlockState.PRIVATE: Look("█", "#", "color(28)", "private"),
-    BlockState.SHARED: Look("▓", "@", "color(133)", "shared"),
-    BlockState.CACHED: Look("▒", "+", "color(31)", "cached"),
-    BlockState.STORED: Look("░", "-", "color(98)", "on disk"),
-    BlockState.FREE: Look("·", ".", "color(244)", "free"),
+    BlockState.PRIVATE: CellStyle("█", "#", "color(28)", "private"),
+    BlockState.SHARED: CellStyle("▓", "@", "color(133)", "shared"),
+    BlockState.CACHED: CellStyle("▒", "+", "color(31)", "cached"),
+    BlockState.STORED: CellStyle("░", "-", "color(98)", "on disk"),
+    BlockState.FREE: CellStyle("·", ".", "color(244)", "free"),
 }
-"""In the order of the legend. Where a cell stands for several blocks, the first of those that are equally many wins."""
+"""In the order of the legend. If a cell stands for several blocks and two states are equally frequent, the first one
+wins.
+"""
 
 INDENT = "  "
 
 
 def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> list[Text]:
-    """The picture in at most `lines` lines of `width` columns: what the cells mean and how many blocks are so, then of
-    each group a line of figures and its blocks, in the order in which they lie in memory. Where that is too much, first
-    the figures are left out, then the legend, then the last groups.
+    """Return the picture in at most `lines` lines of `width` columns: a legend with the number of blocks in each state,
+    then for each group a line of figures and its blocks, in the order in which they are in memory. If that is too much,
+    the figures are left out first, then the legend, then the last groups.
 
-    A cell for several blocks shows what most of those that are not free are, dim if most of them are free. `plain`: for
-    a terminal that has only ASCII.
+    A cell for several blocks shows the state of most of those that are not free. It is dim if most of them are free.
+    `plain`: for an ASCII terminal.
     """
     width = max(1, width - len(INDENT))
     legend = _side_by_side(_legend(picture, plain), width)
@@ -68,7 +70,7 @@ def _legend(picture: BlockMap, plain: bool) -> list[Text]:
 
 
 def _side_by_side(parts: Iterable[Text], width: int) -> list[Text]:
-    """In as many lines as it takes; what is too long for one is cut."""
+    """Return the words in as many lines as needed. A word that is too long for a line is cut."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + 2 + part.cell_len <= width:
@@ -80,7 +82,9 @@ def _side_by_side(parts: Iterable[Text], width: int) -> list[Text]:
 
 
 def _figures(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Text:
-    """Of one group, what matters most first; of its layers only where they are not all."""
+    """Return the figures of one group, the most important first. Its layers are named only if they are not all of the
+    model's.
+    """
     count = len(group.states)
     parts = [f"{count:,} block{'s' * (count != 1)} of {picture.block_size} tokens"]
     if len(picture.groups) > 1:
@@ -98,7 +102,7 @@ def _figures(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Te
 
 
 def _cells(states: bytes, each: int, width: int, plain: bool) -> list[Text]:
-    """Cells of so many blocks each, in rows."""
+    """Return rows of cells that stand for `each` blocks."""
     cells = [states[at : at + each] for at in range(0, len(states), each)]
     return [_row(cells[at : at + width], plain) for at in range(0, len(cells), width)]
 
@@ -111,8 +115,8 @@ def _row(cells: Iterable[bytes], plain: bool) -> Text:
 
 
 @lru_cache(4096)
-def _look(cell: bytes) -> tuple[Look, bool]:
-    """How a cell is drawn, and whether dim."""
+def _look(cell: bytes) -> tuple[CellStyle, bool]:
+    """Return how a cell is drawn, and whether it is dim."""
     free = cell.count(BlockState.FREE)
     if free == len(cell):
         return LOOKS[BlockState.FREE], False

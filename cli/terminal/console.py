@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NARROW = 80
-"""Columns of a terminal that does not say how many it has."""
+"""Columns of a terminal that does not tell its width."""
 
 
 def is_terminal(stream: IO[str]) -> bool:
-    """True if a person looks at `stream`, and the terminal can do more than print lines."""
+    """Return whether a person looks at `stream`, and the terminal can do more than print lines."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """True if colours make sense on `stream`."""
+    """Return whether to use colours on `stream`."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR") and not isinstance(stream, Above)
 
 
@@ -40,8 +40,8 @@ def stderr() -> Console:
 
 
 def on(stream: TextIO) -> Console:
-    """Return a rich console that writes control sequences of its own to a terminal, but none that is in a text. Text is
-    no markup.
+    """Return a rich console that writes its own control sequences to a terminal, but none that a text contains. Texts
+    are no markup.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -57,12 +57,12 @@ def on(stream: TextIO) -> Console:
 
 
 def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
-    """Write a result to stdout: harmless on a terminal, as it is elsewhere."""
+    """Write a result to stdout. On a terminal it is made harmless."""
     _write(sys.stdout, text + end, flush=flush)
 
 
 def tell(text: str = "", *, end: str = "\n") -> None:
-    """Write to stderr what is no result: harmless on a terminal."""
+    """Write to stderr something that is no result. On a terminal it is made harmless."""
     _write(sys.stderr, text + end, flush=True)
 
 
@@ -78,8 +78,8 @@ def control(stream: TextIO, sequence: str) -> None:
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, style: str = "dim") -> None:
-    """Each row's label, and behind `column` characters its text, whose further lines stand below its first. Behind a
-    long label, and in a narrow window, the text begins on the next line.
+    """Print each row's label, and its text in a column after `column` characters. Further lines of the text are in the
+    same column. After a long label, and in a narrow window, the text begins on the next line.
     """
     from rich.text import Text
 
@@ -92,17 +92,17 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
 
 
 def print_indented(console: Console, text: str) -> None:
-    """Print a remark below what was typed, two columns in. Its further lines begin there, too."""
+    """Print a remark after what was typed, indented by two columns, its further lines too."""
     print_rows(console, [("", text)], 2)
 
 
 def note(message: str) -> None:
-    """One line for the user that is not a result."""
+    """Print one line for the user that is not a result."""
     tell(at_words(f"cortexmlx: {message}", sys.stderr))
 
 
 def error(message: str) -> None:
-    """The one or two lines that say what went wrong and what next."""
+    """Print the one or two lines that say what went wrong and what to do next."""
     label = "error:"
     rest = at_words(f"{label} {harmless(message)}", sys.stderr).removeprefix(
         label
@@ -115,8 +115,8 @@ def error(message: str) -> None:
 
 
 def at_words(text: str, stream: TextIO) -> str:
-    """Return `text` in lines that fit a terminal; only a word that is longer than a line is broken there. For a file or
-    a pipe it stays as it is.
+    """Return `text` in lines that fit a terminal. Only a word that is longer than a line is broken. For a file or a
+    pipe, the text is unchanged.
     """
     if not stream.isatty():
         return text
@@ -133,8 +133,8 @@ def at_words(text: str, stream: TextIO) -> str:
 
 
 def harden_streams() -> None:
-    """Characters that the terminal's encoding lacks print as `?` instead of ending the program. What was closed when it
-    began is empty to read, and takes what is written.
+    """Print characters that the terminal's encoding lacks as `?` instead of ending the program. Streams that were
+    closed when it began read as empty, and accept what is written.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -145,7 +145,7 @@ def harden_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """The reader of stdout has gone: let nothing, not even the interpreter's last flush, complain about it."""
+    """Make all further writes to stdout silent, even the interpreter's last flush, because its reader has gone."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
@@ -158,14 +158,14 @@ def show_cursor() -> None:
 
 
 class ThoughtsPrinter:
-    """Prints thoughts as they come, and parts them from the answer behind them. `hidden`: prints nothing."""
+    """Prints thoughts as they come, and separates them from the answer after them. `hidden`: prints nothing."""
 
     def __init__(self, *, hidden: bool = False) -> None:
         self._hidden = hidden
         self._open = False
 
     def show(self, text: str) -> None:
-        """One more piece, if it is one."""
+        """Print a piece of the thoughts, if it is one."""
         if self._hidden or not text:
             return
         if not self._open and is_coloured(sys.stderr):
@@ -174,7 +174,7 @@ class ThoughtsPrinter:
         tell(text, end="")
 
     def end(self) -> None:
-        """The answer begins, or there is none: the line and its style end. Safe to call again."""
+        """End the line and its style, because the answer begins, or there is none. Safe to call again."""
         if self._open:
             self._open = False
             if is_coloured(sys.stderr):

@@ -1,4 +1,4 @@
-"""Draw a growing answer: final text once, and a live region below it a few times a second."""
+"""Draws a growing answer: final text once, and a live region below it a few times a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHARE = 60
-"""Drawing takes at most one sixtieth of the time: after d seconds of it, the next comes 60 d later."""
+"""The share of the time that drawing takes at most: after d seconds of drawing, the next comes 60 d later."""
 SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
 TICK_SECONDS = 0.1
 
@@ -26,8 +26,8 @@ Away = Callable[[AbstractContextManager[object]], AbstractContextManager[object]
 
 
 class Drawing:
-    """A region that `draw` fills: it returns the lines that stay from now on, and the rows below them. `lock` is held
-    meanwhile, and is for what it draws. In a `with`; `end` draws no more.
+    """A region that `draw` fills. `draw` returns the lines that are final now, and the rows below them. `lock` is held
+    meanwhile, and protects what it draws. Use it in a `with`; `end` stops it.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class Drawing:
         self._stack.close()
 
     def end(self) -> None:
-        """Draw no more. Safe to call again."""
+        """Stop drawing. Safe to call again."""
         self._ended.set()
         self._ticker.join()
 
     def soon(self) -> None:
-        """Something has changed: it is drawn now or a moment later."""
+        """Draw a change now or a moment later."""
         with self.lock:
             begun = time.monotonic()
             if begun >= self._due:
@@ -78,6 +78,6 @@ class Drawing:
             self.soon()
 
     def _above(self, lines: list[Text]) -> None:
-        """Print lines of others above what comes and goes."""
+        """Print lines of others above the region."""
         with self.lock:
             self.region.show(lines, self._below())

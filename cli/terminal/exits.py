@@ -49,19 +49,19 @@ def exit_codes(debug: bool) -> Iterator[None]:
 
 
 def _break_at_words(usage: Any) -> None:
-    """typer writes `Error: ` and the message of wrong usage in one line."""
+    """Format typer's `Error: ` and its message of wrong usage in lines."""
     before = "Error: "
     said = console.at_words(before + usage.format_message(), sys.stderr).removeprefix(before)
     usage.format_message = lambda: said
 
 
 def fail_unexpectedly(error: Exception, debug: bool) -> None:
-    """For errors that nobody planned: name them, and say how to see where they came from."""
+    """Report an error that nobody planned: its name, and how to see where it came from."""
     fail(f"unexpected {type(error).__name__}: {error}. Run it again with --debug for the traceback.", debug)
 
 
 def fail(message: str, debug: bool) -> None:
-    """Say what went wrong on stderr, with `debug` after the traceback of the current exception, and exit with 1."""
+    """Say on stderr what went wrong, with `debug` after the traceback of the current exception, and exit with 1."""
     if debug:
         traceback.print_exc()
     console.error(message)
@@ -70,7 +70,9 @@ def fail(message: str, debug: bool) -> None:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """The first Ctrl-C raises KeyboardInterrupt; one more while that unwinds ends the process at once with 130."""
+    """Let the first Ctrl-C raise KeyboardInterrupt. Another one while that unwinds ends the process at once with
+    130.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, lambda *_: leave_now())
@@ -82,7 +84,7 @@ def interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """What is done in this context is done as a whole: Ctrl-C comes behind it. For moments."""
+    """Delay Ctrl-C until the end of this context. For moments only."""
     came: list[tuple[int, FrameType | None]] = []
     before: Handler = None
     try:
@@ -95,8 +97,8 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[Handler]:
-    """Ctrl-C is what `handler` says, instead of the one that is yielded. Not the main thread, which alone is
-    interrupted: whoever runs the command there keeps the handler.
+    """Handle Ctrl-C by `handler` in this context, and yield the old handler. In other threads than the main one, which
+    alone is interrupted, the program's own handler stays.
     """
     try:
         before = signal.signal(signal.SIGINT, handler)

@@ -33,47 +33,49 @@ _HIDDEN: dict[int, int | None] = dict.fromkeys(
 """Characters without a width, which hide text in text. Tags are among them."""
 
 TABLE: dict[int, int | None] = _OBEYED | _TURNED | _HIDDEN | {0x09: 0x09, 0x0A: 0x0A, 0x0D: None}
-"""For `str.translate`. Tabs and line feeds stay; a carriage return would write over the line."""
+"""For `str.translate`. Tabs and line feeds stay. A carriage return would write over the line."""
 
 _LINE = TABLE | {0x09: 0x2409, 0x0A: 0x240A, 0x0D: 0x240D}
 
 
 def harmless(text: str) -> str:
-    """Return `text` as a terminal may have it."""
+    """Return `text` without what a terminal would obey."""
     return text.translate(TABLE)
 
 
 def in_a_line(name: str) -> str:
-    """Return a name, path or id for the middle of a line: line breaks and tabs are shown as pictures, too."""
+    """Return a name, path or id for the middle of a line. Line breaks and tabs are shown as pictures, too."""
     return name.translate(_LINE)
 
 
 class Guarded(io.TextIOBase):
-    """A text stream that writes harmless text to the stream `below`. It has no `buffer`: bytes would pass by."""
+    """A text stream that writes harmless text to the stream `below`. It has no `buffer`, because bytes would
+    bypass it.
+    """
 
     def __init__(self, below: TextIO) -> None:
         self.below = below
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream below."""
+        """The encoding of the stream below."""
         return self.below.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """What becomes of characters that the encoding lacks."""
+        """What happens with characters that the encoding lacks."""
         return self.below.errors
 
     def isatty(self) -> bool:
-        """As the stream below."""
+        """Return whether the stream below is a terminal."""
         return self.below.isatty()
 
     def fileno(self) -> int:
-        """The descriptor of the stream below."""
+        """Return the descriptor of the stream below."""
         return self.below.fileno()
 
     def writable(self) -> bool:
-        """It is for writing."""
+        """Return True: it is for writing."""
         return True
 
     def flush(self) -> None:
@@ -81,7 +83,7 @@ class Guarded(io.TextIOBase):
         self.below.flush()
 
     def close(self) -> None:
-        """The stream below belongs to others, and stays open."""
+        """Do nothing: the stream below belongs to others, and stays open."""
 
     def write(self, text: str) -> int:
         """Write the text without what a terminal would obey."""
@@ -90,13 +92,13 @@ class Guarded(io.TextIOBase):
 
 
 def unguarded(stream: TextIO) -> TextIO:
-    """Return the stream that takes control sequences: for this package, and for nothing that others wrote."""
+    """Return the stream that takes control sequences, for text of this package only."""
     return stream.below if isinstance(stream, Guarded) else stream
 
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """In this context stdout and stderr are guarded where they are terminals. Files and pipes get all text as it is."""
+    """Guard stdout and stderr in this context if they are terminals. Files and pipes get all text unchanged."""
     before = sys.stdout, sys.stderr
     for name in ("stdout", "stderr"):
         stream: TextIO = getattr(sys, name)
@@ -109,11 +111,13 @@ def guarded_streams() -> Iterator[None]:
 
 
 _WITHOUT_WIDTH = {code: None if to == 0xFFFD else to for code, to in TABLE.items()} | {0x0D: 0x0D}
-"""prompt_toolkit counts no cell for what turns or hides text, so nothing may stand for it. It ends rows with CR LF."""
+"""prompt_toolkit counts no cell for characters that change direction or hide text, so nothing may replace them. It ends
+rows with CR LF.
+"""
 
 
 def prompt_output() -> Output:
-    """Return the terminal of stdout for an input line: what is typed, pasted or offered for completion is harmless."""
+    """Return the terminal of stdout for an input line. What is typed, pasted or completed is made harmless."""
     from prompt_toolkit.output.vt100 import Vt100_Output
 
     class Harmless(Vt100_Output):

@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens with the tokens' texts: as a table for people, and as JSON."""
+"""Log-probabilities of an answer's tokens with their texts: as a table for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from functools import cache
 from cortexmlx.logprobs import TokenLogprob
 
 Text = Callable[[int], str]
-"""The text of a token id."""
+"""Returns the text of a token id."""
 
 _WIDEST = 24
 
 
 def table(tokens: Sequence[TokenLogprob], text: Text) -> Iterator[str]:
-    """A line for each token: its text, its log-probability, its probability, and the likeliest in its place."""
+    """Yield a line for each token: its text, its log-probability, its probability, and the likeliest tokens in its
+    place.
+    """
     from rich.cells import cell_len, set_cell_size
 
     shown = cache(lambda token: json.dumps(text(token), ensure_ascii=False))
@@ -31,7 +33,7 @@ def table(tokens: Sequence[TokenLogprob], text: Text) -> Iterator[str]:
 
 
 def listed(tokens: Sequence[TokenLogprob], text: Text) -> list[dict[str, object]]:
-    """The same for `--json`: what is half a character by itself has U+FFFD in its text."""
+    """Return the same for `--json`. A token that is half a character has U+FFFD in its text."""
     shown = cache(text)
     return [
         {

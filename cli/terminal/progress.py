@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_SECONDS = 10.0
-"""How often a download says a line where there is no bar."""
+"""How often a download prints a line if there is no bar."""
 
 _BAR = 12
 _WIDE = 64
-"""Columns from which on there is room for figures."""
+"""From this many columns on there is room for figures."""
 
 
 @contextmanager
 def loading(model: str) -> Iterator[OnProgress]:
-    """What is to be told of a model's progress, as `on_progress` of an engine. The bar goes away when the model is
-    there. A pipe gets lines of a download alone: the rest takes seconds. An interrupted download says what is kept.
+    """Yield a function for an engine's `on_progress`. The bar disappears when the model is loaded. A pipe gets lines of
+    a download only, since the rest takes seconds. An interrupted download says what is kept.
     """
     model = in_a_line(model)
     last: list[Progress] = []
@@ -89,13 +89,13 @@ def _lines(model: str) -> Iterator[OnProgress]:
 
 
 def _of(news: Progress) -> str:
-    """Such as `1.2 of 4.5 GiB`, or `300 MiB of 4.5 GiB`."""
+    """Return a text such as `1.2 of 4.5 GiB`, or `300 MiB of 4.5 GiB`."""
     (done, unit), total = format_bytes(news.done).split(), format_bytes(news.total)
     return f"{done} of {total}" if total.endswith(f" {unit}") else f"{done} {unit} of {total}"
 
 
 def numbers(news: Progress) -> str:
-    """Such as `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, or `67%`."""
+    """Return a text such as `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, or `67%`."""
     if news.what != "downloading":
         return f"{news.fraction:.0%}"
     if not news.total:
@@ -112,7 +112,7 @@ STOPPING = "stopping with the piece of the prompt that is under way"
 
 
 def how_far(news: Progress) -> str:
-    """Such as `reading 1,024 of 4,096 tokens, 512 cached`."""
+    """Return a text such as `reading 1,024 of 4,096 tokens, 512 cached`."""
     cached = f", {news.cached:,} cached" if news.cached else ""
     return f"reading {news.done:,} of {news.total:,} tokens{cached}"
 
@@ -144,7 +144,7 @@ class PrefillProgress:
         self._bar.update(self._task, description=how_far(news), total=news.total, completed=news.done)
 
     def stopping(self) -> None:
-        """Show that Ctrl-C was heard: the piece of the prompt in flight still ends."""
+        """Show that Ctrl-C was noticed. The piece of the prompt in flight still ends."""
         if self._bar is not None:
             self._bar.update(self._task, description=STOPPING)
             self._bar.refresh()

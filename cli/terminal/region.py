@@ -1,10 +1,10 @@
-"""Rows at the bottom of a terminal that come and go below what stays.
+"""Rows at the bottom of a terminal that come and go below the text that stays.
 
-The cursor rests at the beginning of the first of these rows, which is the beginning of a line: wherever the terminal
-puts that line when its window changes, and however it breaks the others anew, erasing from there erases them all, and
-nothing else. A frame is one write, between the marks of a synchronized update for the terminals that know them, so
-that no half of it is seen; rows that stay are written over, not erased. They never wrap; what stays wraps as the
-terminal does it, so that nothing is lost when the window gets narrower than the program knows.
+The cursor rests at the beginning of the first of these rows, which is the beginning of a line. Wherever the terminal
+puts that line when its window changes, and however it breaks the other lines, erasing from there erases these rows and
+nothing else. A frame is one write, between the marks of a synchronized update for terminals that know them, so no half
+of it is seen. Rows that stay are overwritten, not erased. These rows never wrap. Text that stays wraps as the terminal
+does it, so nothing is lost if the window gets narrower than the program knows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERASE_BELOW, ERASE_REST = "\x1b[J", "\x1b[K"
 
 
 class Region:
-    """What is shown for now, in a terminal that `console` writes to. In a `with`; afterwards the rows are gone."""
+    """Temporary rows in a terminal that `console` writes to. Use it in a `with`; afterwards the rows are gone."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -39,7 +39,7 @@ class Region:
         self._write(ERASE_BELOW + SHOW)
 
     def show(self, lines: Sequence[Text], rows: Sequence[Text]) -> None:
-        """Print `lines` for good, and below them `rows` in the place of those that were shown."""
+        """Print `lines` permanently, and replace the rows below them by `rows`."""
         width, height = self._console.size
         shown = self._rows(rows[-max(height - 1, 1) :], width)
         if lines:
@@ -70,18 +70,18 @@ class Region:
 
 
 class Above(io.TextIOBase):
-    """In the place of stderr: whole lines that are written to it are printed by `show`, above the region."""
+    """Replaces stderr: whole lines that are written to it are printed by `show`, above the region."""
 
     def __init__(self, show: Callable[[list[Text]], None]) -> None:
         self._show = show
         self._begun = ""
 
     def isatty(self) -> bool:
-        """It is a terminal's."""
+        """Return True: it is a terminal's."""
         return True
 
     def write(self, text: str) -> int:
-        """Print the lines that are whole."""
+        """Print the complete lines."""
         from rich.text import Text
 
         *lines, self._begun = (self._begun + text).split("\n")

@@ -21,11 +21,12 @@ GONE = "\r" + END + WRAP + ERASE_BELOW
 PASTE_MARKED, PASTE_PLAIN = "\x1b[?2004h", "\x1b[?2004l"
 
 
-class Away:
-    """What a shell wants of the terminal while a program is stopped, made when that is still as the shell gave it.
+class Suspension:
+    """Restores the terminal for the shell while the program is stopped. Make it while the terminal is as the shell left
+    it.
 
     The handler runs between any two statements of the main thread. So it writes past Python's buffers, and relies on
-    what is drawn: where the cursor rests, only what comes and goes is below it, and a frame begins there.
+    how regions draw: the cursor rests where only temporary rows are below it, and where a frame begins.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,9 @@ class Away:
 
     @contextmanager
     def waiting_for(self, lock: AbstractContextManager[object]) -> Iterator[None]:
-        """In this context nobody is stopped while another thread holds the lock. The main thread may take it twice."""
+        """Do not stop the program in this context while another thread holds the lock. The main thread may take it
+        twice.
+        """
         self._drawing.append(lock)
         try:
             yield
@@ -43,8 +46,8 @@ class Away:
             self._drawing.remove(lock)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """As the handler of SIGTSTP: stop, and when that is over, go on as before. In the background the kernel stops
-        it again, since it wants the terminal.
+        """Stop, as the handler of SIGTSTP, and afterwards continue as before. In the background the kernel stops it
+        again, since it uses the terminal.
         """
         with ExitStack() as held:
             for lock in self._drawing:
@@ -61,7 +64,7 @@ class Away:
         signal.raise_signal(signal.SIGWINCH)  # the window may be another, and a prompt is drawn anew by it
 
     def clear(self) -> None:
-        """The program ends at once: nothing stays of what comes and goes."""
+        """Erase the temporary rows, because the program ends at once."""
         if self._drawing:
             self._write(GONE)
 
@@ -88,25 +91,25 @@ TWICE_SECONDS = 1.0
 
 
 class Interrupts:
-    """Counts Ctrl-C. `at_leave` are called before the program ends at once: what must not stay as it is. `away` is for
-    the time in which Ctrl-Z has stopped it.
+    """Counts Ctrl-C. `at_leave` are called before the program ends at once, to clean up. `away` handles the time in
+    which Ctrl-Z has stopped it.
     """
 
     def __init__(self) -> None:
         self.at_leave: list[Callable[[], None]] = []
-        self.away = Away()
+        self.away = Suspension()
         self._last = float("-inf")
         self._stop: Callable[[], None] | None = None
 
     def again(self) -> bool:
-        """One more; True if the last was less than a second ago."""
+        """Count one more. Return whether the last one was less than a second ago."""
         now = time.monotonic()
         since, self._last = now - self._last, now
         return since < TWICE_SECONDS
 
     @contextmanager
     def calling(self, stop: Callable[[], None]) -> Iterator[None]:
-        """In this context the first Ctrl-C calls `stop`; elsewhere it raises KeyboardInterrupt."""
+        """Let the first Ctrl-C call `stop` in this context. Elsewhere it raises KeyboardInterrupt."""
         self._stop = stop
         try:
             yield
@@ -114,7 +117,7 @@ class Interrupts:
             self._stop = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """As a signal handler."""
+        """Handle a signal."""
         if self.again():
             self._leave(INTERRUPTED)
         if self._stop is None:
@@ -122,7 +125,7 @@ class Interrupts:
         self._stop()
 
     def end(self, number: int, frame: FrameType | None) -> None:
-        """As the handler of a signal that ends the program."""
+        """Handle a signal that ends the program."""
         self._leave(128 + number)
 
     def _leave(self, code: int) -> NoReturn:
@@ -134,7 +137,7 @@ class Interrupts:
 
 @contextmanager
 def counted_interrupts() -> Iterator[Interrupts]:
-    """In this context Ctrl-C is counted, and a signal that ends or stops the program leaves the terminal as it was."""
+    """Count Ctrl-C in this context, and let a signal that ends or stops the program leave the terminal as it was."""
     presses = Interrupts()
     before = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
     handlers = {signal.SIGTERM: presses.end, signal.SIGHUP: presses.end, signal.SIGTSTP: presses.away.handle}

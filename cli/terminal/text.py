@@ -1,5 +1,5 @@
-"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and as it goes out: names that fit,
-durations, results as JSON.
+"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and as it is printed: names that
+fit, durations, results as JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def clean(argument: str, what: str = "the prompt") -> str:
-    """A command line argument with its broken UTF-8, which arrives as lone surrogates (PEP 383), as U+FFFD."""
+    """Return a command line argument with U+FFFD for its broken UTF-8, which arrives as lone surrogates (PEP 383)."""
     return decode(argument.encode("utf-8", "surrogateescape"), what)
 
 
 def decode(data: bytes, what: str) -> str:
-    """Bytes as text: a byte order mark is dropped, NULs and broken UTF-8 become U+FFFD with a note on stderr."""
+    """Return bytes as text. A byte order mark is dropped. NULs and broken UTF-8 become U+FFFD, with a note on
+    stderr.
+    """
     text = data.decode("utf-8-sig", "replace").replace("\0", REPLACEMENT)
     broken = text.count(REPLACEMENT) - data.count(REPLACEMENT.encode())
     if broken:
@@ -35,14 +37,18 @@ def decode(data: bytes, what: str) -> str:
 
 
 def read_stdin() -> str:
-    """All of stdin, less the newline at its end. A pipe that stays silent is mentioned: it looks like a hang."""
+    """Return all of stdin without the newline at its end. A pipe that stays silent is mentioned, since it looks like a
+    hang.
+    """
     if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_SECONDS)[0]:
         console.note("waiting for the prompt on stdin ...")
     return decode(sys.stdin.buffer.read(), "stdin").removesuffix("\n")
 
 
 def stdin_is_piped() -> bool:
-    """True if stdin is a file or a pipe: not a terminal, /dev/null, or the socket that some programs use instead."""
+    """Return whether stdin is a file or a pipe: not a terminal, /dev/null, or the socket that some programs use
+    instead.
+    """
     try:
         mode = stat.S_IFMT(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
@@ -51,12 +57,12 @@ def stdin_is_piped() -> bool:
 
 
 def fitted(text: str, width: int) -> str:
-    """`text` in at most `width` characters, its end kept: models' names differ there."""
+    """Return `text` in at most `width` characters. Its end is kept, because models' names differ there."""
     return text if len(text) <= width else "…" + text[len(text) - max(width - 1, 0) :]
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3:05` minutes or `1:02:30` hours."""
+    """Return a time such as `42 s`, `3:05` minutes or `1:02:30` hours."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -66,7 +72,9 @@ def duration(seconds: float) -> str:
 
 
 def gather_prompt(arguments: list[str]) -> str:
-    """The prompt: what is piped into stdin, then the arguments, a blank line between them. `-` stands for stdin."""
+    """Return the prompt: what is piped into stdin, then the arguments, with a blank line between them. `-` means
+    stdin.
+    """
     parts = [read_stdin() if a == "-" else clean(a) for a in arguments]
     if "-" not in arguments and stdin_is_piped():
         parts.insert(0, read_stdin())
@@ -74,8 +82,8 @@ def gather_prompt(arguments: list[str]) -> str:
 
 
 def to_json(record: Any) -> str:
-    """A result as JSON, which has no word for infinity (of a token that a model never writes) but null. Half of a
-    surrogate pair, which an id may hold and UTF-8 has not, is written as it came: with an escape.
+    """Return a result as JSON. Infinity (of a token that a model never writes) becomes null. Half of a surrogate pair,
+    which an id may have and UTF-8 cannot hold, is written as an escape.
     """
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.view import RawView
-from cortexmlx.cli.limits import advice, make_room
+from cortexmlx.cli.limits import advice, drop_oldest_turns
 from cortexmlx.errors import KVCacheFull, PromptTooLong
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
@@ -46,7 +46,7 @@ def test_the_oldest_turns_are_left_out_and_it_is_said(full: ChatSession, capsys:
 
 
 def test_a_long_question_has_what_it_needs_and_no_more_goes(full: ChatSession) -> None:
-    room = make_room(full.conversation, "x" * 150, full.engine)
+    room = drop_oldest_turns(full.conversation, "x" * 150, full.engine)
     assert room and 0 < full.conversation.unread < len(full.conversation.messages)
     assert full.conversation.count("x" * 150) + 50 <= 400
 
@@ -54,7 +54,7 @@ def test_a_long_question_has_what_it_needs_and_no_more_goes(full: ChatSession) -
 def test_what_never_fits_is_refused_and_nothing_has_changed(full: ChatSession) -> None:
     before = full.conversation.messages
     full.engine.info = replace(full.engine.info, context_length=100)  # type: ignore[misc,type-var]
-    assert make_room(full.conversation, "x" * 100, full.engine) == "" and full.conversation.unread == 0
+    assert drop_oldest_turns(full.conversation, "x" * 100, full.engine) == "" and full.conversation.unread == 0
     with pytest.raises(PromptTooLong):
         full.ask(Question("!fail"))
     assert full.conversation.messages == before and full.conversation.unread == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import ChatSession, Follow, Question
-from cortexmlx.cli.chat.talk import Talk
+from cortexmlx.cli.chat.talk import ChatLoop
 from cortexmlx.cli.terminal.signals import Interrupts
 from cortexmlx.sessions.saved import SavedConversation
 from support.cli.terminal import STOP, Terminal
@@ -97,7 +97,7 @@ def test_whoever_wants_none_of_several_answers_has_the_one_that_was_there(
     session: ChatSession, screen: Console
 ) -> None:
     lines = Lines("one", "/n 3", "0", "/n 2 two", "0", "/n 2", "")
-    Talk(session, lines, screen, Interrupts(), pretty=False).go_on("")
+    ChatLoop(session, lines, screen, Interrupts(), pretty=False).go_on("")
     said = [message["content"] for message in session.conversation.messages]
     assert said == ["one", "You said: one"], "also if the input ends there"
 
@@ -119,7 +119,7 @@ def test_ctrl_c_beside_an_answer_is_acknowledged_too(
 
     monkeypatch.setattr(session, "ask", interrupted)
     with screen.capture() as printed:
-        Talk(session, Lines("one"), screen, Interrupts(), pretty=False).go_on("")
+        ChatLoop(session, Lines("one"), screen, Interrupts(), pretty=False).go_on("")
     assert printed.get().splitlines()[-1] == f"  {said}"
     assert [message["content"] for message in session.conversation.messages] == kept
 

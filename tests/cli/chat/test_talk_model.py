@@ -11,8 +11,8 @@ from rich.console import Console
 from cortexmlx.cli.chat.attachments import with_files
 from cortexmlx.cli.chat.input import PROMPT, PlainInput
 from cortexmlx.cli.chat.session import Attached, ChatSession
-from cortexmlx.cli.chat.talk import Talk
-from cortexmlx.cli.chats.saved_chats import Keeper
+from cortexmlx.cli.chat.talk import ChatLoop
+from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.cli.terminal.signals import Interrupts
 from cortexmlx.sessions.saved import SavedConversation
 
@@ -90,7 +90,7 @@ class Script(PlainInput):
 def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
     seed: int, session: ChatSession, screen: Console, tmp_path: Path
 ) -> None:
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     note = tmp_path / "note.txt"
     note.write_text("alpha\n")
     chance, model = random.Random(seed), ChatModel(Attached(note, "alpha\n"))
@@ -118,7 +118,7 @@ def test_after_any_order_of_commands_a_chat_is_what_a_simple_model_says(
         several = line.startswith("/n ")
         asked = several and "!fail" not in line and (line != "/n 2" or model.last is not None)
         lines = [line, choice] if asked else [line]
-        Talk(session, Script(lines), screen, Interrupts(), pretty=False).go_on("")
+        ChatLoop(session, Script(lines), screen, Interrupts(), pretty=False).go_on("")
         if asked:
             model.several(line.removeprefix("/n 2").strip(), choice)
         elif not several:

@@ -14,9 +14,9 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import DummyOutput
 
-from cortexmlx.cli.chat.typeahead import Ahead
+from cortexmlx.cli.chat.typeahead import Typeahead
 
-Keyboard = tuple[int, Vt100Input, Ahead]
+Keyboard = tuple[int, Vt100Input, Typeahead]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def keyboard() -> Iterator[Keyboard]:
     master, slave = pty.openpty()
     with os.fdopen(slave) as terminal:
         keys = Vt100Input(terminal)
-        yield master, keys, Ahead(keys, DummyOutput())
+        yield master, keys, Typeahead(keys, DummyOutput())
         get_typeahead(keys)
         os.close(master)
 

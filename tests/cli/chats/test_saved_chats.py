@@ -22,7 +22,7 @@ from cortexmlx.cli.chats import saved_chats
 from cortexmlx.cli.chats.lock import ChatLock
 from cortexmlx.cli.chats.saved_chats import (
     LAST,
-    Keeper,
+    ChatSaver,
     chats_folder,
     find,
     name_for,
@@ -40,7 +40,7 @@ DAY = date(2026, 11, 22)
 
 def begun(session: ChatSession) -> Path:
     """The file of a chat in which one thing was said, and which is kept."""
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     assert session.keeper.path is not None
     return session.keeper.path
@@ -62,7 +62,7 @@ def test_a_name_is_the_day_and_the_first_words(question: str, name: str) -> None
 
 
 def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: ChatSession) -> None:
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.keep()
     assert not state_folder().exists(), "nothing was said yet"
     session.ask(Question("one"))
@@ -80,7 +80,7 @@ def test_a_chat_is_kept_after_every_turn_and_two_alike_have_two_files(session: C
 
 
 def test_a_chat_that_begins_with_a_file_is_named_by_what_was_typed(session: ChatSession) -> None:
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("a.txt:\n```\nx\n```\n\n@a.txt what?", typed="@a.txt what?"))
     assert session.keeper.path is not None and session.keeper.path.stem[11:] == "a-txt-what"
 
@@ -104,7 +104,7 @@ def test_a_kept_chat_is_found_by_its_name_its_beginning_its_file_or_as_the_last(
 def test_what_cannot_be_written_is_said_once(session: ChatSession, capsys: pytest.CaptureFixture[str]) -> None:
     state_folder().parent.mkdir(exist_ok=True)
     state_folder().write_text("a file in the way")
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
     assert capsys.readouterr().err.count("the chat is not kept (--no-save says so)") == 1
@@ -118,7 +118,7 @@ def test_two_chats_that_were_resumed_from_one_file_lose_no_turn(
     path = begun(session)
     others = session.engine.conversation()
     others.load(path)
-    other = replace(session, conversation=others, keeper=Keeper(path))
+    other = replace(session, conversation=others, keeper=ChatSaver(path))
     session.ask(Question("two"))
     for text in ("three", "four"):
         other.ask(Question(text))
@@ -147,16 +147,16 @@ def test_chats_that_are_kept_at_the_same_moment_have_a_file_each(
 
     monkeypatch.setattr(type(talks[0]), "save", slowly)
 
-    def at_once(keepers: list[Keeper]) -> None:
+    def at_once(keepers: list[ChatSaver]) -> None:
         threads = [Thread(target=k.keep, args=(t,)) for k, t in zip(keepers, talks, strict=True)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
 
-    at_once(new := [Keeper() for _ in talks])
+    at_once(new := [ChatSaver() for _ in talks])
     assert len({keeper.path for keeper in new}) == 6 == len(list((state_folder() / "chats").iterdir()))
-    at_once(resumed := [Keeper(new[0].path) for _ in talks])
+    at_once(resumed := [ChatSaver(new[0].path) for _ in talks])
     assert len({keeper.path for keeper in resumed}) == 6 and resumed[0].path is not None
     for path in {keeper.path for keeper in (*new, *resumed)}:
         assert path is not None and path.exists(), "every one of them is written"
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_for_ever_lets_no_two_chats_write_one_file(
         usual(self, path)
 
     monkeypatch.setattr(Conversation, "save", save)
-    slow, other = Keeper(), Keeper()
+    slow, other = ChatSaver(), ChatSaver()
     thread = Thread(target=slow.keep, args=(first,))
     thread.start()
     begun.wait()
@@ -193,7 +193,7 @@ def test_a_chat_that_has_ended_leaves_its_file_to_the_next(session: ChatSession)
     assert session.keeper is not None
     session.keeper.close()
     assert not [*(state_folder() / "locks").iterdir()]
-    session.keeper = Keeper(path)
+    session.keeper = ChatSaver(path)
     session.ask(Question("two"))
     assert session.keeper.path == path
 
@@ -217,7 +217,7 @@ def test_a_chat_that_is_ended_while_it_is_kept_has_one_file_and_is_not_waited_fo
             ended.append(True)
             session.keep()
 
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     usual, ended = Conversation.save, list[bool]()
     monkeypatch.setattr(Conversation, "save", save)
@@ -243,7 +243,7 @@ def test_the_last_chat_is_the_last_after_the_clock_was_put_back(session: ChatSes
     folder.mkdir(parents=True)
     (folder / "tomorrow.json").touch()
     os.utime(folder / "tomorrow.json", (time.time() + 86400, time.time() + 86400))
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     for text in ("one", "two"):
         session.ask(Question(text))
         assert find(LAST) == session.keeper.path
@@ -269,7 +269,7 @@ def test_what_is_no_file_any_more_is_no_chat() -> None:
 
 def test_a_chat_whose_messages_have_no_text_is_kept(session: ChatSession) -> None:
     talk = session.engine.conversation(messages=[{"role": "user"}])
-    keeper = Keeper()
+    keeper = ChatSaver()
     keeper.keep(talk)
     assert keeper.path is not None and keeper.path.stem.endswith("-chat")
 
@@ -279,10 +279,10 @@ def test_it_is_said_what_stays_on_disk_and_how_nothing_does(monkeypatch: pytest.
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setenv("CORTEXMLX_KV_STORE", str(home / "kv"))
     chat, kv = "the chat in ~/state/cortexmlx", "keys and values in"
-    assert whereabouts(Keeper(), home / "kv") == f"on disk: {chat}, {kv} ~/kv; --no-save: nothing"
-    assert whereabouts(Keeper(), "/kv") == f"on disk: {chat}, {kv} /kv; --no-save: no chat"
-    assert whereabouts(Keeper(), None) == f"on disk: {chat}; --no-save: nothing"
-    assert whereabouts(Keeper(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
+    assert whereabouts(ChatSaver(), home / "kv") == f"on disk: {chat}, {kv} ~/kv; --no-save: nothing"
+    assert whereabouts(ChatSaver(), "/kv") == f"on disk: {chat}, {kv} /kv; --no-save: no chat"
+    assert whereabouts(ChatSaver(), None) == f"on disk: {chat}; --no-save: nothing"
+    assert whereabouts(ChatSaver(Path("/a.json")), None) == "on disk: the chat in /a.json; --no-save: nothing"
     assert whereabouts(None, "/kv") == f"on disk: {kv} /kv"
     assert whereabouts(None, None) == "nothing of this chat stays on disk"
 
@@ -341,7 +341,7 @@ def test_a_folder_that_cannot_be_looked_into_ends_no_chat(
     """As one that another user made. For root, a name that is too long has the same effect."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("x" * 300)))
     tidy()
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     session.ask(Question("two"))
     assert capsys.readouterr().err.count("the chat is not kept") == 1

@@ -349,8 +349,8 @@ class Fakes:
         return self.engine
 
     @staticmethod
-    def bring(model: str | Path, on_progress: OnProgress) -> None:
-        """In the place of `cortexmlx.cli.engine.bring`. What is called large is not here, and never comes."""
+    def fetch(model: str | Path, on_progress: OnProgress) -> None:
+        """In the place of `cortexmlx.cli.engine.fetch`. What is called large is not here, and never comes."""
         resolve(model)
         if "large" in str(model):
             _take_long("downloading", on_progress)
@@ -383,7 +383,7 @@ def main() -> None:
     if "FAKE_TWICE" in os.environ:
         signals.TWICE_SECONDS = TwiceFile(os.environ["FAKE_TWICE"])  # type: ignore[assignment]
     fakes = Fakes()
-    engines.load, engines.bring = fakes.load, fakes.bring  # type: ignore[assignment]
+    engines.load, engines.fetch = fakes.load, fakes.fetch  # type: ignore[assignment]
     command()
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.completion import candidates
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, Leave
-from cortexmlx.cli.chats.saved_chats import Keeper
+from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.serving.config import EngineConfig
 from support.cli.chat_commands import printed, run_command
 from support.cli.cli_fakes import FakeEngine
@@ -33,7 +33,7 @@ def test_no_two_commands_share_a_name() -> None:
 
 
 def test_tab_tells_kept_chats_from_files(session: ChatSession) -> None:
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     assert session.keeper.path is not None
     assert [*candidates("/load ", BY_NAME)] == [(session.keeper.path.stem, 0, "kept chat")]
@@ -55,7 +55,7 @@ def test_a_chat_that_keeps_a_part_says_how_much(session: ChatSession, screen: Co
 
 
 def test_a_cleared_chat_is_empty_and_what_was_said_is_kept(session: ChatSession, screen: Console) -> None:
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     first = session.keeper.path
     assert first is not None

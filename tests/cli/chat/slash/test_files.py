@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
-from cortexmlx.cli.chats.saved_chats import Keeper
+from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation
 from support.cli.chat_commands import printed, run_command
@@ -97,7 +97,7 @@ def test_variables_of_another_model_do_not_fail_every_turn(
 
 
 def test_a_loaded_chat_is_kept_in_a_file_of_its_own(session: ChatSession, screen: Console) -> None:
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("one"))
     first = session.keeper.path
     assert first is not None

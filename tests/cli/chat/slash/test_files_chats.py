@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
-from cortexmlx.cli.chats.saved_chats import Keeper, chats_folder
+from cortexmlx.cli.chats.saved_chats import ChatSaver, chats_folder
 from cortexmlx.errors import InvalidRequest
 from support.cli.chat_commands import printed, run_command
 
@@ -14,7 +14,7 @@ from support.cli.chat_commands import printed, run_command
 def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, screen: Console) -> None:
     run_command("/chats", session, screen)
     assert printed(screen).splitlines() == ["  no chats are kept yet"]
-    session.keeper = Keeper()
+    session.keeper = ChatSaver()
     session.ask(Question("monads"))
     for number in range(25):
         (chats_folder() / f"2026-01-01-{number:02}.json").touch()
