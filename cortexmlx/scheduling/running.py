@@ -133,13 +133,14 @@ class RunningSet:
         """
         if load is not None and match is not None:
             match = whole_blocks(match)
-        if job.fork_of is None or job.generated or not self._can_fork(job):
+        parent = self.parent_to_fork(job)
+        if parent is None:
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
             copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load)
             if load is not None:
                 self._loads += self.cache.load(job.id, load, job.tokens, job.keys)
         else:
-            copies = self._fork(job, job.fork_of)
+            copies = self._fork(job, parent)
         self.jobs.append(job)
         if not job.turn:
             self._turns += 1
@@ -155,11 +156,12 @@ class RunningSet:
         loads, self._loads = tuple(self._loads), []
         return loads
 
-    def _can_fork(self, job: Job) -> bool:
+    def parent_to_fork(self, job: Job) -> Job | None:
+        """Return the job whose blocks a fork begins with. None if the job is no fork, or begins as any other job."""
         parent = job.fork_of
-        if parent is None or not can_fork(job):
-            return False
-        return self.cache.can_fork(parent.id, job.prompt_kept - 1)
+        if parent is None or job.generated or not can_fork(job):
+            return None
+        return parent if self.cache.can_fork(parent.id, job.prompt_kept - 1) else None
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """Begin with a job's recurrent state. It is to be kept where other jobs will begin: before the last token of

@@ -51,7 +51,7 @@ TESTS = (
     "models/test_weights_hash.py",
     "execution/test_fingerprint.py",
     "execution/test_disk_hashing.py",
-    "kv/test_lower.py",
+    "kv/test_disk_tier.py",
 )
 
 

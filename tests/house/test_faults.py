@@ -1,10 +1,11 @@
-"""Every fault of `tests/faults` can still be planted: the text that it replaces is in its file once."""
+"""Every fault of `tests/faults` can still be planted, and the tests that are to notice it exist."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from tests.faults import __main__ as tool
 from tests.faults import identity, planted
 from tests.faults.planted import Fault
 
@@ -17,3 +18,7 @@ def test_every_fault_names_text_that_is_in_its_file_once() -> None:
     assert len(faults) > 300
     counts = {fault.name: (fault.file, (ROOT / fault.file).read_text().count(fault.old)) for fault in faults}
     assert {name: found for name, found in counts.items() if found[1] != 1} == {}
+
+
+def test_the_tests_that_judge_a_fault_exist() -> None:
+    assert [name for name in tool.TESTS if not (ROOT / "tests" / name).is_file()] == []

@@ -59,6 +59,7 @@ def test_what_codes_stand_for_is_what_mlx_says() -> None:
             marks=pytest.mark.slow,
         ),
         variant(group=3, dim=128, bits=8, value_dim=64, block_size=16),
+        variant(group=2, dim=64, bits=4, value_dim=192, block_size=16, forced=Kernel.MATRIX),  # a value of two parts
         # A lane of the vector kernel has two neighbours of a head of 64: a load of 16 bits, or of 8.
         variant(group=2, dim=64, bits=8, forced=Kernel.VECTOR),
         variant(group=1, dim=64, bits=4, quant_group=64, dtype="float16", kv_dtype="bfloat16", forced=Kernel.VECTOR),

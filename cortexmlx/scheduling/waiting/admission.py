@@ -277,10 +277,10 @@ class Admission:
         return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
 
     def _load_for(self, job: Job, match: Match | None) -> DiskLoad | None:
-        """Return the disk load that continues a job's match, which may still be being read. None for a fork, which
+        """Return the disk load that continues a job's match, which may still be being read. None for a fork that
         takes its parent's blocks.
         """
-        if job.fork_of is not None and not job.generated:
+        if self._running.parent_to_fork(job) is not None:
             return None
         return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)
 

@@ -36,6 +36,11 @@ class DiskStage:
         prompt = [text] * (tokens - 1) + [1000 + self.asked]
         return add(self.scheduler, self.asked, prompt, SamplingParams(max_tokens=4, ignore_eos=True))
 
+    def fork(self, parent: Job) -> Job:
+        self.asked += 1
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        return add(self.scheduler, self.asked, parent.tokens, params, fork_of=parent)
+
     def answer(self, load: DiskLoad, blocks: int | None = None) -> None:
         """Answer a load with its first `blocks` pieces (None: all of them)."""
         keys = list(load.wanted())
@@ -100,6 +105,29 @@ def test_who_waits_for_a_reading_of_one_that_is_gone_asks_itself() -> None:
     assert not second.running, "that one is forgotten"
     stage.answer(stage.requested[1])
     assert len(stage.step().loads) == 6
+
+
+def test_a_fork_whose_parent_is_gone_is_loaded_from_disk() -> None:
+    stage = DiskStage()
+    parent = stage.ask(50)
+    fork = stage.fork(parent)
+    stage.step()
+    stage.scheduler.finish(parent.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+    assert stage.step() is None and len(stage.requested) == 2
+    stage.answer(stage.requested[1])
+    plan = stage.step()
+    assert len(plan.loads) == 6 and [s.job for s in plan.segments] == [fork.id]
+    assert plan.positions.tolist() == [48, 49]
+
+
+def test_a_fork_takes_the_blocks_of_its_parent_and_loads_nothing() -> None:
+    stage = DiskStage()
+    parent = stage.ask(50)
+    fork = stage.fork(parent)
+    stage.step()
+    stage.answer(stage.requested[0])
+    stage.step()
+    assert stage.step().loads == () and fork.running and len(stage.requested) == 1
 
 
 def test_few_are_read_at_once_and_the_others_come_in_turn() -> None:
