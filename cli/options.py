@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from cortexmlx.models.resolve import STARTER
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.store.folder import default_folder
+from cortexmlx.structured.output import MOST_CHARACTERS, StructuredOutput
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -99,6 +101,20 @@ Stop = Annotated[
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less.")]
 PresencePenalty = Annotated[float, typer.Option("--presence-penalty", metavar="X", help="As in the OpenAI API.")]
 FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", metavar="X", help="As in the OpenAI API.")]
+Schema = Annotated[
+    str | None,
+    typer.Option(
+        "--schema",
+        metavar="SCHEMA",
+        help="Answer in JSON: a schema, its file, or json for any object.",
+        show_default=False,
+    ),
+]
+Regex = Annotated[str | None, typer.Option("--regex", metavar="TEXT", help="Answer in this form.", show_default=False)]
+Choice = Annotated[
+    list[str] | None,
+    typer.Option("--choice", metavar="A,B", help="Answer one of these; may be repeated.", show_default=False),
+]
 KVMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", metavar="SIZE", help="For keys and values, like 4GB; see `plan`.", show_default=False),
@@ -161,6 +177,9 @@ SAMPLING = {
     "repetition_penalty": RepetitionPenalty,
     "presence_penalty": PresencePenalty,
     "frequency_penalty": FrequencyPenalty,
+    "schema": Schema,
+    "regex": Regex,
+    "choice": Choice,
 }
 """The options that make `SamplingParams`, in the order in which a command's help shows them."""
 
@@ -190,10 +209,16 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
     Their defaults are those of `SamplingParams`, except those in `defaults`.
     """
 
-    def make(stop: list[str] | None = None, **others: Any) -> SamplingParams:
-        return changed(SamplingParams(), stop=stop or (), **others)
+    def make(
+        stop: list[str] | None = None,
+        schema: str | None = None,
+        regex: str | None = None,
+        choice: list[str] | None = None,
+        **others: Any,
+    ) -> SamplingParams:
+        return changed(SamplingParams(), stop=stop or (), structured=form(schema, regex, choice), **others)
 
-    usual = {**vars(SamplingParams()), "stop": None, **defaults}
+    usual = {**vars(SamplingParams()), "stop": None, "schema": None, "regex": None, "choice": None, **defaults}
     shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
     return lambda command: _expanded(command, "params", shown, make)
 
@@ -274,6 +299,45 @@ def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = Fa
     if raw and variables:
         raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
     return variables
+
+
+def form(schema: str | None, regex: str | None, choice: list[str] | None) -> StructuredOutput | None:
+    """Return the form that --schema, --regex or --choice ask for. One --choice is parted at its commas, several are
+    taken as they are. Raises typer.BadParameter (wrong usage).
+    """
+    given = {"--schema": schema, "--regex": regex, "--choice": choice}
+    names = [name for name, value in given.items() if value]
+    if len(names) > 1:
+        raise typer.BadParameter(f"{names[0]} and {names[1]}: an answer has one form")
+    try:
+        if schema:
+            return form_of_schema(schema)
+        if regex:
+            return StructuredOutput.regex(regex)
+        if choice:
+            return StructuredOutput.choice(choice if len(choice) > 1 else map(str.strip, choice[0].split(",")))
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint=names[0]) from None
+    return None
+
+
+def form_of_schema(text: str) -> StructuredOutput:
+    """Return the form of a schema that a user has typed: JSON, the name of a file with it, or `json` for any object.
+    Raises InvalidRequest.
+    """
+    text = text.strip()
+    if text == "json":
+        return StructuredOutput.json()
+    if text.startswith("{"):
+        return StructuredOutput.json(text)
+    path = Path(text).expanduser()
+    try:
+        with path.open("rb") as file:
+            return StructuredOutput.json(file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig"))
+    except OSError as error:
+        raise InvalidRequest(f"{text} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{text} is no text in UTF-8") from None
 
 
 def json_or_text(value: str) -> object:

@@ -28,6 +28,7 @@ from cortexmlx.errors import (
     PinRefused,
     PromptTooLong,
     RequestTimeout,
+    StructuredOutputError,
     ToolchainMissing,
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
@@ -47,6 +48,7 @@ from cortexmlx.stats import (
     StoreStats,
     UsageSample,
 )
+from cortexmlx.structured.output import StructuredOutput
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -114,6 +116,8 @@ __all__ = [
     "SamplingParams",
     "StoreState",
     "StoreStats",
+    "StructuredOutput",
+    "StructuredOutputError",
     "Timings",
     "TokenEvent",
     "TokenLogprob",

@@ -83,6 +83,12 @@ class LogitsProcessorError(CortexError):
     """A logits processor of the caller raised, or did not return logits. Only its request failed."""
 
 
+class StructuredOutputError(CortexError):
+    """An answer cannot have the form that was asked for: its grammar became too complex, it left no token to choose, or
+    the answer was cut before its form was complete. Only this request is affected.
+    """
+
+
 class NoTokenToChoose(CortexError):
     """The model's logits for a request were NaN, or all -inf. Only this request failed. The model's weights may be
     damaged, or its numbers too large for its type.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, StructuredOutputError
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.structured.output import StructuredOutput
 
 
 class FinishReason(StrEnum):
@@ -135,10 +136,30 @@ class Completion:
     """What the model thought before the answer."""
     raw_text: str = ""
     """All that the model wrote, with the tags between thoughts and answer."""
+    structured: StructuredOutput | None = field(default=None, repr=False)
+    """The form that was asked for."""
+    notes: tuple[str, ...] = ()
+    """What of a lenient schema was not enforced."""
 
     def __post_init__(self) -> None:
         if not self.raw_text:
             object.__setattr__(self, "raw_text", self.text)
+
+    @property
+    def parsed(self) -> Any:
+        """What an answer of a `structured` request means: JSON as values, or as an object of the type that was asked
+        for; the text of other forms. None without `structured`. The text is read at each use.
+
+        Raises StructuredOutputError if the answer was cut, by `max_tokens`, a stop string or a cancel.
+        """
+        if self.structured is None:
+            return None
+        if self.finish_reason is not FinishReason.STOP:
+            raise StructuredOutputError(
+                f"the answer ended by {self.finish_reason.value!r} after {self.usage.completion_tokens} tokens, before "
+                "its form was complete: raise max_tokens, or ask for less"
+            )
+        return self.structured.parse(self.text)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from numbers import Integral, Rational, Real
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.structured.output import StructuredOutput
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -118,6 +119,11 @@ class SamplingParams:
     """How many answers to compute, of which the `n` likeliest are returned; None: `n`."""
     priority: int = 0
     """Among one client's requests, those with a higher priority go first."""
+    structured: StructuredOutput | Mapping[str, Any] | type | str | None = None
+    """The form that the answer must have: a JSON schema (a mapping), a type (a pydantic model, a dataclass, ...),
+    "json" for any JSON object, or a StructuredOutput. It becomes a StructuredOutput. Thoughts before the answer are
+    free.
+    """
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -129,6 +135,8 @@ class SamplingParams:
                 plain = (value,) if value else value
             elif each.name in ("stop", "stop_token_ids", "logits_processors"):
                 plain = _plain_list(value)
+            elif each.name == "structured":
+                plain = None if value is None else StructuredOutput.of(value)
             else:
                 plain = _plain(value)
             object.__setattr__(self, each.name, plain)
@@ -157,6 +165,12 @@ class SamplingParams:
         functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
         self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
         self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
+
+    @property
+    def form(self) -> StructuredOutput | None:
+        """`structured`, as what it became."""
+        assert self.structured is None or isinstance(self.structured, StructuredOutput)
+        return self.structured
 
     @property
     def only_scores(self) -> bool:

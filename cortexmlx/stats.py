@@ -226,6 +226,8 @@ class EngineStats:
     build_seconds: float
     wait_seconds: float
     commit_seconds: float
+    mask_seconds: float
+    """Making the masks of answers that follow a grammar."""
     attention_backend: str
     """One line about what computes attention."""
     attention_notes: tuple[str, ...]

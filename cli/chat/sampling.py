@@ -31,7 +31,8 @@ def source(info: ModelInfo) -> str:
 
 def given(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
     """The values of `params` that were typed on the command line."""
-    return {name: value for name, value in vars(params).items() if _typed(context, name)}
+    typed = {name: value for name, value in vars(params).items() if _typed(context, name)}
+    return typed if params.form is None else {**typed, "structured": params.form}
 
 
 def moved(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:

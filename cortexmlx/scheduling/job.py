@@ -100,7 +100,7 @@ class Job:
     finish_reason: FinishReason | None = None
     """Why it ended; None: it has not ended."""
     params: SamplingParams = field(init=False)
-    """How its tokens are chosen, without the caller's functions: plain data that goes into plans."""
+    """How its tokens are chosen, without the caller's functions and types: plain data that goes into plans."""
     processed: bool = field(init=False)
     """Whether functions of the caller change its logits. The runner has them, under the job's id."""
     tokens: list[int] = field(init=False)
@@ -117,9 +117,10 @@ class Job:
     def __post_init__(self) -> None:
         request, answer = self.request, self.max_new_tokens
         self.params, self.processed = request.params, bool(request.params.logits_processors)
-        if self.processed:
+        if self.processed or request.params.structured is not None:
             self.params = copy(request.params)  # `replace` would check all values again
             object.__setattr__(self.params, "logits_processors", ())
+            object.__setattr__(self.params, "structured", None)
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
         self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cortexmlx.errors import CortexError, LogitsProcessorError, NoTokenToChoose
+from cortexmlx.errors import CortexError, LogitsProcessorError, NoTokenToChoose, StructuredOutputError
+from cortexmlx.grammar.matcher import Matcher
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, QueuedRequest, RequestState, Timings, TokenEvent, Usage
@@ -108,13 +109,17 @@ class RequestAnswers:
 class Answer:
     """One answer of a request, while it grows."""
 
-    def __init__(self, answers: RequestAnswers, job: Job, index: int, text: TextStream) -> None:
+    def __init__(
+        self, answers: RequestAnswers, job: Job, index: int, text: TextStream, matcher: Matcher | None = None
+    ) -> None:
         self.of_request = answers
         """It and the other answers of its request."""
         self.request = answers.request
         self.only_scores = answers.request.params.only_scores
         self.job = job
         self.index = index
+        self.matcher = matcher
+        """Its way through the grammar that it follows; None: it is free."""
         self.started: float | None = None
         self.first: float | None = None
         self.last: float | None = None
@@ -192,6 +197,8 @@ class Answer:
             cumulative_logprob=sum(p.logprob for p in self._logprobs) if self._logprobs else None,
             thinking=self._text.thinking,
             raw_text=self._text.raw_text,
+            structured=params.form,
+            notes=() if self.matcher is None else self.matcher.grammar.notes,
         )
         self.of_request.end(self, rest, completion)
 
@@ -224,6 +231,11 @@ def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> To
 def no_token(job: Job) -> CortexError:
     """Return the error for a request whose logits leave no token to choose."""
     where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
+    if job.request.params.form is not None:
+        return StructuredOutputError(
+            f"no token is left to choose {where}: each one is excluded by the form that was asked for"
+            f"{', or by the logits processors' * job.processed}"
+        )
     if job.processed:
         return LogitsProcessorError(
             f"the logits processors left no token to choose {where}: what they return is NaN or all -inf. Leave at "
@@ -232,6 +244,14 @@ def no_token(job: Job) -> CortexError:
     return NoTokenToChoose(
         f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. Its weights may be damaged, so "
         "download it again; or its numbers are too large for float16, so take a bfloat16 or float32 version of it"
+    )
+
+
+def no_form(job: Job, why: str) -> StructuredOutputError:
+    """Return the error for an answer that its grammar cannot continue."""
+    return StructuredOutputError(
+        f"the answer cannot have the form that was asked for, after {job.generated} tokens of it: {why}. Simplify the "
+        "schema or the expression"
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import Refused
+from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.spec import Counts
 from cortexmlx.request import QueuedRequest, RequestId
@@ -82,8 +83,10 @@ class EngineCore:
             self.requests.expire(time.perf_counter())
             self._prepare()
             plan = self._plan()
-            self._dispatch(plan)
+            to_choose = self._dispatch(plan)
             self._collect_due(plan)
+            if to_choose is not None:
+                self._choose(to_choose)
         self._look(at_work=True)
 
     @property
@@ -91,8 +94,10 @@ class EngineCore:
         """Whether there is nothing to do until the next request."""
         return self.scheduler.idle and not self._in_flight
 
-    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops) -> None:
-        """Queue a request, whose answers end at `stops`. A request that cannot run fails at once."""
+    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
+        """Queue a request, whose answers end at `stops` and follow `grammar`. A request that cannot run fails at
+        once.
+        """
         self.cache.pools.expect_back()
         self.pins.settle_again()
         try:
@@ -100,7 +105,7 @@ class EngineCore:
         except CortexError as error:
             handle.fail(error)
             return
-        self.requests.add(request, handle, stops)
+        self.requests.add(request, handle, stops, grammar)
 
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""
@@ -229,15 +234,19 @@ class EngineCore:
             self.requests.begin_step(plan, time.perf_counter())
         return plan
 
-    def _dispatch(self, plan: StepPlan | None) -> None:
-        """Start a step."""
+    def _dispatch(self, plan: StepPlan | None) -> StepPlan | None:
+        """Start a step. If some of its rows need masks, start only its forward pass, and return it: `_choose`
+        follows.
+        """
         if plan is None:
-            return
-        refused = self.runner.dispatch(plan)
-        if refused is None:
-            self._in_flight.append(plan)
-        else:
+            return None
+        masked = self.requests.needs_mask(plan)
+        refused = self.runner.forward(plan) if masked else self.runner.dispatch(plan)
+        if refused is not None:
             self._restart_with_less(plan, refused)
+            return None
+        self._in_flight.append(plan)
+        return plan if masked else None
 
     def _collect_due(self, plan: StepPlan | None) -> None:
         """Take the results of the step before `plan`; without a plan, of the newest. At most one step runs ahead."""
@@ -245,6 +254,19 @@ class EngineCore:
             self._collect()
         elif plan is None and not self.scheduler.idle:
             raise RuntimeError("the scheduler has requests but nothing to compute")
+
+    def _choose(self, plan: StepPlan) -> None:
+        """Make the masks of a step and start the choice of its tokens. The results of the step before are taken, and
+        the device computes the forward pass meanwhile.
+        """
+        if not self._in_flight or self._in_flight[-1] is not plan:
+            return  # memory was refused since, and all rows begin again
+        with self.measured.masking:
+            mask = self.requests.mask(plan)
+        refused = self.runner.choose(mask)
+        if refused is not None:
+            self._in_flight.pop()
+            self._restart_with_less(plan, refused)
 
     def _collect(self) -> None:
         """Wait for the step that was started first, and take its results."""

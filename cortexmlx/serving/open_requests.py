@@ -6,16 +6,19 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 
+import numpy as np
+
 from cortexmlx.errors import CortexError
-from cortexmlx.execution.boundary import StepResult, TokenScores
+from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
 from cortexmlx.execution.logits import NO_TOKEN
+from cortexmlx.grammar.matcher import Grammar, Matcher, fill_masks
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full
 from cortexmlx.scheduling.steps.plan import StepPlan
-from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, no_token, request_of_job
+from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, no_form, no_token, request_of_job
 from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
@@ -45,11 +48,12 @@ class OpenRequests:
         self._processors = processors
         self._detokenizer = detokenizer
         self._job_numbers = job_numbers
+        self._matchers = 0
 
     # -- requests come ------------------------------------------------------------------------------------------------
 
-    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops) -> None:
-        """Queue a request that can run. Its answers end at `stops`."""
+    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
+        """Queue a request that can run. Its answers end at `stops` and follow `grammar`."""
         params = request.params
         answers = RequestAnswers(request, handle)
         stop_ids = frozenset() if params.only_scores else stops.token_ids
@@ -61,7 +65,9 @@ class OpenRequests:
             if job.processed:
                 self._processors[job.id] = job.request.params.logits_processors
             text = TextStream(self._detokenizer(), stops, request.thoughts)
-            self.answers[job.id] = Answer(answers, job, index, text)
+            matcher = None if grammar is None or params.only_scores else grammar.matcher()
+            self._matchers += matcher is not None
+            self.answers[job.id] = Answer(answers, job, index, text, matcher)
         self.by_id[handle.id] = answers
         if request.timeout is not None:
             self._deadlines.add(handle.id, request.submitted + request.timeout)
@@ -76,6 +82,40 @@ class OpenRequests:
             if answer is not None:
                 answer.begin_step(segment, now)
 
+    def needs_mask(self, plan: StepPlan) -> bool:
+        """Return whether a token of the step is chosen by a grammar."""
+        return bool(self._matchers) and any(self._matched(plan))
+
+    def mask(self, plan: StepPlan) -> TokenMask | None:
+        """Return the tokens that the grammars of a step's rows allow. None if no row has a grammar any more. A request
+        fails whose grammar allows no token.
+        """
+        matched = list(self._matched(plan))
+        if not matched:
+            return None
+        masks = fill_masks([(matcher, answer.job.verifying) for answer, matcher, _ in matched])
+        rows: list[int] = []
+        used: list[int] = []
+        at = 0
+        for answer, matcher, places in matched:
+            error = matcher.error or ("" if masks[at].any() else "no token is allowed")
+            if error:
+                self.fail(answer.of_request, no_form(answer.job, error))
+            elif answer.of_request.open:
+                rows += places
+                used += range(at, at + len(places))
+            at += len(places)
+        return TokenMask(np.array(rows, np.int32), masks[used]) if rows else None
+
+    def _matched(self, plan: StepPlan) -> Iterator[tuple[Answer, Matcher, range]]:
+        """Yield the answers with grammars of a step, and the indices of their logits in `plan.logit_rows`."""
+        end = 0
+        for segment in plan.logit_segments:
+            first, end = end, end + len(segment.logits)
+            answer = self.answers.get(segment.job) if segment.live else None
+            if answer is not None and answer.matcher is not None and answer.job.generation == segment.generation:
+                yield answer, answer.matcher, range(first, end)
+
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take the tokens of a step, and finish the answers that end with one of them."""
         if result.scores is not None:
@@ -83,8 +123,15 @@ class OpenRequests:
         self._fail_rows(plan, result)
         read = partial(self._take_token, result)
         for new in self._scheduler.commit(plan, result.tokens, result.seconds, read):
-            if new.finish_reason is not None:
-                self._finish(self.answers[new.job.id], new.finish_reason)
+            if new.finish_reason is None:
+                continue
+            answer = self.answers.get(new.job.id)
+            if answer is None:
+                continue  # it failed with another answer of its request
+            if answer.matcher is not None and answer.matcher.error:
+                self.fail(answer.of_request, no_form(new.job, answer.matcher.error))
+            else:
+                self._finish(answer, new.finish_reason)
 
     def _take_token(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
         """Add a new token to its answer. Return whether the answer's text ends with it."""
@@ -95,6 +142,8 @@ class OpenRequests:
         logprob = None if job.params.logprobs is None else logprob_of(token, index, job.params.logprobs, result)
         stopped = answer.take(token, now, logprob, stop_token)
         self._measured.token(now, before, answer.started, answer.request.submitted)
+        if answer.matcher is not None and not stop_token and answer.matcher.take(token):
+            return True
         return stopped
 
     def _take_scores(self, plan: StepPlan, scores: TokenScores) -> None:
@@ -177,12 +226,14 @@ class OpenRequests:
 
     def _forget(self, answer: Answer) -> None:
         del self.answers[answer.job.id]
+        self._matchers -= answer.matcher is not None
         if answer.job.processed:
             del self._processors[answer.job.id]
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error. The scheduler must have forgotten them."""
         self.answers.clear()
+        self._matchers = 0
         self._processors.clear()
         while self.by_id:
             self.by_id.popitem()[1].handle.fail(error)
@@ -190,5 +241,6 @@ class OpenRequests:
     def forget(self) -> None:
         """Forget every request. The caller fails their handles."""
         self.answers.clear()
+        self._matchers = 0
         self.by_id.clear()
         self._processors.clear()

@@ -23,6 +23,7 @@ from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.threads import Task, forked, require_mlx_threads
 
 if TYPE_CHECKING:
+    from cortexmlx.grammar.matcher import Grammar
     from cortexmlx.serving.config import EngineConfig
     from cortexmlx.serving.core import EngineCore
 
@@ -49,14 +50,15 @@ _AHEAD = 64
 
 @dataclass(frozen=True)
 class Submission:
-    """A request that has no handle yet. Its answers end at `stops`. `listener` is that of `Engine.submit`. `owner` is
-    kept alive until the request has ended.
+    """A request that has no handle yet. Its answers end at `stops` and follow `grammar`. `listener` is that of
+    `Engine.submit`. `owner` is kept alive until the request has ended.
     """
 
     request: QueuedRequest
     stops: Stops
     listener: Callable[[TokenEvent], None] | None = None
     owner: object = None
+    grammar: Grammar | None = None
 
 
 class Worker:
@@ -313,7 +315,7 @@ class Worker:
             if handle.ended:
                 continue
             try:
-                core.add(submission.request, handle, submission.stops)
+                core.add(submission.request, handle, submission.stops, submission.grammar)
             except Exception as error:
                 log.exception("request %d could not be queued", handle.id)
                 handle.fail(_as_cortex_error("the request could not be queued", error))

@@ -21,6 +21,7 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo
+from cortexmlx.structured.output import StructuredOutput
 
 VERSION = 1
 """The version of the format. Files with another version are refused."""
@@ -29,8 +30,10 @@ LARGEST = 64 << 20
 """Bytes that a file may have: more than the longest context in any language."""
 
 FORMAT = "cortexmlx conversation"
-_NOT_SAVED = ("logits_processors",)
-"""Sampling parameters that no file can hold: functions."""
+_NOT_SAVED = ("logits_processors", "structured")
+"""Sampling parameters that are not saved as they are: functions, which no file can hold, and a form, of which a type
+cannot be kept.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class SavedConversation:
         sampling: dict[str, Any] = {
             f.name: getattr(self.params, f.name) for f in fields(self.params) if f.name not in _NOT_SAVED
         }
+        if self.params.form is not None:
+            sampling["structured"] = self.params.form.as_mapping()
         sampling["logit_bias"] = {str(token): bias for token, bias in self.params.logit_bias.items()}
         transcript = self.transcript or Transcript()
         content = {
@@ -206,8 +211,10 @@ def _text(value: object) -> str:
 
 def _params(sampling: Mapping[str, Any]) -> SamplingParams:
     biases = {int(token): bias for token, bias in sampling["logit_bias"].items()}
+    form = sampling.get("structured")
     try:
-        return SamplingParams(**{**sampling, "logit_bias": biases})
+        structured = None if form is None else StructuredOutput.named(form)
+        return SamplingParams(**{**sampling, "logit_bias": biases, "structured": structured})
     except InvalidRequest as error:
         raise ValueError(f"its {error}") from error
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cortexmlx.cli.start import run
+from cortexmlx.structured.output import StructuredOutput
 from support.cli.cli_fakes import Fakes
 
 
@@ -25,6 +28,31 @@ def test_options_reach_the_engine_under_their_usual_names(fakes: Fakes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        (["--schema", '{"type": "array"}'], StructuredOutput.json({"type": "array"})),
+        (["--schema", "json"], StructuredOutput.json()),
+        (["--regex", "a{3}"], StructuredOutput.regex("a{3}")),
+        (["--choice", "yes, no"], StructuredOutput.choice(["yes", "no"])),
+        (["--choice", "a, b", "--choice", "c"], StructuredOutput.choice(["a, b", "c"])),
+        ([], None),
+    ],
+)
+def test_the_form_of_answers(options: list[str], form: StructuredOutput | None, fakes: Fakes) -> None:
+    assert run(["generate", "fake", "-p", "hi", *options]) == 0
+    assert fakes.engine.seen[0][1].form == form
+
+
+def test_a_schema_in_a_file(fakes: Fakes, tmp_path: Path) -> None:
+    """With the byte order mark that some editors write."""
+    (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{"type": "array"}')
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    assert run(["generate", "fake", "-p", "hi", "--schema", str(tmp_path / "s.json")]) == 0
+    assert fakes.engine.seen[0][1].form == StructuredOutput.json({"type": "array"})
+    assert run(["generate", "fake", "-p", "hi", "--schema", str(tmp_path / "bytes.json")]) == 2
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("generate fake", "no prompt"),
@@ -37,6 +65,11 @@ def test_options_reach_the_engine_under_their_usual_names(fakes: Fakes) -> None:
         ("generate fake -p hi --kv-memory lots", "'lots' is not a size: write 4GB"),
         ("generate fake -p hi --raw --system x", "--system needs the chat template"),
         ("generate fake -p hi --no-such-option", "--no-such-option"),
+        ("generate fake -p hi --schema nowhere.json", "--schema: nowhere.json cannot be read: No such file"),
+        ("generate fake -p hi --schema {", "--schema: the schema '{' is no JSON"),
+        ("generate fake -p hi --schema .", "--schema: . cannot be read: Is a directory"),
+        ("generate fake -p hi --schema json --regex a", "--schema and --regex: an answer has one form"),
+        ("generate fake -p hi --choice a,,b", "--choice: each choice is '', but must be a text that is not empty"),
         ("generat", "No such command 'generat'"),
     ],
 )

@@ -21,6 +21,7 @@ SAID = {
     "docs/memory.md": ["StoreStats("],
     "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
     "docs/quickstart.md": [],
+    "docs/structured.md": ["-"],
 }
 """What a page's program prints, besides what a model says."""
 
@@ -38,7 +39,7 @@ def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         for block in blocks("python"):
             if block.page == page:
-                exec(compile(block.text, block.name, "exec"), names)
+                exec(compile(block.text, block.name, "exec", dont_inherit=True), names)
     finally:
         if "engine" in names:
             names["engine"].close()

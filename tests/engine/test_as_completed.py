@@ -91,7 +91,7 @@ def test_a_request_that_fails_while_it_runs_is_an_error_of_its_own(
 ) -> None:
     add = engine._worker.core.add
 
-    def broken(request: Any, handle: Any, stops: Any) -> None:
+    def broken(request: Any, handle: Any, stops: Any, *grammar: Any) -> None:
         if len(request.prompt) == 7:
             raise RuntimeError("a bug")
         add(request, handle, stops)

@@ -269,7 +269,7 @@ def test_a_batch_larger_than_the_queue_ahead_keeps_its_order(tiny: Any, theirs: 
     with Engine(tiny("llama"), kv_memory="1MB", max_rows=2) as engine:
         add = engine._worker.core.add
 
-        def watched(request: Any, handle: Any, stops: Any) -> None:
+        def watched(request: Any, handle: Any, stops: Any, *grammar: Any) -> None:
             add(request, handle, stops)
             most.append(len(engine._worker.core.requests.by_id))
 

@@ -60,6 +60,9 @@ RANGES = {
     "stop": "a non-empty string or a list of them",
     "stop_token_ids": "a list of at most 16,384 token ids in 0..2147483647",
     "logits_processors": "a list of functions of (tokens, logits)",
+    "structured": (
+        "a JSON schema (a dict), a type, 'json', or StructuredOutput.regex(...), .choice(...) or .grammar(...)"
+    ),
     "logit_bias": "a map from token ids in 0..2147483647 to numbers in -1e+09..1e+09",
 }
 HUGE = 10**400
@@ -106,6 +109,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("stop_token_ids", value) for value in (["1"], [HUGE])),
     *(("logits_processors", value) for value in (abs, ["abs"], [abs, 1])),
     *(("logit_bias", value) for value in (None, 5, "text", [(1, 1.0)], {HUGE: 1.0}, {"1": 1.0}, {True: 1.0})),
+    *(("structured", value) for value in (5, 1.5, True, "yaml", ["a"], ())),
     *(("logit_bias", {1: value}) for value in (math.nan, math.inf, -math.inf, HUGE, 1.1e9, "1", None, True)),
 ]
 

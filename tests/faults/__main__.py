@@ -1,4 +1,4 @@
-"""Plant each fault in a copy of the sources, run the fast tests of the Metal path and of fingerprints on it, and print
+"""Plant each fault in a copy of the sources, run the fast tests of its part on it, and print
 what they said.
 
     python -m tests.faults [--only TEXT] [--more FILE.json] [--seeds N]
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import identity, planted
+from tests.faults import identity, planted, structured
 from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,8 @@ def judge(folder: Path, fault: Fault | None, seeds: int = 0) -> tuple[str, int]:
         path.write_text(text.replace(fault.old, fault.new))
     try:
         command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
-        done = run(folder, *command, *(f"tests/{name}" for name in TESTS))
+        tests = structured.TESTS if fault in structured.FAULTS else TESTS
+        done = run(folder, *command, *(f"tests/{name}" for name in tests))
         if done.returncode == 0:
             return "", 0
         failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::(?:\S+?\[.*?\]|\S+))(?: - |$)", done.stdout, re.M)
@@ -114,7 +115,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
-    faults = [f for f in (*planted.FAULTS, *identity.FAULTS, *more) if options.only in f.name]
+    faults = [f for f in (*planted.FAULTS, *identity.FAULTS, *structured.FAULTS, *more) if options.only in f.name]
     missed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "arrays",
     "errors",
+    "structured",
     "logprobs",
     "machine",
     "progress",
@@ -31,6 +32,7 @@ ORDER = (
     "store",
     "metal",
     "models",
+    "grammar",
     "scheduling",
     "attention",
     "execution",

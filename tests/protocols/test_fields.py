@@ -53,12 +53,11 @@ def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_nam
 @pytest.mark.parametrize(
     ("style", "body"),
     [
-        (Style.CHAT, {"response_format": {"type": "text"}, "stream": False, "tools": [], "tool_choice": "auto"}),
+        (Style.CHAT, {"stream": False, "tools": [], "tool_choice": "auto"}),
         (Style.CHAT, {"modalities": ["text"], "verbosity": "medium", "functions": [], "function_call": "none"}),
         (Style.CHAT, {"tools": None, "response_format": None, "anything": None}),
         (Style.COMPLETIONS, {"suffix": "", "stream": False}),
-        (Style.RESPONSES, {"text": {"format": {"type": "text"}}, "background": False, "truncation": "disabled"}),
-        (Style.RESPONSES, {"text": {"verbosity": "medium"}}),
+        (Style.RESPONSES, {"background": False, "truncation": "disabled"}),
         (Style.SIMPLE, {"logits_processors": [], "metadata": {"a": "b"}, "user": "me"}),
     ],
 )
@@ -69,15 +68,11 @@ def test_what_asks_for_what_happens_anyway_is_no_error(style: Style, body: dict[
 @pytest.mark.parametrize(
     ("style", "body", "says"),
     [
-        (
-            Style.CHAT,
-            {"response_format": {"type": "json_object"}},
-            "'response_format' is not served: an answer is text",
-        ),
+        (Style.CHAT, {"tools": [{"type": "function"}]}, "'tools' is not served: the model is offered no tools"),
         (Style.CHAT, {"stream": 0}, "'stream' is not served"),
         (Style.CHAT, {"echo": True}, "unknown field of a /v1/chat/completions body: 'echo'"),
         (Style.CHAT, {"text": "hi"}, "unknown field of a /v1/chat/completions body: 'text'"),
-        (Style.RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "'text' is not served"),
+        (Style.RESPONSES, {"response_format": {"type": "text"}}, "unknown field"),
         (Style.RESPONSES, {"previous_response_id": "r"}, "send all messages"),
         (Style.RESPONSES, {"max_tokens": 3}, "'max_tokens' (did you mean 'max_output_tokens'?)"),
         (Style.SIMPLE, {"logits_processors": ["print"]}, "they are functions, which a file cannot hold"),

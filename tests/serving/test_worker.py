@@ -34,7 +34,7 @@ class FakeCore:
         self.cancelled: list[int] = []
         self.enough = threading.Event()
 
-    def add(self, request: Any, handle: Any, stops: Any) -> None:
+    def add(self, request: Any, handle: Any, stops: Any, grammar: Any = None) -> None:
         self.idle = False
 
     def cancel(self, request: int) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.quotes import unquoted
 from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.options import json_or_text
+from cortexmlx.cli.options import form_of_schema, json_or_text
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
@@ -36,6 +36,7 @@ SAMPLING = {
     "presence_penalty": "as in the OpenAI API",
     "frequency_penalty": "as in the OpenAI API",
     "stop": "texts that end an answer, in quotes; none: no such text",
+    "schema": "answers in JSON: a schema, its file, or json for any; none: free text",
 }
 """What `SamplingParams` take here."""
 
@@ -52,6 +53,7 @@ OTHER_NAMES = {
     "num_predict": "max_tokens",
     "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "repetition_context",
+    "format": "schema",
     "num_keep": "keep_first",
 }
 """What ollama and others call them."""
@@ -62,10 +64,11 @@ NOT_HERE = {
     "nohistory": "begin the chat with --no-history",
     "wordwrap": "lines are always wrapped at words",
     "nowordwrap": "lines are always wrapped at words",
-    "format": "answers in a given format, such as JSON, are not served",
-    "noformat": "answers in a given format are not served, so there is none to leave",
     "template": "the chat template is that of the model's files",
 }
+
+SHORT = {"nothink": ("think", "off"), "noformat": ("schema", "none")}
+"""Settings of ollama that have their value in their name."""
 
 COLUMN = 35
 """Where the meanings of settings begin."""
@@ -86,8 +89,7 @@ def names() -> list[str]:
 )
 def change(chat: ChatSession, argument: str, console: Console) -> None:
     """/set: show all, or change one."""
-    name, _, value = argument.replace("=", " ", 1).partition(" ")
-    value = value.strip()
+    name, value = _parted(argument)
     if name == "parameter":  # as ollama has it
         change(chat, value, console)
         return
@@ -97,7 +99,7 @@ def change(chat: ChatSession, argument: str, console: Console) -> None:
     if name in ("verbose", "quiet", "usual"):
         chat.figures = Figures(name)
         return print_indented(console, f"figures below an answer: {name}")
-    name, value = ("think", "off") if name == "nothink" else (OTHER_NAMES.get(name, name), value)
+    name, value = SHORT.get(name, (OTHER_NAMES.get(name, name), value))
     if not name:
         _show_variables(chat, console)
         return _show(chat, console, [*SAMPLING, *(ENGINE if chat.host is not None else ())])
@@ -111,6 +113,14 @@ def change(chat: ChatSession, argument: str, console: Console) -> None:
     elif value:
         _reopen(chat, name, value, console)
     _show(chat, console, [name])
+
+
+def _parted(argument: str) -> tuple[str, str]:
+    """Return the name and the value of `NAME VALUE` or `NAME=VALUE`. A value may contain an equals sign."""
+    first, _, rest = argument.strip().partition(" ")
+    name, _, begun = first.partition("=")
+    value = f"{begun} {rest}".strip()
+    return name, value if begun else value.removeprefix("=").lstrip()
 
 
 @partial(Command, "/system", "[TEXT]", "show or change the system prompt (none: no such prompt)", multiline=("",))
@@ -140,7 +150,9 @@ def _show_variables(chat: ChatSession, console: Console) -> None:
 
 def _show(chat: ChatSession, console: Console, wanted: list[str]) -> None:
     for name in wanted:
-        if name in SAMPLING:
+        if name == "schema":
+            value: Any = _shown_form(chat.params)
+        elif name in SAMPLING:
             value = getattr(chat.params, name)
             value = " ".join(json.dumps(text, ensure_ascii=False) for text in value) if name == "stop" else value
         else:
@@ -171,7 +183,17 @@ def _unknown(name: str) -> str:
     return f"no setting {name!r}: {hint}"
 
 
+def _shown_form(params: SamplingParams) -> str | None:
+    """Return the form of answers in one line; None if they are free."""
+    if params.form is None:
+        return None
+    text = params.form.definition
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
+    if name == "schema":
+        return replace(params, structured=None if value == "none" else form_of_schema(value))
     default = next(f.default for f in fields(SamplingParams) if f.name == name)
     given: Any
     if name == "stop":

@@ -75,6 +75,11 @@ class Tokenizer(ABC):
 
     @property
     @abstractmethod
+    def special_ids(self) -> frozenset[int]:
+        """The ids of the tokens that are no text, such as the end of a turn. `decode` can skip them."""
+
+    @property
+    @abstractmethod
     def detokenizer(self) -> Detokenizer:
         """A new streaming detokenizer. Each request needs its own."""
 

@@ -143,6 +143,10 @@ class ByteLevelTokenizer(Tokenizer):
         ).decode("utf-8", "replace")
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        return self._control
+
+    @property
     def detokenizer(self) -> Detokenizer:
         return ByteDetokenizer(self._pieces)
 

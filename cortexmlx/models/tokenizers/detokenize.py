@@ -45,6 +45,11 @@ class Detokenizer(ABC):
     U+FFFD.
     """
 
+    drops_space = False
+    """Whether a space at the beginning of an answer is no part of its text."""
+    exact = True
+    """Whether `bytes_of` each token, joined, are the bytes of the text, apart from that space."""
+
     def __init__(self) -> None:
         self.reset()
 
@@ -128,6 +133,7 @@ class PieceDetokenizer(Detokenizer):
     def __init__(self, pieces: Sequence[Piece], leading: LeadingSpace) -> None:
         self._pieces = pieces
         self._leading = leading
+        self.drops_space = leading is not LeadingSpace.KEEP
         super().__init__()
 
     def reset(self) -> None:
@@ -197,6 +203,8 @@ class WindowDetokenizer(Detokenizer):
 
     Each step decodes only the newest tokens and those just before them, and appends what the newest ones add.
     """
+
+    exact = False
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode

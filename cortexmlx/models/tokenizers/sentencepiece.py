@@ -112,6 +112,10 @@ class SentencePieceTokenizer(Tokenizer):
         detokenizer.finalize()
         return detokenizer.text
 
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(index for index, piece in enumerate(self._pieces) if piece.special)
+
     @property
     def detokenizer(self) -> Detokenizer:
         return PieceDetokenizer(self._pieces, self._leading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,21 @@ from cortexmlx.models.tokenizers.detokenize import Detokenizer
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
 from cortexmlx.models.tokenizers.templates import accepted_variables, reads_thoughts_field, thoughts_of, variables_read
 from cortexmlx.request import Thoughts
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """What each token of a vocabulary stands for."""
+
+    pieces: tuple[bytes, ...]
+    """The bytes of each token by its id; empty for an id without a token."""
+    special: frozenset[int]
+    """Tokens that are no text, such as the end of a turn."""
+    ends: frozenset[int]
+    """Tokens that end an answer."""
+    drops_space: bool
+    """Whether a space at the beginning of an answer is no part of its text."""
+
 
 _UNCHANGED = ("__call__", "encode", "_encode_plus", "apply_chat_template")
 
@@ -89,6 +105,22 @@ class SharedTokenizer:
             if self._by_token is not None:
                 return self._by_token.bytes_of(token)
             return str(self._tokenizer.decode([token])).encode("utf-8", "replace")
+
+    def token_table(self, size: int) -> TokenTable | None:
+        """Return what the tokens `0 .. size` of the vocabulary stand for. None if they have no bytes of their own,
+        because their text depends on the tokens before them.
+        """
+        with self._lock:
+            detokenizer = self._by_token
+            if detokenizer is None or not detokenizer.exact:
+                return None
+            if isinstance(self._tokenizer, Tokenizer):
+                special = self._tokenizer.special_ids
+            else:
+                added = getattr(self._tokenizer, "added_tokens_decoder", {}).items()
+                special = self._special_ids.union(token for token, text in added if text.special)
+            pieces = tuple(detokenizer.bytes_of(token) for token in range(size))
+            return TokenTable(pieces, special, self.eos_token_ids, detokenizer.drops_space)
 
     @cached_property
     def _by_token(self) -> Detokenizer | None:

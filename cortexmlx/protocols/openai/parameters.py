@@ -9,10 +9,11 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
 from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
+from cortexmlx.protocols.openai import forms
 from cortexmlx.sampling_params import SamplingParams
 
-SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors"}
-"""The sampling parameters that a body may set, under their own names."""
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"}
+"""The sampling parameters that a body may set, under their own names. The form of an answer has others: see `forms`."""
 
 ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
 """Other names of parameters; where both are given, `max_completion_tokens` wins, as in the OpenAI API."""
@@ -20,7 +21,7 @@ ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
 TEMPLATE = (EFFORT, "chat_template_kwargs")
 """What sets variables of the chat template. A prompt that does not go through it has none."""
 
-SHARED = SAMPLING | ALIASES.keys() | set(TEMPLATE)
+SHARED = SAMPLING | ALIASES.keys() | set(TEMPLATE) | forms.FIELDS
 """The fields that every protocol but responses serves."""
 
 STREAM = frozenset({"stream", "stream_options"})
@@ -53,7 +54,6 @@ UNSERVED: Mapping[str, Unserved] = {
     "functions": Unserved(_TOOLS, ([],)),
     "tool_choice": Unserved(_TOOLS, ("none", "auto")),
     "function_call": Unserved(_TOOLS, ("none", "auto")),
-    "response_format": Unserved("an answer is text and cannot be held to a form", ({"type": "text"},)),
     "modalities": Unserved(_ANSWERS_IN_TEXT, (["text"],)),
     "audio": Unserved(_ANSWERS_IN_TEXT),
     "web_search_options": Unserved("nothing is searched"),
@@ -73,6 +73,7 @@ def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:
             if alias != "max_completion_tokens" and name in values:
                 raise InvalidRequest(f"there are both {alias!r} and {name!r}: give one of them", field=alias)
             values[name] = said[alias]
+    values |= forms.form_values(said)
     return values | {name: convert(values[name]) for name, convert in _CONVERT.items() if name in values}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
-from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai import forms, parameters
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
@@ -20,8 +20,6 @@ LOGPROBS = "message.output_text.logprobs"
 
 _STATELESS = "nothing is remembered of other requests: send all messages"
 _WHOLE = "the answers of a batch are whole"
-_PLAIN = {"format": {"type": "text"}}
-_USUAL = {"verbosity": "medium"}
 OWN_UNSERVED = {
     "background": Unserved(_WHOLE, (False,)),
     "background_options": Unserved(_WHOLE),
@@ -31,7 +29,6 @@ OWN_UNSERVED = {
     "max_tool_calls": Unserved("the model is offered no tools"),
     "previous_response_id": Unserved(_STATELESS),
     "prompt": Unserved("there are no prompts that are kept elsewhere"),
-    "text": Unserved("an answer is text and cannot be held to a form", ({}, _PLAIN, _USUAL, _PLAIN | _USUAL)),
     "truncation": Unserved("a prompt that does not fit is an error", ("disabled",)),
 }
 """The unserved fields that other protocols do not have."""
@@ -40,7 +37,7 @@ FIELDS = Fields(
     f"a {URL} body",
     parameters.SAMPLING - {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens"}
     | set(parameters.TEMPLATE)
-    | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning"},
+    | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning", "text"},
     parameters.NO_EFFECT,
     {**parameters.UNSERVED, **OWN_UNSERVED},
 )
@@ -59,6 +56,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     values["logprobs"] = parameters.alternatives(
         said, _included(said), f'"include": ["{LOGPROBS}"]', defaults.params.logprobs
     )
+    values |= _form(said)
     if "max_output_tokens" in said:
         values["max_tokens"] = said["max_output_tokens"]
     params = parameters.sampling_params(defaults.params, values, said)
@@ -98,7 +96,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         "output": [*_thoughts(answer, status, info), message],
         "parallel_tool_calls": False,
         "temperature": request.params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": (request.body.get("text") or {}).get("format") or {"type": "text"}},
         "tool_choice": "none",
         "tools": [],
         "top_p": request.params.top_p,
@@ -138,6 +136,19 @@ def _included(said: Mapping[str, Any]) -> bool:
             message = f"include has {name!r}, but only {LOGPROBS!r} is served"
             raise InvalidRequest(message, field=f"include[{place}]")
     return bool(include)
+
+
+def _form(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `structured` as `text` sets it; nothing if it does not."""
+    text = checked("text", said.get("text", {}), dict, "an object")
+    with inside("text"):
+        check_fields(text, ("format", "verbosity"), "`text`")
+        if text.get("verbosity") is not None:
+            parameters.UNSERVED["verbosity"].check("verbosity", text["verbosity"])
+        if text.get("format") is None:
+            return {}
+        with inside("format"):
+            return {"structured": forms.text_format(checked("format", text["format"], dict, "an object"))}
 
 
 def _effort(said: Mapping[str, Any]) -> object:

@@ -14,6 +14,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import meant
 from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.serving.app.arguments import is_list
+from cortexmlx.structured.output import StructuredOutput
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -42,6 +43,7 @@ class SamplingKeywords(TypedDict, total=False):
     n: int
     best_of: int | None
     priority: int
+    structured: StructuredOutput | Mapping[str, Any] | type | str | None
 
 
 def checked_params(params: object) -> SamplingParams:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypedDict, Unpack
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ class Submitter:
         self._worker = worker
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._grammars = GrammarCompiler(tokenizer, vocab_size)
 
     def submit(
         self,
@@ -67,9 +69,12 @@ class Submitter:
         timeout: float | None,
         listener: Listener,
     ) -> RequestHandle:
-        """`submit` for asyncio: the event loop waits neither for the chat template nor for the queue."""
+        """`submit` for asyncio: the event loop waits neither for the chat template, nor for a grammar, nor for the
+        queue.
+        """
         read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout)
-        submission = read() if is_quick(prompt) else await on_a_thread(read, interruptible=True)
+        quick = is_quick(prompt) and (params is None or params.structured is None)
+        submission = read() if quick else await on_a_thread(read, interruptible=True)
         while self._worker.would_wait:
             await asyncio.sleep(_WAIT_SECONDS)
         return self._queue(submission)
@@ -82,7 +87,7 @@ class Submitter:
         listener: Listener | None = None,
         **options: Unpack[RequestOptions],
     ) -> Submission:
-        """Tokenize and check a request. Raises InvalidRequest or PromptTooLong."""
+        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest or PromptTooLong."""
         params = checked_params(params)
         params.validate(self._vocab_size)
         client, timeout = checked_client(options.get("client")), options.get("timeout")
@@ -98,7 +103,8 @@ class Submitter:
         if isinstance(tokens, ChatTokens):
             request = replace(request, thoughts=tokens.thoughts)
         stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
-        return Submission(request, stops, listener, owner=owner)
+        grammar = None if params.form is None else self._grammars.compile(params.form, request.thoughts)
+        return Submission(request, stops, listener, owner=owner, grammar=grammar)
 
     def _queue(self, submission: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []

@@ -89,7 +89,7 @@ class Measurements:
 
     def __init__(self) -> None:
         self.requests_finished = self.prompt_tokens = self.generated_tokens = 0
-        self.busy, self.planning, self.committing = Stopwatch(), Stopwatch(), Stopwatch()
+        self.busy, self.planning, self.masking, self.committing = (Stopwatch() for _ in range(4))
         self.queued, self.first_token, self.inter_token = Meter(), Meter(), Meter()
         self.began = time.perf_counter()
         self.timeline = Timeline()

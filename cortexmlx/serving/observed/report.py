@@ -80,6 +80,7 @@ def engine_stats(core: Reported) -> EngineStats:
         build_seconds=runner.build_seconds,
         wait_seconds=runner.wait_seconds,
         commit_seconds=measured.committing.seconds,
+        mask_seconds=measured.masking.seconds,
         attention_backend=core.backend.describe(),
         attention_notes=core.backend.notes(),
         active_memory=held.active,

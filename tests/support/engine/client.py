@@ -63,6 +63,8 @@ from cortexmlx import (
     SamplingParams,
     StoreState,
     StoreStats,
+    StructuredOutput,
+    StructuredOutputError,
     Timings,
     TokenEvent,
     TokenLogprob,
@@ -103,6 +105,11 @@ def asks(engine: Engine) -> None:
     show(engine.generate(chat, SHORT, on_progress=far))
     several = SamplingParams(max_tokens=4, temperature=1.0, n=2, best_of=3, logprobs=2, stop=["a", "b"])
     show(engine.generate(MESSAGES, several))
+    form = StructuredOutput.choice(["yes", "no"])
+    forms = [form, StructuredOutput.regex("a+"), StructuredOutput.grammar('start: "a"'), StructuredOutput.json({})]
+    print([StructuredOutput.named(each.as_mapping()) == StructuredOutput.of(each) for each in forms])
+    said = engine.generate(prompt, structured=form, max_tokens=64)
+    print(said.parsed == form.parse(said.text), SamplingParams(structured=dict[str, int]).form)
     assert_type(engine.generate_batch([prompt, [1, 2, 3]], SHORT), list[Completion])
 
     with engine.stream(prompt, SHORT) as stream:
@@ -223,7 +230,16 @@ def fails(engine: Engine) -> None:
         engine.generate("the cat", SamplingParams(max_tokens=2000, ignore_eos=True), timeout=0.001)
     except RequestTimeout as error:
         print(isinstance(error, TimeoutError))
-    rest = (ForkedProcess, KVCacheFull, MemoryRefused, OutOfMemory, PinRefused, LogitsProcessorError, NoTokenToChoose)
+    rest = (
+        ForkedProcess,
+        KVCacheFull,
+        MemoryRefused,
+        OutOfMemory,
+        PinRefused,
+        LogitsProcessorError,
+        NoTokenToChoose,
+        StructuredOutputError,
+    )
     loading = (ModelNotFound, DownloadFailed, ModelCorrupt, ModelUnsupported)
     kernels = (KernelCompileError, KernelFault, ToolchainMissing)
     assert all(issubclass(kind, CortexError) for kind in (*rest, *loading, *kernels, ConversationFileError))

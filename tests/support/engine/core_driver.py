@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.execution import mode
+from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from cortexmlx.models import load_model
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Completion, QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
@@ -32,6 +34,7 @@ class Driver:
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32, "token_target": None} | config
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings), self.calls.put)
+        self.grammars = GrammarCompiler(SharedTokenizer(self.core.loaded.tokenizer), self.core.info.vocab_size)
         self._requests = 0
 
     def add(
@@ -49,7 +52,8 @@ class Driver:
         asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
         asked.validate()
         request = QueuedRequest(tuple(prompt), asked, seed, time.perf_counter(), client, cache=cache)
-        self.core.add(request, handle, Stops.of(asked, self.core.loaded.tokenizer.eos_token_ids))
+        grammar = None if asked.form is None else self.grammars.compile(asked.form)
+        self.core.add(request, handle, Stops.of(asked, self.core.loaded.tokenizer.eos_token_ids), grammar)
         return handle
 
     def step(self, count: int = 1) -> None:

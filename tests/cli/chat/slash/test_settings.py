@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from cortexmlx.cli.engine import OpenEngine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.structured.output import StructuredOutput
 from support.cli.chat_commands import printed, run_command
 from support.cli.cli_fakes import Fakes
 
@@ -48,7 +51,9 @@ def test_a_parameter_has_the_names_that_people_know(
         ("/set temperatur 1", "no setting 'temperatur': did you mean temperature?"),
         ("/set colour red", "no setting 'colour': there are max_tokens, temperature"),
         ("/set parameter num_ctx 4096", "the context is the model's own; /set kv_memory"),
-        ("/set format json", "are not served"),
+        ('/set schema {"a', "no JSON"),
+        ("/set schema /nowhere/x.json", "/nowhere/x.json cannot be read: No such file"),
+        ("/set format yaml", "yaml cannot be read: No such file"),
         ("/set nohistory", "begin the chat with --no-history"),
         ('/set stop "', "write each text in quotes"),
         ("/set kv_memory 4GB", "this chat cannot change kv_memory"),
@@ -66,6 +71,21 @@ def test_set_alone_shows_everything_and_a_name_alone_its_value(session: ChatSess
     said = printed(screen)
     assert said.startswith("  stop                none") and "repetition_penalty  1.0" in said
     assert {"temperature", "kv_memory", "verbose", "system"} <= set(names())
+
+
+def test_answers_can_have_a_schema(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    """JSON, a file, or ollama's own name for any JSON."""
+    schema = {"type": "object", "properties": {"name": {"type": "string", "description": "a=b"}}}
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps(schema))
+    for line in (f"/set schema {json.dumps(schema)}", f"/set schema {file}"):
+        run_command(line, session, screen)
+        assert session.params.form == StructuredOutput.json(schema)
+        run_command("/set noformat", session, screen)
+        assert session.params.form is None
+    run_command("/set format json", session, screen)
+    assert session.params.form == StructuredOutput.json()
+    assert '  schema              {"type":"object"}' in printed(screen)
 
 
 @pytest.mark.parametrize("figures", Figures)

@@ -1,0 +1,1 @@
+"""What structured output costs, and how well it holds."""

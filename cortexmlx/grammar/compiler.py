@@ -1,0 +1,124 @@
+"""GrammarCompiler: makes the grammar of an answer from the form that a request asks for, on the caller's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.grammar.matcher import Grammar
+from cortexmlx.grammar.sources import source_of
+from cortexmlx.request import Thoughts
+from cortexmlx.structured.output import Form, StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
+
+MOST_KEPT = 64
+"""How many compiled grammars are kept. One of 24 tools takes some 5 MB."""
+
+_Key = tuple[Form, str, bool, Thoughts | None]
+
+
+class GrammarCompiler:
+    """Compiles the grammars of one model's answers, and keeps the newest `MOST_KEPT`. Any number of threads may use it
+    at once. Nothing is imported or built before the first use.
+    """
+
+    def __init__(self, tokenizer: SharedTokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: _Vocabulary | None = None
+        self._kept: OrderedDict[_Key, Grammar] = OrderedDict()
+
+    def has(self, output: StructuredOutput, thoughts: Thoughts | None = None) -> bool:
+        """Return whether a form is compiled, so that `compile` takes no time."""
+        with self._lock:
+            return _key(output, thoughts) in self._kept
+
+    def compile(self, output: StructuredOutput, thoughts: Thoughts | None = None) -> Grammar:
+        """Return the grammar of an answer of this form, after the model's `thoughts`.
+
+        Raises InvalidRequest if the form cannot be enforced. The message names the reason, such as a keyword of the
+        schema.
+        """
+        key = _key(output, thoughts)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            if self._vocabulary is None:
+                self._vocabulary = _Vocabulary(self._table(), self._tokenizer.encode)
+        vocabulary = self._vocabulary
+        source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials)
+        grammar = Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size)
+        if grammar.error:
+            raise InvalidRequest(_refusal(output, grammar.error), field="structured")
+        with self._lock:
+            self._kept[key] = grammar
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _table(self) -> TokenTable:
+        table = self._tokenizer.token_table(self._vocab_size)
+        if table is None:
+            raise InvalidRequest(
+                "structured output is not available with this model: the text of its tokens depends on the tokens "
+                "before them",
+                field="structured",
+            )
+        if not table.ends:
+            raise InvalidRequest(
+                "structured output is not available with this model: it has no token that ends an answer",
+                field="structured",
+            )
+        return table
+
+
+class _Vocabulary:
+    """A vocabulary as llguidance takes it. The attributes without an underscore are read by llguidance, too."""
+
+    def __init__(self, table: TokenTable, encode: Callable[..., list[int]]) -> None:
+        from llguidance import LLTokenizer
+        from llguidance._tokenizer import TokenizerWrapper
+
+        self.table = table
+        self.specials = {
+            table.pieces[t].decode("utf-8", "replace"): t for t in sorted(table.special) if _within(t, table)
+        }
+        self.tokens = table.pieces
+        self.eos_token_id = min(table.ends)
+        self.bos_token_id = None
+        self.special_token_ids = sorted(t for t in table.special | table.ends if _within(t, table))
+        self._encode = encode
+        self.tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(self), eos_token=sorted(table.ends))
+
+    def __call__(self, text: str) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("a text is needed")  # llguidance tries bytes first
+        return self._encode(text, add_special_tokens=False)
+
+
+def _within(token: int, table: TokenTable) -> bool:
+    return 0 <= token < len(table.pieces)
+
+
+def _key(output: StructuredOutput, thoughts: Thoughts | None) -> _Key:
+    return output.form, output.definition, output.lenient, thoughts
+
+
+def _refusal(output: StructuredOutput, error: str) -> str:
+    """Return the message for a form that cannot be enforced."""
+    what = {Form.JSON: "this schema", Form.REGEX: "this regular expression", Form.CHOICE: "this choice"}
+    reason = " ".join(error.split())
+    reason = reason if len(reason) <= 300 else f"{reason[:297]}..."
+    message = f"{what.get(output.form, 'this grammar')} cannot be enforced: {reason}"
+    if output.form is Form.JSON and not output.lenient and "Unimplemented" in reason:
+        message += ". StructuredOutput.json(schema, lenient=True) ignores what cannot be enforced"
+    return message

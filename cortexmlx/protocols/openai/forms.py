@@ -1,0 +1,73 @@
+"""The form that a body asks for: OpenAI's `response_format` and `text.format`, and vLLM's `structured_outputs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.fields import check_fields, checked, inside
+from cortexmlx.structured.output import StructuredOutput
+
+FIELDS = frozenset({"response_format", "structured_outputs"})
+"""The fields of a body that ask for a form."""
+
+_SCHEMA = ("name", "description", "schema", "strict")
+
+
+def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
+    """Return `structured` as a body sets it; nothing if it does not. Raises InvalidRequest."""
+    asked = [name for name in sorted(FIELDS) if name in said]
+    if len(asked) > 1:
+        raise InvalidRequest(f"there are both {asked[0]!r} and {asked[1]!r}: give one of them", field=asked[1])
+    if not asked:
+        return {}
+    (name,) = asked
+    with inside(name):
+        value = checked(name, said[name], dict, "an object")
+        return {"structured": _named(value) if name == "structured_outputs" else response_format(value)}
+
+
+def response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
+    """Return the form of a `response_format`; None if it asks for plain text. Raises InvalidRequest."""
+    kind = value.get("type")
+    if kind in ("text", "json_object"):
+        check_fields(value, ("type",), "`response_format`")
+        return None if kind == "text" else StructuredOutput.json()
+    if kind != "json_schema":
+        raise InvalidRequest(f"type is {kind!r:.80}, but must be text, json_object or json_schema", field="type")
+    check_fields(value, ("type", "json_schema"), "`response_format`")
+    with inside("json_schema"):
+        return json_schema(checked("json_schema", value.get("json_schema"), dict, "an object with a `schema`"))
+
+
+def text_format(value: Mapping[str, Any]) -> StructuredOutput | None:
+    """Return the form of the `format` of responses, where a schema's fields stand beside its type."""
+    if value.get("type") != "json_schema":
+        return response_format(value)
+    return json_schema({name: part for name, part in value.items() if name != "type"})
+
+
+def json_schema(value: Mapping[str, Any]) -> StructuredOutput:
+    """Return the form of a schema with its `name`. What cannot be enforced is ignored only if `strict` is false: a body
+    that says nothing is refused, as one that says true.
+    """
+    check_fields(value, _SCHEMA, "`json_schema`")
+    strict = checked("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
+    if not isinstance(value.get("schema"), Mapping | bool):
+        raise InvalidRequest("`schema` must be a JSON schema: an object", field="schema")
+    return _located(lambda schema: StructuredOutput.json(schema, lenient=not strict), value["schema"], "schema")
+
+
+def _named(value: Mapping[str, Any]) -> StructuredOutput:
+    (name, *_) = [*value, "json"]
+    return _located(StructuredOutput.named, value, name)
+
+
+def _located(make: Callable[[Any], StructuredOutput], value: Any, name: str) -> StructuredOutput:
+    """Return `make(value)`. What it refuses is named as the body names it."""
+    try:
+        return make(value)
+    except InvalidRequest as error:
+        error.field = name
+        raise

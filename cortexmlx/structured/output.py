@@ -1,0 +1,192 @@
+"""StructuredOutput: the form that an answer must have. Plain data, without the library that enforces it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest, StructuredOutputError
+from cortexmlx.structured.types import adapter_of, closed_schema_of
+
+MOST_CHARACTERS = 1 << 20
+"""How many characters a schema, a grammar or a list of choices may have. The schemas of 24 tools have about 20,000."""
+
+MOST_PATTERN_CHARACTERS = 1 << 16
+"""How many characters a regular expression may have."""
+
+MOST_CHOICES = 16_384
+"""How many texts a choice may have."""
+
+_OBJECT: dict[str, object] = {"type": "object"}
+
+
+class Form(StrEnum):
+    """The kinds of forms. The values are the names of `StructuredOutput`'s constructors."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True)
+class StructuredOutput:
+    """The form that an answer must have, and what a finished answer means.
+
+    Make one with `json`, `regex`, `choice` or `grammar`. All of them raise InvalidRequest. Whether a schema, an
+    expression or a grammar can be enforced is checked when a request is submitted.
+    """
+
+    form: Form
+    definition: str
+    """A JSON schema as JSON, a regular expression, a Lark grammar, or the choices as a JSON list."""
+    lenient: bool = False
+    """Whether parts of a schema that cannot be enforced are ignored, instead of refusing the request."""
+    result_type: Any = field(default=None, compare=False)
+    """The Python type that an answer is read as; None: plain JSON values, or text."""
+
+    @classmethod
+    def json(cls, schema: object = None, *, lenient: bool = False) -> StructuredOutput:
+        """JSON that fits a schema. `schema` is a JSON schema as a mapping, a bool or JSON text; or a type: a pydantic
+        model, a dataclass, a TypedDict, or any other type that pydantic knows. None: any JSON object.
+
+        An object of a type has its fields only. `lenient` ignores what cannot be enforced, such as `uniqueItems`.
+        """
+        if not isinstance(lenient, bool):
+            raise _wrong(f"lenient is {lenient!r:.80}, but must be True or False")
+        if schema is None:
+            return cls(Form.JSON, _dumped(_OBJECT), lenient)
+        if isinstance(schema, str):
+            schema = _read_schema(schema)
+        if isinstance(schema, Mapping | bool):
+            return cls(Form.JSON, _checked_length(_dumped(schema), "the schema"), lenient)
+        return cls(Form.JSON, _checked_length(_dumped(_closed_schema(schema)), "the schema"), lenient, schema)
+
+    @classmethod
+    def regex(cls, pattern: str) -> StructuredOutput:
+        """A text that matches the whole of a regular expression, in the syntax of Rust's `regex` crate: without
+        look-around and backreferences.
+        """
+        return cls(Form.REGEX, _checked_length(_text(pattern, "the pattern"), "the pattern", MOST_PATTERN_CHARACTERS))
+
+    @classmethod
+    def choice(cls, choices: Iterable[str]) -> StructuredOutput:
+        """One of several texts."""
+        if isinstance(choices, str) or not isinstance(choices, Iterable):
+            raise _wrong(f"choice is {choices!r:.80}, but must be a list of texts")
+        listed = list(choices)
+        if not 1 <= len(listed) <= MOST_CHOICES:
+            raise _wrong(f"choice has {len(listed):,} texts, but must have 1 to {MOST_CHOICES:,}")
+        texts = [_text(each, "each choice") for each in listed]
+        return cls(Form.CHOICE, _checked_length(json.dumps(texts, ensure_ascii=False), "choice"))
+
+    @classmethod
+    def grammar(cls, lark: str) -> StructuredOutput:
+        """A text of a context-free grammar: a Lark grammar in llguidance's dialect, whose first rule is `start`."""
+        return cls(Form.GRAMMAR, _checked_length(_text(lark, "the grammar"), "the grammar"))
+
+    @classmethod
+    def of(cls, value: object) -> StructuredOutput:
+        """Return what a caller gave as `structured`: a StructuredOutput as it is, the text "json" as any JSON object,
+        and a schema or a type as `json` takes them.
+        """
+        if isinstance(value, StructuredOutput):
+            return value
+        if value == "json":
+            return cls.json()
+        if value is None or isinstance(value, str | bool | int | float | list | tuple):
+            raise _wrong(
+                f"structured is {value!r:.80}, but must be a JSON schema (a dict), a type, 'json', or "
+                "StructuredOutput.regex(...), .choice(...) or .grammar(...)"
+            )
+        return cls.json(value)
+
+    @classmethod
+    def named(cls, form: Mapping[str, Any]) -> StructuredOutput:
+        """Return the form that a mapping names, as vLLM's `structured_outputs` do: `{"json": schema}`,
+        `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"json_object": true}`; beside a schema also
+        `"lenient": true`.
+        """
+        given = {name: value for name, value in form.items() if value is not None and value is not False}
+        lenient = given.pop("lenient", False)
+        if len(given) != 1 or not given.keys() <= {*Form, "json_object"} or (lenient and "json" not in given):
+            raise _wrong(
+                f"a form is {dict(form)!r:.80}, but must have one of json, json_object, regex, choice and grammar"
+            )
+        ((name, value),) = given.items()
+        if name == Form.JSON:
+            return cls.json(value, lenient=lenient)
+        makers = {Form.REGEX: cls.regex, Form.CHOICE: cls.choice, Form.GRAMMAR: cls.grammar}
+        return cls.json() if name == "json_object" else makers[Form(name)](value)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the form as plain data that `named` reads, without its type."""
+        plain = self.form in (Form.JSON, Form.CHOICE)
+        value = json.loads(self.definition) if plain else self.definition
+        return {self.form.value: value, **({"lenient": True} if self.lenient else {})}
+
+    def parse(self, text: str) -> Any:
+        """Return what a whole answer means: JSON as values, or as an object of `result_type`; other forms as the text.
+
+        Raises StructuredOutputError if the text is not of this form, for example because it was cut.
+        """
+        if self.form is not Form.JSON:
+            return text
+        try:
+            if self.result_type is None:
+                return json.loads(text)
+            return adapter_of(self.result_type).validate_json(text)
+        except (ValueError, RecursionError) as error:
+            shown = text if len(text) <= 80 else f"...{text[-77:]}"
+            raise StructuredOutputError(f"the answer {shown!r} cannot be read: {error}") from error
+
+
+def _wrong(message: str) -> InvalidRequest:
+    return InvalidRequest(message, field="structured")
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value or any("\ud800" <= char <= "\udfff" for char in value):
+        raise _wrong(f"{what} is {value!r:.80}, but must be a text that is not empty")
+    return value
+
+
+def _checked_length(text: str, what: str, most: int = MOST_CHARACTERS) -> str:
+    if len(text) > most:
+        raise _wrong(f"{what} has {len(text):,} characters, but must have at most {most:,}")
+    return text
+
+
+def _read_schema(text: str) -> object:
+    _checked_length(text, "the schema")
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(f"the schema {text!r:.80} is no JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise _wrong(f"the schema is {text!r:.80}, but must be a JSON object")
+    return schema
+
+
+def _dumped(schema: object) -> str:
+    """Return a schema as JSON. The order of its properties is the order in an answer, so it stays."""
+    try:
+        return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(f"the schema cannot be written as JSON: {error or type(error).__name__}") from None
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it contains a {type(value).__name__}")
+
+
+def _closed_schema(kind: Any) -> object:
+    try:
+        return closed_schema_of(kind)
+    except ValueError as error:
+        raise _wrong(f"structured is {kind!r:.80}, of which pydantic makes no JSON schema: {error}") from None

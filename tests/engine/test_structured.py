@@ -1,0 +1,255 @@
+"""Answers with a form: exactly the tokens that mlx-lm writes under llguidance's own matcher, in any batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cortexmlx import Engine, FinishReason, InvalidRequest, SamplingParams, StructuredOutput, StructuredOutputError
+from cortexmlx.grammar.compiler import GrammarCompiler
+from cortexmlx.models.tokenizers.shared import TokenTable
+from support.engine.core_driver import Driver
+from support.engine.grammar_judge import constrained_greedy, judge_tokenizer, schema_grammar
+from support.models.thinking import SWITCHED, dictated, write_thinking
+from support.models.tiny import tokens_of
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog", "horse"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "kind", "age"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+LISTS = {"type": "array", "items": {"enum": [1, 22, 333, "four", None, True]}, "minItems": 3, "maxItems": 5}
+"""The form of `PERSON` has no blanks, of which random models write as many as they may."""
+THINKS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]{{ '<think>' }}"
+"""A template that opens the thoughts."""
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    PERSON,
+    LISTS,
+    {"type": "object", "properties": {"a": PERSON}, "required": ["a"]},
+)
+
+
+@pytest.fixture(scope="session")
+def judge(judged: Any) -> Any:
+    """A function from a model's name, a prompt, a schema and a number of tokens to the judge's tokens."""
+    vocabularies: dict[str, Any] = {}
+
+    def answer(name: str, prompt: list[int], schema: dict[str, Any], max_tokens: int) -> list[int]:
+        model, tokenizer = judged(name)
+        vocabulary = vocabularies.setdefault(name, judge_tokenizer(tokenizer))
+        return constrained_greedy(model, tokenizer, prompt, schema_grammar(schema), max_tokens, vocabulary)
+
+    return answer
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "llama4"])
+def test_a_ragged_batch_writes_the_tokens_of_the_judge(name: str, tiny: Any, judge: Any, theirs: Any) -> None:
+    """Beside free answers, which stay as they are."""
+    driver = Driver(tiny(name), tokens=1024, max_rows=4)
+    prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(6)]
+    handles = [driver.add(prompt, 48, ignore_eos=False, structured=SCHEMAS[i % 3]) for i, prompt in enumerate(prompts)]
+    free = [driver.add(prompt, 30, ignore_eos=False) for prompt in prompts]
+    driver.finish()
+    for i, (prompt, handle) in enumerate(zip(prompts, handles, strict=True)):
+        assert list(driver.result(handle).token_ids) == judge(name, prompt, SCHEMAS[i % 3], 48), i
+    for prompt, handle in zip(prompts, free, strict=True):
+        assert list(driver.result(handle).token_ids) == theirs(name, prompt, 30)
+    assert driver.core.stats().steps_by_reason["ahead"] > 20
+
+
+def test_a_tight_arena_and_forks_change_no_token(tiny: Any, judge: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=160, max_rows=3)
+    prompts = [tokens_of(30, seed=i) for i in range(3)]
+    handles = [driver.add(prompt, 60, ignore_eos=False, structured=PERSON, n=2) for prompt in prompts]
+    driver.finish()
+    assert driver.core.scheduler.preemptions
+    for prompt, handle in zip(prompts, handles, strict=True):
+        answer = driver.result(handle)
+        expected = judge("llama", prompt, PERSON, 60)
+        assert [list(a.token_ids) for a in (answer, *answer.others)] == [expected, expected]
+
+
+@pytest.mark.parametrize("name", ["mamba", "lfm2"])
+def test_recurrent_models_too(name: str, tiny: Any, judge: Any) -> None:
+    driver = Driver(tiny(name), tokens=512)
+    prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(3)]
+    handles = [driver.add(prompt, 32, ignore_eos=False, structured=PERSON) for prompt in prompts]
+    driver.finish()
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert list(driver.result(handle).token_ids) == judge(name, prompt, PERSON, 32)
+
+
+def test_a_model_that_is_not_paged_too(tiny: Any, judge: Any, unpaged: None) -> None:
+    driver = Driver(tiny("llama"), tokens=512)
+    prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(2)]
+    handles = [driver.add(prompt, 48, ignore_eos=False, structured=PERSON) for prompt in prompts]
+    driver.finish()
+    for prompt, handle in zip(prompts, handles, strict=True):
+        assert list(driver.result(handle).token_ids) == judge("llama", prompt, PERSON, 48)
+
+
+def test_seeded_answers_are_the_same_alone_and_in_a_batch_and_are_valid(tiny: Any) -> None:
+    asked = [(tokens_of(5 + 9 * i, seed=i), i) for i in range(6)]
+    sampled = {"temperature": 1.5, "top_p": 0.95, "presence_penalty": 0.5, "ignore_eos": False, "structured": PERSON}
+    alone = []
+    for prompt, seed in asked:
+        alone.append(Driver(tiny("llama"), tokens=512).result_of(prompt, 200, seed=seed, **sampled))
+    driver = Driver(tiny("llama"), tokens=400, max_rows=4)
+    handles = [driver.add(prompt, 200, seed=seed, **sampled) for prompt, seed in asked]
+    driver.finish()
+    ended = 0
+    for one, handle in zip(alone, handles, strict=True):
+        answer = driver.result(handle)
+        assert answer.token_ids == one.token_ids
+        if answer.finish_reason is FinishReason.STOP:
+            jsonschema.validate(answer.parsed, PERSON)
+            ended += 1
+    assert ended > 3
+
+
+def test_log_probabilities_are_the_models_own(tiny: Any) -> None:
+    """A token that the grammar forces keeps the probability that the model gives it."""
+    prompt = tokens_of(12, seed=3)
+    driver = Driver(tiny("llama"), tokens=512)
+    free = driver.result_of(prompt, 1, logprobs=5)
+    held = driver.result_of(prompt, 8, logprobs=5, ignore_eos=False, structured=PERSON)
+    assert held.logprobs is not None and free.logprobs is not None
+    assert held.text[0] == "{" and held.token_ids[0] != free.token_ids[0]
+    assert [t for t, _ in held.logprobs[0].top] == [t for t, _ in free.logprobs[0].top]
+    assert held.logprobs[0].logprob < free.logprobs[0].logprob
+
+
+def test_drafts_that_break_the_form_are_not_taken(tiny: Any, judge: Any) -> None:
+    """Right drafts, wrong ones and those that the grammar refuses: the tokens stay the judge's."""
+    prompt = tokens_of(20, seed=1)
+    expected = judge("llama", prompt, PERSON, 48)
+    for wrong in (None, 0, 2):
+        driver = Driver(tiny("llama"), tokens=512)
+        handle = driver.add(prompt, 48, ignore_eos=False, structured=PERSON)
+        while not driver.core.idle:
+            for job in driver.core.scheduler.jobs:
+                drafts = expected[job.generated :][:4]
+                if wrong is not None and len(drafts) > wrong:
+                    drafts[wrong] = 0 if wrong else expected[0]
+                driver.core.scheduler.draft(job.id, drafts)
+            driver.step()
+        assert list(driver.result(handle).token_ids) == expected
+        assert driver.core.stats().steps_by_reason["verify"]
+
+
+def test_cancel_stop_strings_and_a_cut_end_an_answer_early(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=512)
+    cancelled = driver.add(tokens_of(9, seed=1), 60, structured=PERSON)
+    driver.step(6)
+    driver.core.cancel(cancelled.id)
+    stopped = driver.add(tokens_of(9, seed=1), 60, structured=PERSON, stop=['"kind"'])
+    cut = driver.add(tokens_of(9, seed=1), 5, structured=PERSON)
+    driver.finish()
+    assert driver.result(cancelled).finish_reason is FinishReason.CANCELLED
+    assert driver.result(stopped).finish_reason is FinishReason.STOP
+    for handle in (cancelled, stopped, cut):
+        with pytest.raises(StructuredOutputError):
+            _ = driver.result(handle).parsed
+    assert driver.core.requests._matchers == 0
+
+
+def test_what_leaves_no_token_fails_its_request_alone(tiny: Any, theirs: Any) -> None:
+    """An expression whose automaton is too large for a step, and one that no token of the vocabulary can continue."""
+    driver = Driver(tiny("llama"), tokens=512)
+    prompt = tokens_of(9, seed=1)
+    free = driver.add(prompt, 30)
+    lost = driver.add(prompt, 30, structured=StructuredOutput.regex("ab"))
+    driver.step(2)
+    (answer,) = (a for a in driver.core.requests.answers.values() if a.matcher is not None)
+    assert answer.matcher is not None
+    assert not answer.matcher.inner.consume_token(0)
+    driver.finish()
+    with pytest.raises(StructuredOutputError, match="cannot have the form"):
+        driver.result(lost)
+    assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
+
+
+def test_an_engine_takes_schemas_types_and_texts(tiny: Any) -> None:
+    with Engine(tiny("llama"), kv_memory="1MB", block_size=8) as engine:
+        colours = engine.generate("Sky?", structured=StructuredOutput.choice(["blue", "red"]), temperature=1.0, n=4)
+        assert {c.text for c in (colours, *colours.others)} <= {"blue", "red"}
+        assert colours.parsed == colours.text and colours.finish_reason is FinishReason.STOP
+        number = engine.generate("7", structured=StructuredOutput.regex(r"\d{3}-\d{4}"))
+        assert len(number.text) == 8 and number.text[3] == "-"
+        listed = engine.generate("1", structured=list[bool], seed=1, temperature=1.0, max_tokens=400)
+        assert all(isinstance(each, bool) for each in listed.parsed)
+        with pytest.raises(InvalidRequest, match="uniqueItems") as refused:
+            engine.generate("1", structured={"type": "array", "uniqueItems": True})
+        assert refused.value.field == "structured"
+        lenient = StructuredOutput.json({"type": "array", "uniqueItems": True, "maxItems": 1}, lenient=True)
+        assert any("uniqueItems" in note for note in engine.generate("1", structured=lenient).notes)
+        assert engine.generate("1", max_tokens=3).parsed is None
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_thoughts_are_free_and_the_answer_after_them_is_not(opened: bool, tmp_path: Path) -> None:
+    """The model writes what it is told, as far as the form allows it."""
+    template = THINKS if opened else SWITCHED
+    folder = write_thinking(tmp_path / "m", template, ("<think>", "</think>"))
+    says = "\nWhat {if} it?\n</think>\n\n" if opened else "<think>\nWhat {if} it?\n</think>\n\n"
+    form = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    with Engine(folder, kv_memory="1MB", block_size=8) as engine:
+        asked = [{"role": "user", "content": "hi"}]
+        answer = engine.generate(asked, dictated(engine, says + '{"a": 12}', structured=form))
+        assert (answer.parsed, answer.thinking) == ({"a": 12}, "What {if} it?")
+        with pytest.raises(StructuredOutputError, match=r"excluded by the form.*or by the logits processors"):
+            engine.generate(asked, dictated(engine, says + "twelve", structured=form))
+        cut = engine.generate(asked, dictated(engine, says, structured=form, max_tokens=9))
+        assert cut.finish_reason is FinishReason.LENGTH and not cut.text
+        if not opened:
+            assert engine.generate(asked, dictated(engine, '{"a": 3}', structured=form)).parsed == {"a": 3}
+
+
+def test_a_tokenizer_that_drops_a_space_may_write_it_before_the_answer() -> None:
+    """sentencepiece's first token of a text often begins with one, which is no part of the text."""
+    table = TokenTable((b"a", b" a", b"b", b""), frozenset({3}), frozenset({3}), drops_space=True)
+
+    class Tokens:
+        def token_table(self, size: int) -> TokenTable:
+            return table
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return []
+
+    compiler = GrammarCompiler(Tokens(), 4)  # type: ignore[arg-type]
+    mask = compiler.compile(StructuredOutput.regex("ab")).first_mask
+    assert mask[0, 0] == 0b0011
+
+
+def test_ignored_end_tokens_end_no_answer_before_its_form_does(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), tokens=512)
+    answer = driver.result_of(tokens_of(9, seed=1), 60, structured=StructuredOutput.regex("(ab){2,9}"), ignore_eos=True)
+    assert answer.finish_reason is FinishReason.STOP and answer.text[:4] == "abab"
+
+
+def test_a_plan_holds_no_type_of_the_callers(tiny: Any) -> None:
+    class Own:
+        pass
+
+    form = StructuredOutput(StructuredOutput.json().form, json.dumps({"type": "object"}), result_type=Own)
+    driver = Driver(tiny("llama"), tokens=512)
+    driver.add(tokens_of(9, seed=1), 4, structured=form)
+    plan = driver.core.scheduler.plan(0)
+    assert plan is not None and plan.sampling is not None
+    assert plan.sampling[0].params.structured is None
+
+
+def test_params_keep_the_form() -> None:
+    params = SamplingParams(structured={"type": "object"})
+    assert params.form is not None and json.loads(params.form.definition) == {"type": "object"}
+    assert SamplingParams().form is None

@@ -1,0 +1,97 @@
+"""Faults of structured output: masks for the wrong rows, tokens that are not followed, forms that are not enforced."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+CORE, REQUESTS = "cortexmlx/serving/core.py", "cortexmlx/serving/open_requests.py"
+MATCHER, COMPILER = "cortexmlx/grammar/matcher.py", "cortexmlx/grammar/compiler.py"
+SOURCES, FORM = "cortexmlx/grammar/sources.py", "cortexmlx/structured/output.py"
+
+_COLLECT = "            self._collect_due(plan)\n"
+_CHOOSE = "            if to_choose is not None:\n                self._choose(to_choose)\n"
+
+TESTS = (
+    "structured",
+    "grammar/test_sources.py",
+    "grammar/test_matcher.py",
+    "grammar/test_compiler.py",
+    "protocols/openai/test_forms.py",
+    "engine/test_structured.py",
+    "engine/test_structured_machine.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault(
+        "masks are made before the step before is followed",
+        CORE,
+        _COLLECT + _CHOOSE,
+        _CHOOSE + _COLLECT,
+    ),
+    Fault(
+        "a mask for the row beside",
+        REQUESTS,
+        "                rows += places\n",
+        "                rows += [p and p - 1 for p in places]\n",
+    ),
+    Fault("masks in another order than rows", REQUESTS, "masks[used])", "masks[used[::-1]])"),
+    Fault("a mask for a lane that has ended", REQUESTS, " if segment.live else None", ""),
+    Fault(
+        "a row of an older generation gets a mask",
+        REQUESTS,
+        "answer.matcher is not None and answer.job.generation == segment.generation:\n                yield",
+        "answer.matcher is not None:\n                yield",
+    ),
+    Fault(
+        "tokens are not followed", REQUESTS, "not stop_token and answer.matcher.take(token)", "not stop_token and False"
+    ),
+    Fault("a complete form does not end its answer", MATCHER, " or bool(self.inner.is_stopped())", ""),
+    Fault(
+        "a refused token is no error",
+        REQUESTS,
+        "            if answer.matcher is not None and answer.matcher.error:\n",
+        "            if answer.matcher is None:\n",
+    ),
+    Fault("a grammar without a token to choose goes on", REQUESTS, "error = matcher.error or (", 'error = "" or ('),
+    Fault(
+        "answers share one matcher", MATCHER, "Matcher(self, self._matcher.deep_copy())", "Matcher(self, self._matcher)"
+    ),
+    Fault("the first mask is used twice", MATCHER, "        self.fresh = False\n", ""),
+    Fault("drafts count for no row", MATCHER, "        row += 1 + len(drafts)\n", "        row += 1\n"),
+    Fault(
+        "lenient and strict grammars are one",
+        COMPILER,
+        "output.definition, output.lenient, thoughts",
+        "output.definition, False, thoughts",
+    ),
+    Fault("thoughts are not part of what is kept", COMPILER, "output.lenient, thoughts\n", "output.lenient, None\n"),
+    Fault(
+        "special tokens are text",
+        COMPILER,
+        "self.special_token_ids = sorted(",
+        "self.special_token_ids = [] and sorted(",
+    ),
+    Fault("a refused schema is ignored", COMPILER, "        if grammar.error:\n", "        if False:\n"),
+    Fault("endless blanks", SOURCES, "{1,40}", "+"),
+    Fault(
+        "the tag that closes thoughts is a word's end",
+        SOURCES,
+        r'''.+*?()|[]{}^$/#&-~"''',
+        r'''.+*?()|[]{}^$/#&-~<>"''',
+    ),
+    Fault("a dropped space is no part of the grammar", SOURCES, "    if drops_space:\n", "    if False:\n"),
+    Fault(
+        "objects of types are open",
+        "cortexmlx/structured/types.py",
+        'closed.setdefault("additionalProperties", False)',
+        "pass",
+    ),
+    Fault("a strict schema is lenient", "cortexmlx/protocols/openai/forms.py", "lenient=not strict", "lenient=strict"),
+    Fault(
+        "the types of callers are in plans",
+        "cortexmlx/scheduling/job.py",
+        '            object.__setattr__(self.params, "structured", None)\n',
+        "",
+    ),
+)

@@ -1,0 +1,151 @@
+"""Compiled grammars: kept by content, refused by name, bounded in time, for every kind of tokenizer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.grammar.compiler import MOST_KEPT, GrammarCompiler
+from cortexmlx.models import load_model
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.structured.output import StructuredOutput
+
+X = 87
+"""The token "x" of the tiny tokenizer, whose alphabet begins with "!"."""
+
+
+@pytest.fixture
+def compiler(tiny: Any) -> GrammarCompiler:
+    return GrammarCompiler(SharedTokenizer(load_model(tiny("llama")).tokenizer), 300)
+
+
+def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
+    form = StructuredOutput.json({"type": "object"})
+    assert not compiler.has(form)
+    first = compiler.compile(form)
+    assert compiler.has(form) and compiler.compile(StructuredOutput.json('{"type": "object"}')) is first
+    assert compiler.compile(StructuredOutput.json({"type": "object"}, lenient=True)) is not first
+    for number in range(MOST_KEPT):
+        compiler.compile(StructuredOutput.choice([str(number)]))
+    assert not compiler.has(form)
+
+
+def test_threads_share_one_vocabulary(compiler: GrammarCompiler) -> None:
+    failed: list[BaseException] = []
+
+    def compile_some(begin: int) -> None:
+        try:
+            for number in range(begin, begin + 20):
+                grammar = compiler.compile(StructuredOutput.choice([f"x{number % 7}"]))
+                assert not grammar.matcher().take(X)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=compile_some, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (StructuredOutput.json({"not": {"type": "string"}}), r'schema.*"not".*lenient=True'),
+        (StructuredOutput.json({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (StructuredOutput.json({"type": "objekt"}), "objekt"),
+        (StructuredOutput.json({"$ref": "#/nowhere"}), "nowhere"),
+        (StructuredOutput.json({"type": "integer", "minimum": 5, "maximum": 2}), r"minimum \(5\)"),
+        (StructuredOutput.json({"type": "string", "pattern": "(?=a)b"}), "look-around"),
+        (StructuredOutput.json({"type": "string", "format": "phone"}), "phone"),
+        (StructuredOutput.json(False), "Unsatisfiable"),
+        (StructuredOutput.regex("(a"), "regular expression"),
+        (StructuredOutput.regex(r"(a)\1"), "regular expression"),
+        (StructuredOutput.grammar("start: missing"), "grammar.*missing"),
+        (StructuredOutput.grammar("no grammar at all"), "grammar"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(
+    form: StructuredOutput, words: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        compiler.compile(form)
+    assert "\n" not in str(refused.value) and refused.value.field == "structured"
+    assert not compiler.has(form)
+
+
+def test_lenient_schemas_say_what_they_ignore(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    assert any("uniqueItems" in note for note in compiler.compile(StructuredOutput.json(schema, lenient=True)).notes)
+    own = {**schema, "x-guidance": {"lenient": True}}
+    assert compiler.compile(StructuredOutput.json(own)).notes
+    assert compiler.compile(StructuredOutput.json({"type": "array"})).notes == ()
+
+
+def _nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutput.json({"properties": {f"k{i}": {"enum": [f"v{j}" for j in range(99)]} for i in range(900)}}),
+        StructuredOutput.json(_nested(100)),
+        StructuredOutput.json({"enum": [f"value number {i}" for i in range(10_000)]}),
+        StructuredOutput.choice(f"choice {i}" for i in range(10_000)),
+        StructuredOutput.json({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 9}}, "$ref": "#/$defs/a"}),
+        StructuredOutput.json({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}),
+        StructuredOutput.json({"type": "string", "minLength": 100_000}),
+        StructuredOutput.json({"type": "array", "minItems": 100_000}),
+        StructuredOutput.json({"properties": {f"k{i}": {} for i in range(5_000)}}),
+        StructuredOutput.json({"allOf": [{"properties": {f"k{i}": {"type": "string"}}} for i in range(300)]}),
+        StructuredOutput.regex("(a*)*b" * 200),
+        StructuredOutput.regex("(.{1,500}){1,500}"),
+        StructuredOutput.regex("a{1000000}"),
+        StructuredOutput.regex("(" * 5_000 + "a" + ")" * 5_000),
+        StructuredOutput.regex("[a-z]*.*[a-z]*.*x" * 20),
+        StructuredOutput.grammar('start: start start | "a"'),
+        StructuredOutput.grammar("start: " + " ".join(["a?"] * 300) + '\na: "a"'),
+    ],
+    ids=lambda form: f"{form.form}-{len(form.definition)}-{form.definition[:24]}",
+)
+def test_a_hostile_form_is_refused_or_compiled_in_bounded_time(form: StructuredOutput, tiny: Any) -> None:
+    """The bound is on this thread's CPU time, which no other program takes. Compiling releases Python's lock."""
+    compiler = GrammarCompiler(SharedTokenizer(load_model(tiny("llama")).tokenizer), 300)
+    began = time.thread_time()
+    try:
+        grammar = compiler.compile(form)
+    except InvalidRequest as refused:
+        assert len(str(refused)) < 600
+    else:
+        assert grammar.first_mask.any()
+    assert time.thread_time() - began < 10
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest, match=r"recursion|deep"):
+        compiler.compile(StructuredOutput.json(_nested(500)))
+
+
+def test_a_tokenizer_without_bytes_of_tokens_is_refused(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedTokenizer, "token_table", lambda self, size: None)
+    with pytest.raises(InvalidRequest, match="not available with this model"):
+        compiler.compile(StructuredOutput.json())
+
+
+def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
+    """The end token is written `<end>`, and no answer may contain it, not even in a string."""
+    table = compiler._table()
+    (end,) = table.ends & table.special
+    grammar = compiler.compile(StructuredOutput.regex(".*<end>.*"))
+    matcher = grammar.matcher()
+    assert matcher.take(end) and matcher.error
+    assert json.loads(StructuredOutput.json().definition) == {"type": "object"}

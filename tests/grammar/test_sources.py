@@ -1,0 +1,128 @@
+"""The grammars that llguidance gets: the answer's own, and what may come before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.grammar.sources import source_of
+from cortexmlx.request import Thoughts
+from cortexmlx.structured.output import StructuredOutput
+
+SPECIALS = {"<end>": 256, "<|channel|>": 257, "<|message|>": 258, "<|start|>": 259, "<|done|>": 260}
+FORM = StructuredOutput.json({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+HARMONY = Thoughts(
+    "<|channel|>analysis<|message|>",
+    "<|done|><|start|>assistant<|channel|>final<|message|>",
+    skipped="<|channel|>final<|message|>",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The 256 bytes, and special tokens."""
+    from llguidance import LLTokenizer
+    from llguidance._tokenizer import TokenizerWrapper
+
+    class Bytes:
+        eos_token_id = 256
+        bos_token_id = None
+        tokens = (*(bytes([i]) for i in range(256)), *(text.encode() for text in SPECIALS))
+        special_token_ids = tuple(SPECIALS.values())
+
+        def __call__(self, text: str) -> list[int]:
+            if not isinstance(text, str):
+                raise TypeError
+            return list(text.encode())
+
+    return LLTokenizer(TokenizerWrapper(Bytes()))
+
+
+def ids(text: str) -> list[int]:
+    """The tokens of a text, in which the special tokens are written out."""
+    tokens: list[int] = []
+    while text:
+        special = next((s for s in SPECIALS if text.startswith(s)), None)
+        tokens += [SPECIALS[special]] if special else list(text[0].encode())
+        text = text[len(special or text[0]) :]
+    return tokens
+
+
+def follows(tokenizer: Any, source: str, text: str) -> bool | None:
+    """Whether a text is whole; None if it is refused."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, source, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.is_accepting()) if matcher.consume_tokens(ids(text)) else None
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "whole", "part", "wrong"),
+    [
+        (None, ['{"a":1}', '{ "a" : 1 }', '{\n  "a": 1}'], ['{"a'], ['x{"a":1}', '<think>b</think>{"a":1}']),
+        (
+            Thoughts("<think>", "</think>", begun=True),
+            ['</think>{"a":1}', 'so </thin k> {"a":2} é </think>\n\n{"a":1}'],
+            ["", "hm", '{"a":1}', "hm </think>", '</think>\n{"a"'],
+            ["</think>x", "<end>"],
+        ),
+        (
+            Thoughts("<think>", "</think>"),
+            ['{"a":1}', '<think></think>{"a":1}', '\n<think>\nwell\n</think>\n\n{"a":1}'],
+            ["<thi", "<think>so", "\n"],
+            ["<thx", "so", "<think>a</think>b"],
+        ),
+        (
+            HARMONY,
+            [
+                '<|channel|>analysis<|message|>hm {"a"} <|done|><|start|>assistant<|channel|>final<|message|>{"a":1}',
+                '<|channel|>final<|message|>{"a":1}',
+                '{"a":1}',
+            ],
+            ["<|channel|>analysis<|message|>hm", "<|channel|>analysis<|message|>hm<|done|><|start|>assis"],
+            ["<|channel|>commentary", "<|channel|>analysis<|message|>hm<|start|>", "<|message|>"],
+        ),
+    ],
+)
+def test_thoughts_are_free_and_the_answer_is_not(
+    thoughts: Thoughts | None, whole: list[str], part: list[str], wrong: list[str], tokenizer: Any
+) -> None:
+    source = source_of(FORM, thoughts, False, SPECIALS)
+    assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
+    assert [follows(tokenizer, source, text) for text in part] == [False] * len(part)
+    assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
+
+
+def test_a_tokenizer_that_drops_a_space_may_write_one(tokenizer: Any) -> None:
+    """The first token of an answer often begins with it, and its text has none."""
+    for thoughts in (None, Thoughts("<think>", "</think>")):
+        source = source_of(FORM, thoughts, True, SPECIALS)
+        assert follows(tokenizer, source, ' {"a":1}') and follows(tokenizer, source, '{"a":1}')
+    assert follows(tokenizer, source_of(FORM, None, False, SPECIALS), ' {"a":1}') is None
+
+
+@pytest.mark.parametrize(
+    ("form", "whole", "wrong"),
+    [
+        (StructuredOutput.regex(r"a/b\n[é✓]+"), ["a/b\né✓"], ["a\\/b\né"]),
+        (StructuredOutput.choice(["yes", "yes please", 'a "b"\n\\', "é✓😀", "/"]), ['a "b"\n\\', "é✓😀", "/"], ["no"]),
+        (StructuredOutput.grammar('start: "a" b+\nb: "b" | "c"'), ["ab", "acb"], ["b"]),
+        (StructuredOutput.json(True), ["1", '"x"', '[{"a":null}]'], ["x"]),
+        (StructuredOutput.json(), ['{"x": [1, 2]}', "{}"], ["1", "[]"]),
+        (StructuredOutput.json({"enum": [1, "é"]}), ["1", '"é"'], ["2"]),
+        (StructuredOutput.json({"x-guidance": {"whitespace_flexible": False}, "type": "array"}), ["[1,2]"], ["[1, 2]"]),
+    ],
+)
+def test_forms(form: StructuredOutput, whole: list[str], wrong: list[str], tokenizer: Any) -> None:
+    for thoughts in (None, Thoughts("<think>", "</think>")):
+        source = source_of(form, thoughts, False, SPECIALS)
+        assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
+        assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
+
+
+def test_blanks_between_the_parts_of_json_are_bounded(tokenizer: Any) -> None:
+    source = source_of(FORM, None, False, SPECIALS)
+    assert follows(tokenizer, source, '{"a":' + " " * 40 + "1}")
+    assert follows(tokenizer, source, '{"a":' + " " * 41 + "1}") is None
