@@ -124,7 +124,7 @@ def batch(
 
 
 def finish(files: BatchFiles, ids: Ids, source: str, *, ordered: bool, identity: RunIdentity) -> None:
-    """Nothing is left to ask, so no model is loaded."""
+    """Finish a run whose requests are all done already, without loading a model."""
     files.open(identity, ids.digests)
     if ordered:
         files.arrange(ids.lines)
@@ -136,7 +136,7 @@ def finish(files: BatchFiles, ids: Ids, source: str, *, ordered: bool, identity:
 
 
 def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
-    """What becomes of an OUT that is there. Raises typer.BadParameter for options that do not go together."""
+    """Return what becomes of an existing OUT. Raises typer.BadParameter for options that do not go together."""
     if (resume or retry_errors) and (output == STDOUT or not resume):
         raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
     if resume and force:
@@ -147,14 +147,14 @@ def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> M
 
 
 def tell_before(files: BatchFiles) -> None:
-    """What was there before this run."""
+    """Print how many records there were before this run."""
     if files.done:
         failed = f", {len(files.failed)} of them errors: --retry-errors asks them again" if files.failed else ""
         console.note(f"{len(files.done)} were there already{failed}")
 
 
 def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles, total: int | None) -> None:
-    """The last lines on stderr: what was done, what was there before, and what is left."""
+    """Print the last lines on stderr: what was done, what was there before, and what is left."""
     others = sorted(reader.models - {engine.info.name})
     if others:
         console.note(f"requests name {', '.join(map(repr, others))}: {engine.info.name} answered them")

@@ -1,4 +1,4 @@
-"""The files that a batch writes: OUT, the one for errors, and OUT.run beside OUT."""
+"""The files that a batch writes: OUT, the file for errors, and OUT.run beside OUT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER_FORMS = {
 
 
 class Mode(Enum):
-    """What becomes of a file that is there already."""
+    """What becomes of a file that exists already."""
 
     NEW = "it is refused"
     FORCE = "it is begun again"
@@ -36,10 +36,15 @@ class Mode(Enum):
 
 
 class BatchFiles:
-    """Where the records of a run go. What they would do to a file is checked before anything is loaded: raises
-    InvalidRequest or CortexError with what to do. Regular files are kept: they are synced, resumed and put into order;
-    stdout, pipes and devices are only written. `created` is when the run first began, in seconds since 1970, `done` has
-    the keys of all records that are there, `failed` those of the errors among them.
+    """The files for the records of a run.
+
+    All paths are checked before a model is loaded. Raises InvalidRequest or CortexError, each with the next step.
+    Regular files are synced, resumed and put into order. Stdout, pipes and devices are only written.
+
+    - `kept`: whether OUT is a regular file.
+    - `created`: when the run first began, in seconds since 1970.
+    - `done`: the keys of all existing records.
+    - `failed`: the keys of the error records among them.
     """
 
     def __init__(self, output: Path, errors: Path | None, mode: Mode, source: str) -> None:
@@ -74,8 +79,9 @@ class BatchFiles:
             self._run.close()
 
     def check(self, identity: RunIdentity, digests: Mapping[str, str]) -> None:
-        """Read what is there of a run that goes on. Raises InvalidRequest if that was another one, or if a line of the
-        input, by the `digests` of them all, said something else when its record was written.
+        """Read the records of the run to resume; do nothing for a new run. `digests` has a digest of each input line.
+
+        Raises InvalidRequest if that run had other settings, or if a line has changed since its record was written.
         """
         if self._run is not None and self._goes_on:
             self.created = self._run.check(identity)
@@ -85,7 +91,7 @@ class BatchFiles:
             self._run.check_lines(digests, self.done, self.failed)
 
     def open(self, identity: RunIdentity, digests: Mapping[str, str]) -> BatchWriter:
-        """Begin, or go on, and keep what the lines of the input say."""
+        """Begin or resume the run, keep the digests of the input's lines, and return the writer."""
         going = self._run is not None and self._goes_on
         if self._run is not None and going:
             self.created = self._run.check(identity)
@@ -98,7 +104,7 @@ class BatchFiles:
         return writer
 
     def arrange(self, lines: Mapping[str, int]) -> None:
-        """Put the records of files into the order of the input's `lines`."""
+        """Put the records of all files into the order of the input's `lines`."""
         for file in self._opened:
             if isinstance(file, RecordFile):
                 file.arrange(lines)
@@ -109,7 +115,7 @@ class BatchFiles:
         return going and any(path is not None and _size(path) > 0 for path in (self._output, self._errors))
 
     def _records(self, path: Path, *, anew: bool = False) -> RecordFile:
-        """Those of a file, which is read once."""
+        """Return the records of a file, which is read only once."""
         if path not in self._read:
             keep = (lambda record: not record.get("error")) if self._mode is Mode.RETRY else None
             file = self._read[path] = RecordFile(path, keep, anew=anew)
@@ -128,12 +134,14 @@ class BatchFiles:
 
 
 def named(path: Path | None) -> Path:
-    """Where OUT goes: to stdout if it has no name, or one of those of stdout."""
+    """Return where OUT goes: to stdout for None, `-` and `/dev/stdout`, else to the path."""
     return STDOUT if path is None or path in (STDOUT, Path("/dev/stdout")) else path
 
 
 def is_regular(path: Path) -> bool:
-    """A file, or none yet; not stdout, and nothing that this process was given open."""
+    """Return whether a path is a regular file or does not exist yet. False for stdout and for a path that names an open
+    descriptor of this process.
+    """
     if path == STDOUT or open_descriptor(path) is not None:
         return False
     return path.is_file() or not path.exists()
@@ -152,7 +160,9 @@ def _are_one(output: Path, errors: Path) -> bool:
 
 
 def _check_own(output: Path, errors: Path | None, source: str) -> None:
-    """What lies beside OUT is written as well."""
+    """Check the files that a batch writes beside OUT. Raises InvalidRequest if one is the input, the file for errors or
+    somebody else's file.
+    """
     for own in beside(output):
         for other in (Path(source), errors):
             if other is not None and os.path.realpath(other) == str(own):
@@ -164,13 +174,15 @@ def _check_own(output: Path, errors: Path | None, source: str) -> None:
 
 
 def _begins_as_ours(path: Path) -> bool:
-    """It has JSON objects, or nothing, which is also what zeros are that a disk left."""
+    """Return whether a file is empty or begins with a JSON object. Zeros that a disk left count as empty."""
     with path.open("rb") as file:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
 def _check_ending(path: Path, option: str, mode: Mode) -> None:
-    """A name that promises another form is refused. One that an earlier version has begun may be gone on with."""
+    """Raise InvalidRequest for a name with the ending of another format. A file with such a name can be resumed, since
+    an earlier version may have begun it.
+    """
     ending = path.suffix.lower()
     if is_regular(path) and ending in _OTHER_FORMS and not (mode in (Mode.RESUME, Mode.RETRY) and path.exists()):
         raise InvalidRequest(

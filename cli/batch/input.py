@@ -1,7 +1,7 @@
-"""Reading a batch: OpenAI batch JSONL, simple JSONL or plain lines, one request per line, nothing held in memory.
+"""Read a batch: OpenAI batch JSONL, simple JSONL or plain lines, one request per line. The input is not held in memory.
 
-A line that cannot be understood becomes a `BadLine` with its number; it never ends the run. An id that occurs twice
-does: two records of one name could not be told from each other.
+A line that cannot be understood becomes a `BadLine` with its number, and the run continues. An id that occurs twice
+ends the run: two records with the same id could not be told apart.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from cortexmlx.sampling_params import SamplingParams
 
 
 class Ids:
-    """The line that each id was given on, in their order. `lines` are by the key of `key_of`, and so are `digests` of
-    the texts of those that were read ahead.
+    """The line number of each id, in input order.
+
+    `lines` and `digests` are by the key of `key_of`. `digests` has a digest of each line's text, for an input that was
+    read ahead.
     """
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class Ids:
         self.digests: dict[str, str] = {}
 
     def add(self, identity: Identity | None, line: int, text: bytes | None = None) -> None:
-        """Raises InvalidRequest, with both line numbers, for an id that was there before."""
+        """Add an id. Raises InvalidRequest, with both line numbers, for an id that is known already."""
         key = key_of(identity, line)
         first = self.lines.setdefault(key, line)
         if text is not None:
@@ -53,11 +55,14 @@ class Ids:
 
 
 class BatchReader:
-    """Iterates over the requests of `lines` (bytes, as they are in the file; None, which is passed on, for none yet).
+    """An iterable of the requests and bad lines of a batch.
 
-    `jsonl` None decides by the first line that is not blank: an opening brace means JSON. `defaults` and
-    `template_vars` are for what a line does not say itself. `ids`, if given, is told of every line's id. `models` are
-    the names of models in the bodies, which change nothing.
+    - `lines`: the lines as bytes. None stands for a line that has not arrived yet, and is passed on.
+    - `jsonl`: whether the lines are JSON. With None, the first line that is not blank decides: JSON begins with a
+      brace.
+    - `defaults`, `template_vars`: used for what a line does not say itself.
+    - `ids`: gets the id of every line, if given.
+    - `models`: the models that the bodies name. They do not change which model answers.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class BatchReader:
 
 
 def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
-    """The ids of a whole input, which has a request for each. Raises InvalidRequest if one occurs twice."""
+    """Return the ids of a whole input. Raises InvalidRequest if an id occurs twice."""
     ids = Ids()
     is_json, filled = filled_lines(lines, jsonl)
     for number, line in filled:
@@ -132,8 +137,9 @@ def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
 
 
 def filled_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
-    """Whether the lines are JSON, and those that are not blank with their numbers from 1, None among them as it came.
-    The first one is waited for.
+    """Wait for the first line that is not blank. Return whether the lines are JSON, and all lines that are not blank.
+
+    Each line comes with its number, counted from 1. A None after the first line is passed on.
     """
     filled = _filled(lines)
     number, first = next(((number, line) for number, line in filled if line is not None), (0, None))
@@ -175,7 +181,9 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose fields all have names of their own: of two with one name, one would be left out."""
+    """Return a JSON object. Raises InvalidRequest if two of its fields have the same name: one of them would be
+    lost.
+    """
     data = dict(pairs)
     if len(data) < len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]

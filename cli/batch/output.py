@@ -1,7 +1,7 @@
-"""Writing a batch: one JSON record per request, out of the process as soon as it is there, and then on the disk.
+"""Write a batch: one JSON record per request. A record leaves the process at once and then reaches the disk.
 
-A file gets the records as they finish, so that nothing that was finished is lost however a run ends; one that is to be
-in the order of the input is put into it when the run ends.
+A file gets the records as they finish, so that no finished record is lost however a run ends. A file in input order is
+sorted when the run ends.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ _REST = "what it holds stays, and with --resume the rest is asked"
 
 
 def written_anew(path: Path) -> Path:
-    """Where a file of records is written again before that takes its place."""
+    """Return the path of the file that replaces a file of records after a rewrite."""
     return path.with_name(path.name + ".new")
 
 
 def locked(path: Path) -> FileIO:
-    """A file to append to, which no other batch writes meanwhile. Raises InvalidRequest if one does, else OSError."""
+    """Open a file to append to, locked against other batches. Raises InvalidRequest if another batch writes the file,
+    OSError if it cannot be opened.
+    """
     file = FileIO(path, "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,24 +51,24 @@ def locked(path: Path) -> FileIO:
 
 
 class Sink(Protocol):
-    """What takes records."""
+    """A destination of records."""
 
     def append(self, record: Body) -> None:
-        """Take one record, which is not lost from now on when the process ends in any way."""
+        """Take one record. From now on, it survives the end of the process."""
 
     def sync(self) -> None:
-        """What was taken is not lost when the power goes, either."""
+        """Make the records survive a power failure, too."""
 
 
 class RecordStream:
-    """Stdout (None), a pipe or a device: each record goes out at once."""
+    """Stdout (None), a pipe or a device. Each record is written at once."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file = sys.stdout if path is None else _stream(path)
 
     def append(self, record: Body) -> None:
-        """Raises CortexError if it takes no more, BrokenPipeError if nobody reads."""
+        """Write one record. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
         try:
             self._file.write(to_json(record) + "\n")
             self._file.flush()
@@ -76,21 +78,21 @@ class RecordStream:
             raise _unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
 
     def sync(self) -> None:
-        """Whoever reads it has it."""
+        """Do nothing: the reader has every record already."""
 
     def close(self) -> None:
-        """Stdout stays open."""
+        """Close the pipe or the device. Stdout stays open."""
         if self._path is not None:
             with contextlib.suppress(OSError):  # what a full disk did not take, as was said
                 self._file.close()
 
 
 class RecordFile:
-    """A file of records, one a line. `keys` are those of its records, in the order of the file, and `failed` those
-    of the errors that it held when it was read.
+    """A file of records, one per line.
 
-    It is read at once, unless it is begun `anew`, and not touched before `open`. A last line that was cut in half does
-    not count, nor what `keep` refuses. Raises InvalidRequest for a file that holds something else.
+    It is read at once, unless it is begun `anew`. It is not changed before `open`. A last line that was cut in half
+    does not count, and neither do records that `keep` refuses. `failed` has the keys of the error records that were
+    read. Raises InvalidRequest for a file with other content.
     """
 
     def __init__(self, path: Path, keep: Callable[[Body], bool] | None = None, *, anew: bool = False) -> None:
@@ -101,8 +103,8 @@ class RecordFile:
         self._left_out = self._read(keep) if self.path.exists() and not anew else False
 
     def open(self) -> None:
-        """Begin to write. It is made if there is none, and what does not count is gone. Raises CortexError if it cannot
-        be written, or another batch writes it.
+        """Lock the file, create it if it is missing, and remove what does not count. Raises CortexError if it cannot be
+        written, InvalidRequest if another batch writes it.
         """
         try:
             self._file = locked(self._name)
@@ -116,12 +118,13 @@ class RecordFile:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of its records."""
+        """The keys of the records, in the order of the file."""
         return [key for key, _, _ in self._records]
 
     def append(self, record: Body) -> None:
-        """One line, whole or not at all. Raises CortexError if the file takes no more. A record that an interrupt came
-        after is not taken again.
+        """Write one line, whole or not at all. Raises CortexError if that fails.
+
+        A repetition of the last record is ignored: an interrupt may have come right after the first write.
         """
         key = key_of_record(record)
         assert key is not None
@@ -142,14 +145,16 @@ class RecordFile:
             raise _unwritten(str(self._name), error, _REST) from error
 
     def sync(self) -> None:
-        """Raises CortexError if the disk takes no more."""
+        """Bring the records to the disk. Raises CortexError if that fails."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _unwritten(str(self._name), error, _REST) from error
 
     def arrange(self, lines: Mapping[str, int]) -> None:
-        """Put the records into the order of `lines`, the lines of the input that each key is from; others come last."""
+        """Sort the records by `lines`, which has the input line of each key. Records with other keys come last. Raises
+        CortexError if the file cannot be replaced.
+        """
         ordered = sorted(self._records, key=lambda each: lines.get(each[0], sys.maxsize))
         if ordered == self._records:
             return
@@ -168,11 +173,11 @@ class RecordFile:
 
     @property
     def _size(self) -> int:
-        """Where its last record ends."""
+        """The end of the last record, in bytes."""
         return sum(self._records[-1][1:]) if self._records else 0
 
     def _read(self, keep: Callable[[Body], bool] | None) -> bool:
-        """Find the records of the file; whether some of them are to be left out."""
+        """Find the records of the file. Return whether `keep` refuses some of them."""
         left_out, place = False, 0
         with self.path.open("rb") as file:
             for number, (line, record) in enumerate(_whole_lines(file), 1):
@@ -188,7 +193,9 @@ class RecordFile:
         return left_out
 
     def _replace(self, records: Sequence[tuple[str, int, int]]) -> None:
-        """Write the file again with these of its records: at every moment the old or the new one is there."""
+        """Replace the file by one with these of its records. At every moment, either the old or the new file is
+        there.
+        """
         placed, place = [], 0
         with self.path.open("rb") as old, in_place_of(self.path, beside=written_anew(self.path)) as file:
             for key, start, length in records:
@@ -200,7 +207,7 @@ class RecordFile:
 
 
 class BatchWriter:
-    """Writes answers to `out` and errors to `errors`, which may be the same."""
+    """A writer of answers to `out` and of errors to `errors`, which may be the same."""
 
     def __init__(self, out: Sink, errors: Sink) -> None:
         self._out = out
@@ -211,21 +218,22 @@ class BatchWriter:
         (self._errors if record.get("error") else self._out).append(record)
 
     def sync(self) -> None:
-        """Put on the disk what was taken."""
+        """Bring the records to the disk."""
         self._out.sync()
         if self._errors is not self._out:
             self._errors.sync()
 
 
 def open_descriptor(path: Path) -> int | None:
-    """The descriptor of this process that a path is a name of."""
+    """Return the descriptor of this process that a path names, as `/dev/fd/3` does, or None."""
     found = _DESCRIPTOR.fullmatch(str(path.absolute()))
     return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
 
 
 def _stream(path: Path) -> TextIO:
-    """A pipe or a device to write. Until somebody reads the pipe nothing happens, which is said. What is open already,
-    whatever it is, goes on where it is.
+    """Open a pipe or a device for writing. Opening a pipe waits for a reader, and a note says so.
+
+    A path that names an open descriptor is written from the descriptor's position on.
     """
     if (known := open_descriptor(path)) is not None:
         return os.fdopen(os.dup(known), "w", encoding="utf-8")
@@ -242,7 +250,7 @@ def _stream(path: Path) -> TextIO:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
-    """The lines of a file, each with the object that it is, if it is one. A last line that is torn is left out."""
+    """Yield the lines of a file, each with its JSON object or None. A last line that was cut in half is left out."""
     held: bytes | None = None
     for line in file:
         if held is not None:

@@ -1,4 +1,4 @@
-"""How far a batch is: a live line for a person, a line now and then for a log."""
+"""The progress of a batch: a live line for a person, a line every ten seconds for a log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOG_SECONDS = 10.0
 
 
 class Progress:
-    """Shows `run` on stderr from a thread of its own: done of total, running, waiting, tok/s, KV use, time left.
+    """A thread that shows `run` on stderr: done of total, failed, running, waiting, tok/s, KV use, time left.
 
-    What finished `before` this run, of the `total`, is counted as done, but tells nothing of the time that is left.
-    `live` False: the results go to the same terminal, so nothing is drawn over them.
+    - `before`: requests of the `total` that an earlier run finished. They count as done, but not for the time left.
+    - `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
     """
 
     def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, before: int = 0) -> None:

@@ -1,8 +1,10 @@
-"""Going on with a batch that was interrupted: what its output holds already is not asked again.
+"""Resume a batch that was interrupted: requests with a record in the output are not asked again.
 
-Beside OUT lies OUT.run, which says what the run was: the model, the parameters and the input. A run that differs would
-mix answers of two kinds in one file, and is refused; so is a second run while one writes. A digest of each line of an
-input that is a file is there, too: a record is not taken for the answer to what its request says now.
+OUT.run, beside OUT, holds the settings of the run: the model, the parameters and the input. A run with other settings
+is refused, since it would mix two kinds of answers in one file. A second run is refused while the first one writes.
+
+For an input that is a file, OUT.run also has a digest of each line. A record is not taken for the answer to a line that
+has changed.
 """
 
 from __future__ import annotations
@@ -31,9 +33,7 @@ _APART = ("params", "defaults")
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What must be the same for the records of two runs to belong together. `weights` names the content of the model's
-    files; None before they are loaded.
-    """
+    """The settings that two runs must share for their records to belong together."""
 
     model: str
     source: str
@@ -47,9 +47,10 @@ class RunIdentity:
     errors: Path | None = None
     template_vars: TemplateVars | None = None
     weights: str | None = None
+    """Identity of the content of the model's files. None before they are loaded."""
 
     def as_json(self) -> dict[str, Any]:
-        """As it is kept in the file beside the output."""
+        """Return the settings as OUT.run keeps them."""
         kept = {**asdict(self), "source": _lasting(self.source)}
         kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
         kept["errors"] = None if self.errors is None else str(self.errors.resolve())
@@ -61,13 +62,17 @@ class RunIdentity:
 
 
 def beside(output: Path) -> tuple[Path, Path]:
-    """OUT.run, and where OUT is written anew; of a link beside its target, as the records are."""
+    """Return the paths of OUT.run and of the file that replaces OUT after a rewrite. If OUT is a link, both are beside
+    its target, as the records are.
+    """
     target = Path(os.path.realpath(output))
     return target.with_name(target.name + ".run"), written_anew(target)
 
 
 class RunFile:
-    """OUT.run, which one run at a time has. Raises CortexError if it cannot be written or another run has it."""
+    """OUT.run, locked by one run at a time. Raises CortexError if it cannot be written, InvalidRequest if another run
+    has it.
+    """
 
     def __init__(self, output: Path) -> None:
         self.path, _ = beside(output)
@@ -81,7 +86,9 @@ class RunFile:
             raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
     def check(self, run: RunIdentity) -> int:
-        """The moment at which the run that goes on began. Raises InvalidRequest if `run` is another one."""
+        """Return when the run to resume began, in seconds since 1970. Raises InvalidRequest if its settings differ from
+        `run` or cannot be read.
+        """
         self._file.seek(0)
         try:
             before = json.loads(self._file.readline())
@@ -104,15 +111,15 @@ class RunFile:
         return created
 
     def start(self, run: RunIdentity) -> int:
-        """A new run: remember what it is. Returns the moment, in seconds since 1970."""
+        """Begin a new run and keep its settings. Return the time, in seconds since 1970."""
         created = int(time.time())
         self._file.truncate(0)
         self._append({**run.as_json(), "created": created})
         return created
 
     def check_lines(self, digests: Mapping[str, str], done: Collection[str], failed: Collection[str] = ()) -> None:
-        """Raises InvalidRequest if a line of the input, by its key, whose record is there says something else than when
-        it was asked.
+        """Raise InvalidRequest if a line of the input has changed since its record was written. All arguments are by
+        the lines' keys.
         """
         known = self._digests()
         changed = [key for key in digests if key in done and known.get(key, digests[key]) != digests[key]]
@@ -129,14 +136,14 @@ class RunFile:
             )
 
     def remember(self, digests: Mapping[str, str]) -> None:
-        """Keep what the input's lines said, by their keys, when they were asked."""
+        """Keep the digests of the input's lines, by their keys."""
         known = self._digests()
         new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
         if new:
             self._append({"lines": new}, b"\n")  # what is there may have been cut in half
 
     def _digests(self) -> dict[str, str]:
-        """What is known of the lines, the latest last. A list that was cut in half is as good as none."""
+        """Return the kept digests by key. The latest one counts, and a list that was cut in half is ignored."""
         self._file.seek(0)
         known: dict[str, str] = {}
         for line in self._file.read().split(b"\n")[1:]:  # nothing is buffered: `readlines` asks for each byte
@@ -153,15 +160,17 @@ class RunFile:
             raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Let another run have it. A run that did not begin leaves none behind."""
+        """Unlock the file for other runs. Delete it if no run has begun."""
         if not os.fstat(self._file.fileno()).st_size:
             self.path.unlink(missing_ok=True)
         self._file.close()
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings in which two runs differ. A setting that one version of the program does not know has its default
-    in that version's runs. Only the version that knows it can tell the default, so each run writes its defaults down.
+    """Return the names of the settings in which two runs differ.
+
+    A setting that one version of the program does not know has its default in that version's runs. Only the version
+    that knows the setting can tell the default, so each run writes its defaults down.
     """
     missing = object()
     usual = asdict(RunIdentity("", "", None, False, SamplingParams()))
@@ -177,7 +186,9 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _lasting(source: str) -> str:
-    """What an input is called in every run. A pipe that the shell made, as of `<(...)`, is stdin by another number."""
+    """Return a name for the input that is the same in every run. A pipe of the shell, as in `<(...)`, has another
+    number each time, so it counts as stdin.
+    """
     path = Path(source)
     piped = open_descriptor(path) is not None and not path.is_file()
     return "-" if source == "-" or piped else str(path.resolve())
@@ -191,5 +202,5 @@ def _named(keys: Sequence[str]) -> str:
 def remaining(
     items: Iterable[BatchRequest | BadLine | None], done: Collection[str]
 ) -> Iterator[BatchRequest | BadLine | None]:
-    """The items whose records are missing; None, for none yet, stays."""
+    """Yield the items without a record. None, for an item that has not arrived yet, is passed on."""
     return (item for item in items if item is None or key_of(item.id, item.line) not in done)

@@ -1,4 +1,4 @@
-"""Running a batch: requests through the engine, records as they finish or in input order."""
+"""Run a batch: requests through the engine, records as they finish or in input order."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from cortexmlx.serving.prompt import Prompt
 
 HELD_PER_ROW = 64
-"""Prompts per row that may be in memory in all, where finished ones wait for the slowest before them."""
+"""Prompts per row in memory, at most, while finished ones wait for slower ones before them."""
 
 NOTHING: Prompt = ()
-"""A bad line goes to the engine as a prompt without tokens: it ends at once, in its place among the others."""
+"""The prompt of a bad line: no tokens. The engine ends it at once, and it keeps its place among the others."""
 
 
 class Writer(Protocol):
-    """What takes the records."""
+    """A destination of records."""
 
     def write(self, record: Body) -> None:
         """Take one record."""
 
     def sync(self) -> None:
-        """Put on the disk what was taken."""
+        """Bring the records to the disk."""
 
 
 @dataclass
 class _Open:
-    """An item of the input on its way: what has come back for each of its prompts."""
+    """An item of the input in progress, with the results of its prompts so far."""
 
     place: int
     item: BatchRequest | BadLine
@@ -50,12 +50,17 @@ class _Open:
 
 
 class BatchRun:
-    """Feeds `items`, with None where there is none yet, to the engine and hands each finished record to `writer`. Those
-    that finished together are synced together: a disk may take longer for one than the engine for many.
+    """A run that feeds `items` to the engine and hands each finished record to `writer`.
 
-    `prepare` makes what the engine takes of one prompt of a request, or raises InvalidRequest. `in_order` holds records
-    back until those before them are written. `done` and `failed` count what has finished, `tokens` and `cached` its
-    tokens; the `last` answer was there after so many seconds. `broken`: a record could not be written.
+    Records that finish together are synced together: one sync may take longer than many answers of the engine.
+
+    - `items`: None stands for an item that has not arrived yet.
+    - `prepare`: makes the engine's input of one prompt of a request, or raises InvalidRequest.
+    - `in_order`: holds records back until those before them are written.
+    - `done`, `failed`: how many items have finished, and how many of them are errors.
+    - `tokens`, `cached`: generated tokens, and prompt tokens from the cache.
+    - `last`: seconds from the start to the last answer.
+    - `broken`: whether a record could not be written.
     """
 
     def __init__(
@@ -89,11 +94,13 @@ class BatchRun:
 
     @property
     def seconds(self) -> float:
-        """Time since the run was made."""
+        """Seconds since the run was made."""
         return time.monotonic() - self._started
 
     def run(self) -> None:
-        """Run to the end. An interrupt cancels what runs and keeps what has finished."""
+        """Run to the end. An interrupt cancels unfinished requests and keeps finished ones. Raises EngineClosed if the
+        engine ends before the requests do.
+        """
         prompts, params = tee(self._read())
         completed = self._engine.as_completed(
             (prompt for prompt, _ in prompts),
@@ -118,7 +125,7 @@ class BatchRun:
             raise
 
     def _read(self) -> Iterator[tuple[Prompt | NotYet, SamplingParams]]:
-        """The prompts of all items, one after the other, each with its parameters."""
+        """Yield the prompts of all items in order, each with its parameters."""
         index, places = count(), count()
         for item in self._items:
             if item is None:
@@ -142,7 +149,7 @@ class BatchRun:
             return NOTHING
 
     def _take(self, index: int, result: Completion | CortexError) -> None:
-        """Note what has come back for a prompt; the last one of an item makes its record."""
+        """Keep the result of a prompt. Make the record of an item when its last prompt has finished."""
         opened, which = self._asked.pop(index)
         opened.results[which] = result
         opened.left -= 1
@@ -173,8 +180,8 @@ class BatchRun:
         return self._recorder.answer(item, answers)
 
     def _emit(self, *, in_order: bool) -> None:
-        """Write the records that may be written: in order up to the first that is missing, or all. One is forgotten
-        only when it is written: an interrupt may come in between.
+        """Write finished records: all of them, or `in_order` up to the first that is missing. A record is forgotten
+        only after it is written, since an interrupt may come in between.
         """
         try:
             if not in_order:
@@ -192,7 +199,7 @@ class BatchRun:
 
 
 def _cancelled(result: Completion | CortexError) -> bool:
-    """Whether an answer was cut short; one of several counts."""
+    """Return whether an answer, or one of several, was cancelled."""
     if isinstance(result, CortexError):
         return False
     return any(answer.finish_reason is FinishReason.CANCELLED for answer in (result, *result.others))

@@ -1,4 +1,4 @@
-"""The input of a batch: what kind of file it is, and which are refused because they are something else."""
+"""The input of a batch: its format, and the files that are refused because they are something else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OTHERS = {
     **dict.fromkeys((".yaml", ".yml", ".toml", ".xml", ".html", ".htm", ".ipynb", ".rtf"), "a text of another form"),
 }
 GUIDE = "https://github.com/cortexmlx/cortexmlx/blob/main/docs/batch.md"
-"""The page on batch files, for those who have only the package."""
+"""The page on batch files, for users who have only the package."""
 
 _PACKED = {b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"\xfd7zXZ": "xz -dc"}
 _WIDE = {
@@ -45,15 +45,16 @@ _WIDE = {
 _BINARY = (b"PK\x03\x04", b"PAR1", b"%PDF")
 _HEAD_BYTES = 1 << 16
 _PATIENCE_SECONDS = 0.05
-"""How long a pipe may say nothing before what has finished is looked for."""
+"""How long to wait for a silent pipe before looking for finished requests."""
 _SILENCE_SECONDS = 1.0
-"""How long one that nobody writes to is waited for in silence: it looks like a hang."""
+"""How long to wait for a pipe without a writer before a note says so: silence looks like a hang."""
 
 
 @contextmanager
 def opened(source: str, input_format: Format) -> Iterator[Iterable[bytes | None]]:
-    """The input's lines as bytes, and None where a pipe has nothing yet. Raises InvalidRequest for a file that is no
-    list of requests, OSError for none.
+    """Open the input and yield its lines as bytes. None stands for a line that a pipe does not have yet.
+
+    Raises InvalidRequest for a file that is no list of requests, OSError for one that cannot be opened.
     """
     if source == STDIN:
         yield _coming(sys.stdin.buffer, source, input_format)
@@ -68,7 +69,7 @@ def opened(source: str, input_format: Format) -> Iterator[Iterable[bytes | None]
 
 
 def _open(path: Path) -> BinaryIO:
-    """A file or a pipe to read. Until somebody writes to the pipe nothing happens, which is said."""
+    """Open a file or a pipe for reading. Opening a pipe waits for a writer, and a note says so."""
     if not path.is_fifo():
         return path.open("rb")
     note = threading.Timer(_SILENCE_SECONDS, console.note, [f"waiting for somebody to write to {path} ..."])
@@ -81,8 +82,10 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes | None]:
-    """The lines of a pipe as they come. Nothing else may have read of it. Raises InvalidRequest if what comes first is
-    no list of requests.
+    """Yield the lines of a pipe as they arrive, and None while there is no new one. Nothing else may have read from the
+    pipe.
+
+    Raises InvalidRequest if the pipe's first bytes are no list of requests.
     """
     try:
         descriptor = file.fileno()
@@ -110,15 +113,15 @@ def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes
 
 
 def is_jsonl(source: str, input_format: Format) -> bool | None:
-    """True for JSON lines, False for plain ones, None to look at the first line."""
+    """Return True for JSON lines, False for plain lines, None if the first line decides."""
     if input_format is not Format.auto:
         return input_format is Format.jsonl
     return True if Path(source).suffix.lower() in _JSON else None
 
 
 def ids_of(source: str, input_format: Format) -> Ids | None:
-    """The ids of a regular file, read ahead; None of a pipe, which is read once. Raises InvalidRequest if one occurs
-    twice.
+    """Return the ids of a regular file, read ahead. None for a pipe, which can be read only once. Raises InvalidRequest
+    if an id occurs twice.
     """
     path = Path(source)
     if source == STDIN or not path.is_file():
@@ -128,7 +131,9 @@ def ids_of(source: str, input_format: Format) -> Ids | None:
 
 
 def _check(source: str, head: bytes, input_format: Format) -> None:
-    """Raises InvalidRequest if what a file or a pipe begins with is no list of requests, with what makes one of it."""
+    """Raise InvalidRequest if the first bytes of the input are no list of requests. The message says how to convert the
+    input, if that is possible.
+    """
     name, file = ("stdin", "") if source == STDIN else (source, f" {source}")
     for magic, unpack in _PACKED.items():
         if head.startswith(magic):
