@@ -112,7 +112,7 @@ class BatchReader:
             request = read_line(data, style, self._defaults)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
-        except RecursionError:  # JSON within JSON, as the arguments of a tool call are
+        except RecursionError:  # JSON within JSON, such as the arguments of a tool call
             return BadLine(number, identity, style, "not JSON that can be read: nested too deeply")
         if isinstance(model := request.body.get("model"), str):
             self.models.add(model)

@@ -83,7 +83,7 @@ class RecordStream:
     def close(self) -> None:
         """Close the pipe or the device. Stdout stays open."""
         if self._path is not None:
-            with contextlib.suppress(OSError):  # what a full disk did not take, as was said
+            with contextlib.suppress(OSError):  # a full disk; `append` has raised the error
                 self._file.close()
 
 
@@ -96,7 +96,7 @@ class RecordFile:
     """
 
     def __init__(self, path: Path, keep: Callable[[Body], bool] | None = None, *, anew: bool = False) -> None:
-        self.path = Path(os.path.realpath(path))  # behind a link is what is replaced
+        self.path = Path(os.path.realpath(path))  # the target of a link is replaced
         self.failed: set[str] = set()
         self._name = path
         self._records: list[tuple[str, int, int]] = []

@@ -58,7 +58,7 @@ class Progress:
         while not self._over.wait(self._every):
             try:
                 line = self._line()
-            except CortexError:  # the engine has ended, which the run itself will say
+            except CortexError:  # the engine has ended; the run reports it
                 return
             if self._status:
                 self._status.update(Text(line))
@@ -70,7 +70,7 @@ class Progress:
         elapsed = run.seconds
         done = self._before + run.done
         running, waiting = stats.rows_running, stats.rows_waiting
-        if self._total is not None:  # the engine knows of a few at a time: the rest of the file waits, too
+        if self._total is not None:  # the engine knows a few requests at a time; the rest waits, too
             running = min(running, self._total - done)
             waiting = self._total - done - running
         parts = [
@@ -81,7 +81,7 @@ class Progress:
             f"{stats.generated_tokens / elapsed:.0f} tok/s",
             f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
         ]
-        answered = run.done - run.failed  # most of what fails does so at once, and tells nothing of the others
+        answered = run.done - run.failed  # most errors come at once and say nothing about the others
         if self._total is not None and answered > 0:
             asked = max(self._total - done, 0)
             left = run.last / answered * asked - (elapsed - run.last)  # counts down until the next one is done

@@ -140,13 +140,13 @@ class RunFile:
         known = self._digests()
         new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
         if new:
-            self._append({"lines": new}, b"\n")  # what is there may have been cut in half
+            self._append({"lines": new}, b"\n")  # the last line may have been cut in half
 
     def _digests(self) -> dict[str, str]:
         """Return the kept digests by key. The latest one counts, and a list that was cut in half is ignored."""
         self._file.seek(0)
         known: dict[str, str] = {}
-        for line in self._file.read().split(b"\n")[1:]:  # nothing is buffered: `readlines` asks for each byte
+        for line in self._file.read().split(b"\n")[1:]:  # unbuffered: `readlines` would read byte by byte
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 known.update(json.loads(line)["lines"])
         return known

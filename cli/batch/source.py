@@ -89,7 +89,7 @@ def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes
     """
     try:
         descriptor = file.fileno()
-    except OSError:  # an object in the place of stdin
+    except OSError:  # an object that stands in for stdin
         yield from file
         return
     begun: list[bytes] = []

@@ -80,7 +80,7 @@ def chat(
     if resumed is not None and model is None and model_option is None:
         named = model_of(resumed) or named
     config = replace(config, model=named)
-    if no_save and config.kv_store == default_folder():  # one that is named is wanted
+    if no_save and config.kv_store == default_folder():  # a folder that the user names is still used
         config = replace(config, kv_store=None)
     piped = not sys.stdin.isatty()
     pretty = console.is_terminal(sys.stdout)

@@ -103,7 +103,7 @@ class TerminalInput:
 
         class Kept(FileHistory):
             def store_string(self, string: str) -> None:
-                with suppress(OSError, ValueError):  # a full disk, or half a character: the line is sent all the same
+                with suppress(OSError, ValueError):  # full disk or half a character: the line is sent anyway
                     super().store_string(string)
 
         class Remembered(History):
@@ -126,7 +126,7 @@ class TerminalInput:
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
-        # Nothing is drawn around the line, so where the cursor is need not be asked; not every terminal answers.
+        # Nothing is drawn around the line, so the cursor position is not needed. Not every terminal reports it.
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")
         kept: History = Kept(str(history)) if history and private_file(history) else InMemoryHistory()
         output = prompt_output()
@@ -146,7 +146,7 @@ class TerminalInput:
             enable_suspend=True,
             interrupt_exception=LineCleared,
         )
-        # Older entries are put in front as they are loaded: counted from the end, an entry keeps its number.
+        # Older entries are inserted first as they are loaded. Counted from the end, an entry keeps its number.
         session.default_buffer.on_text_changed += lambda buffer: quotes.changed(
             buffer.text, len(buffer._working_lines) - buffer.working_index - 1
         )
@@ -161,7 +161,7 @@ class TerminalInput:
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
         """The next message."""
         try:
-            if prompt != PROMPT:  # an answer to another question is no message
+            if prompt != PROMPT:  # the answer to such a question is no message
                 return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
             try:

@@ -150,7 +150,7 @@ class ChatSession:
         self._make_room(talk, question.text)
         try:
             return self._stream(talk, question, follow)
-        except KVCacheFull:  # the system has refused the cache more memory: what fits now is less than it was
+        except KVCacheFull:  # the system refused the cache more memory: less fits now
             if not self._make_room(talk, question.text):
                 raise
             return self._stream(talk, question, follow)
@@ -192,7 +192,7 @@ class ChatSession:
             raise
         except (CortexError, OSError):
             raise
-        except Exception as error:  # whatever a model's files make others' code raise
+        except Exception as error:  # a library may raise anything on broken model files
             why = f"{type(error).__name__}: {error}".removesuffix(": ")
             raise CortexError(f"{config.model} cannot be loaded ({why}); {self.engine.info.name} goes on") from error
         finally:

@@ -73,7 +73,7 @@ class ArenaView:
         if not self.shown or self.newest is None:
             return []
         wanted = (self.newest, width, height, plain)
-        if wanted != self._wanted:  # an answer is drawn more often than the arena is looked at
+        if wanted != self._wanted:  # an answer is drawn more often than a picture is taken
             self._wanted, self._drawn = wanted, draw(self.newest, width, max(height // SHARE, 1), plain=plain)
         return self._drawn
 

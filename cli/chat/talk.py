@@ -162,7 +162,7 @@ class ChatLoop:
             raise
         except Stopped as stopped:
             console.print_indented(self._screen, str(stopped))
-        except KeyboardInterrupt:  # before there was an answer to stop, or behind it; the signal handler counted it
+        except KeyboardInterrupt:  # before or after the answer; the signal handler has counted it
             answered = self._session.conversation.messages != before
             console.print_indented(self._screen, "stopped" if answered else NOT_BEGUN)
         except CortexError as error:

@@ -1,4 +1,4 @@
-"""The blocks of a Markdown text, and how much of a text that is still coming can be read for certain."""
+"""The blocks of a Markdown text, and the part of an unfinished text whose blocks are certain."""
 
 from __future__ import annotations
 
@@ -26,43 +26,49 @@ _BEGUN = re.compile(
       | [-+][^\s\-+:|] | \#{1,6}[^\s\#] )""",
     re.VERBOSE,
 )
-"""The beginning of a line from which its block is certain, whatever follows."""
+"""The beginning of a line that decides its block, whatever follows."""
 
 
 class Dialect(MarkdownIt):
-    """Addresses are shown as they were written."""
+    """A parser that shows addresses as they were written."""
 
     def normalizeLink(self, url: str) -> str:
-        """Not encoded."""
+        """Return the address without encoding it."""
         return url
 
     def normalizeLinkText(self, link: str) -> str:
-        """Not decoded."""
+        """Return the address without decoding it."""
         return link
 
 
 DEEPEST = 40
-"""Levels of quotes (one each) and of lists (two); signs of more of them are text. The parser would leave it all out."""
+"""Levels of nesting: a quote counts one, a list two. Signs of deeper levels are text; the parser would leave it all
+out.
+"""
 
 
 def _bounded(rule: RuleFuncBlockType) -> RuleFuncBlockType:
-    """A rule that holds down to the deepest level."""
+    """Return a rule that holds down to the deepest level."""
     return lambda state, begin, end, silent: state.level < DEEPEST and rule(state, begin, end, silent)
 
 
 @lru_cache(maxsize=8)
 def _last_link(text: str) -> int:
-    """Where the last `](` stands that has a `)` behind it; -1 if there is none."""
+    """Return the place of the last `](` that a `)` follows; -1 if there is no such place."""
     return text.rfind("](", 0, max(text.rfind(")"), 0))
 
 
 def _ending(rule: RuleFuncInlineType) -> RuleFuncInlineType:
-    """A rule for links, asked only where one can end: behind each of a thousand [ it would read all that follows."""
+    """Return a link rule that runs only where a link can end. Otherwise it would read the rest of the text after each
+    of a thousand `[`.
+    """
     return lambda state, silent: state.pos < _last_link(state.src) and rule(state, silent)
 
 
 def _surplus(state: StateCore) -> None:
-    """What stands behind the last column of a table, as after a | in code, goes into it: the parser leaves it out."""
+    """Add what stands after the last column of a row, as after a | in code, to its last cell. The parser leaves
+    it out.
+    """
     lines = state.src.split("\n")
     row, cells = "", list[Token]()
     for before, token in pairwise(state.tokens):
@@ -83,9 +89,11 @@ def _surplus(state: StateCore) -> None:
 
 @cache
 def parser() -> MarkdownIt:
-    """The dialect: what chat models write. No HTML and no link definitions (both would make text disappear), and no
-    underlined headings (they would change a line that has been printed). What stands behind a backslash is a token of
-    its own."""
+    """Return the parser of the Markdown that chat models write.
+
+    HTML and link definitions are off, since both would make text disappear. Underlined headings are off, since they
+    would change a line that is printed already. A character after a backslash is a token of its own.
+    """
     dialect = Dialect("commonmark", {"html": False, "maxNesting": 100}).enable(["table", "strikethrough"])
     ends = ["paragraph", "reference", "blockquote"]  # what these rules may interrupt, as in markdown-it's own table
     dialect.block.ruler.at("blockquote", _bounded(blockquote), {"alt": [*ends, "list"]})
@@ -98,7 +106,7 @@ def parser() -> MarkdownIt:
 
 @dataclass(frozen=True)
 class Block:
-    """A top-level block, or one item of a top-level list: source lines `begin` up to `end`."""
+    """A top-level block, or one item of a top-level list, from source line `begin` up to `end`."""
 
     kind: str
     tokens: tuple[Token, ...]
@@ -107,7 +115,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The top-level blocks of `text`, each item of a list by itself."""
+    """Return the top-level blocks of `text`. Each item of a list is a block."""
     found: list[Block] = []
     start, level = 0, 0
     tokens = parser().parse(text)
@@ -128,13 +136,13 @@ def _block(tokens: Sequence[Token]) -> Block:
 
 
 def certain(text: str) -> str:
-    """`text` without its last line if that could still begin several kinds of blocks."""
+    """Return `text`, without its last line if that could still begin several kinds of blocks."""
     last = text.rfind("\n") + 1
     return text if last == len(text) or _BEGUN.match(text, last) else text[:last]
 
 
 def first_lines(text: str, count: int) -> int:
-    """The number of characters of the first `count` lines."""
+    """Return the number of characters of the first `count` lines."""
     at = 0
     for _ in range(count):
         at = text.index("\n", at) + 1

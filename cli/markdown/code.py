@@ -1,4 +1,4 @@
-"""The colours of code, line by line as it comes."""
+"""The colours of code, line by line as the lines arrive."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from rich.text import Text
 from cortexmlx.cli.markdown.styles import SYNTAX
 
 LONGEST = 2000
-"""Characters before a line that are read with it, at most."""
+"""Characters, at most, before a line that are read again with it."""
 PROBE = "\n\nq\n"
-"""Read after a line: is the letter in a string or a comment, the line has left one open."""
+"""Text that is read after a line. If its letter is in a string or a comment, the line has left one open."""
 
 
 class Highlighter:
-    """Colours lines one after the other, each read with those before it back to an empty line outside of strings and
-    comments: the work for a line does not grow with the code. The text is never changed.
+    """A highlighter that takes code line by line and never changes its text.
+
+    Each line is read with those before it, back to an empty line outside of strings and comments. So the work for a
+    line does not grow with the code.
     """
 
     def __init__(self, language: str) -> None:
@@ -29,7 +31,7 @@ class Highlighter:
         self._inside = False
 
     def line(self, text: str) -> Text:
-        """The next line in colours."""
+        """Return the next line in colours."""
         if self._lexer is None:
             return Text(text)
         if not text.strip():
@@ -49,7 +51,7 @@ class Highlighter:
 
 @lru_cache(maxsize=256)
 def style_of(kind: tuple[str, ...]) -> Style | str:
-    """The style of a kind of token, or of the nearest kind above it."""
+    """Return the style of a kind of token, or of the nearest kind above it."""
     for length in range(len(kind), 0, -1):
         if (style := SYNTAX.get(".".join(kind[:length]))) is not None:
             return style

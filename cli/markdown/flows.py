@@ -1,4 +1,4 @@
-"""Lines as the model wrote them, and the rows that they take on a screen of some width."""
+"""The lines of an answer, and the rows that they take on a screen of a given width."""
 
 from __future__ import annotations
 
@@ -15,52 +15,58 @@ _WIDE = (
 )
 _CLOSING = "\u3001\u3002\uff0c\uff0e\uff1a\uff1b\uff01\uff1f\uff09\u300d\u300f\u3011\u300b\u3009\u2019\u201d)\\]}!?,.;:"
 _WORD = re.compile(f" +|[{_WIDE}][{_CLOSING}]*|[^ {_WIDE}]+[{_CLOSING}]*")
-"""What stays together at the end of a row: a word, or a character of a script without spaces; what closes stays with
-what it closes."""
+"""What is not split at the end of a row: a word, or a character of a script without spaces. Closing signs stay with
+what they close.
+"""
 NARROWEST = 8
 
 
 @dataclass(frozen=True)
 class ScreenRow:
-    """A row of the screen, and the place in its flow up to which it shows it."""
+    """A row of the screen."""
 
     text: Text
     end: int
+    """The place in the flow at which the row ends."""
 
 
 class Flow(Protocol):
-    """A line of the answer. `group` tells lines apart that later text can change together."""
+    """A line of the answer."""
 
     @property
     def group(self) -> int:
-        """The paragraph, code block or table that this is a line of."""
+        """The number of the line's paragraph, code block or table. Later text can change lines of one group
+        together.
+        """
 
     @property
     def size(self) -> int:
-        """The place where it ends."""
+        """The place at which the line ends."""
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """What is left from the place `start` on, in rows of `width` cells."""
+        """Return the line from the place `start` on, in rows of `width` cells."""
 
 
 @dataclass(frozen=True)
 class Prose:
-    """Words that are wrapped. `first` stands before them, `rest` before the rows that follow. `shape` is the text with
-    a letter in the place of what cannot be a sign of markup."""
+    """A line of words that are wrapped."""
 
     group: int
     text: Text
     first: Text = field(default_factory=Text)
+    """Stands before the first row."""
     rest: Text = field(default_factory=Text)
+    """Stands before the other rows."""
     shape: str = ""
+    """The text, with a letter in place of each character that cannot be markup."""
 
     @property
     def size(self) -> int:
-        """Its length in characters."""
+        """The length in characters."""
         return len(self.text.plain)
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """As the protocol says. A flow without words is one row."""
+        """Return the rows as `Flow.rows` does. A flow without words is one row."""
         room = max(width - self.rest.cell_len, NARROWEST)
         made = []
         for begin, end, next_begin in wrapped(self.text.plain, start, room):
@@ -70,28 +76,28 @@ class Prose:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A line that is printed as it is; one that is too long is for the terminal to wrap, so that it is copied whole."""
+    """A line that is printed as it is. The terminal wraps it if it is too long, so that it is copied whole."""
 
     group: int
     text: Text
 
     @property
     def size(self) -> int:
-        """A line is printed as a whole."""
+        """1, since the line is printed as a whole."""
         return 1
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """The line."""
+        """Return the line, or nothing if it is printed already."""
         return [] if start else [ScreenRow(self.text, 1)]
 
 
 def wrapped(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
-    """Rows of `plain` from `start` on: where each begins and ends, and where the next begins."""
+    """Return the rows of `plain` from `start` on: where each begins and ends, and where the next begins."""
     found: list[tuple[int, int, int]] = []
     begin, end, used = start, start, 0
     for word in _WORD.finditer(plain, start):
         if word[0][0] == " ":
-            if end == begin:  # none at the beginning of a row
+            if end == begin:  # no blank begins a row
                 begin = end = word.end()
             else:
                 used += word.end() - word.start()
@@ -115,7 +121,7 @@ def wrapped(plain: str, start: int, width: int) -> list[tuple[int, int, int]]:
 
 
 def folded(text: Text, width: int) -> list[Text]:
-    """A line in rows of `width` cells, as a terminal wraps it."""
+    """Return a line in rows of `width` cells, as a terminal wraps it."""
     rows, at = [], 0
     for piece in chop_cells(text.plain, width):
         rows.append(text[at : at + len(piece)])

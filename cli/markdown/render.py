@@ -1,4 +1,4 @@
-"""From the tokens of a block to the lines that a terminal shows."""
+"""Turn the tokens of a block into the lines that a terminal shows."""
 
 from __future__ import annotations
 
@@ -19,39 +19,42 @@ RULE = "─" * 24
 STYLES = {"strong_open": styles.STRONG, "em_open": styles.EMPHASIS, "s_open": styles.STRUCK, "link_open": styles.LINK}
 
 OPEN_MARK = re.compile(r"`|\[(?![^\[\]]*\][^(])|~(?=~|$)|\\$|&(?=#?\w{0,31}$)|<(?=[^\s<>]*$)|\*(?=\S)|(?<!\w)_(?=\S)")
-"""What may still turn into emphasis, code, a link or a character once more text is there."""
+"""Signs that may still become emphasis, code, a link or a character when more text arrives."""
 TIGHTER = "`[<"
-"""The first signs of what emphasis cannot end in."""
+"""The first signs of markup in which emphasis cannot end."""
 
 
 @dataclass
 class Line:
-    """Words of a paragraph. `shape` is as long, with a letter for each character that cannot be a sign of markup: those
-    in code, behind a backslash, of an address."""
+    """A line of a paragraph."""
 
     text: Text = field(default_factory=Text)
     shape: str = ""
+    """The text, with a letter in place of each character that cannot be markup: in code, after a backslash, in an
+    address.
+    """
 
     def add(self, words: str, style: Style, *, signs: bool = False) -> None:
-        """Go on with `words`."""
+        """Append `words`. `signs` says whether they may be markup."""
         self.text.append(words, style)
         self.shape += words if signs else "x" * len(words)
 
 
 def flows(tokens: Sequence[Token], table: Printed | None = None) -> list[Flow]:
-    """The lines of a block. `table`: rows of its last table have been printed."""
+    """Return the lines of a block. `table` says which rows of its last table are printed already."""
     return _Renderer(table).render(tokens)
 
 
 @dataclass
 class _Renderer:
-    """One pass over the tokens. `around` are the prefixes of the items and quotes that are open: each for the first row
-    and for those that follow. `fresh` says whether the next block begins its item: then nothing parts them."""
+    """One pass over the tokens of a block."""
 
     printed: Printed | None
     found: list[Flow] = field(default_factory=list)
     around: list[tuple[Text, Text]] = field(default_factory=list)
+    """The prefixes of the open items and quotes: each for the first row and for those that follow."""
     fresh: bool = True
+    """Whether the next block begins its item, so that no empty line comes before it."""
     group: int = 0
     heading: Style | None = None
 
@@ -80,7 +83,7 @@ class _Renderer:
                 self.around.append((Text("▌ ", styles.MARK), Text("▌ ", styles.MARK)))
                 self.fresh = True
             case "list_item_close" | "blockquote_close":
-                if self.fresh:  # nothing in it
+                if self.fresh:  # the item or quote is empty
                     self._add(Text())
                 self.around.pop()
                 self.fresh = False
@@ -109,13 +112,13 @@ class _Renderer:
             self.found += [Verbatim(self.group, colours.line(line)) for line in lines[: -1 if not lines[-1] else None]]
 
     def _mark_alone(self) -> None:
-        """An item that begins with code or a table, which stand at the edge: its mark has a line of its own."""
+        """Give an item's mark a line of its own if the item begins with code or a table, which stand at the edge."""
         if self.fresh and any(first.plain != rest.plain for first, rest in self.around):
             self._add(Text())
         self.fresh = False
 
     def _part(self, token: Token) -> None:
-        """An empty line before a block that does not begin its item. A list follows its paragraph at once."""
+        """Add an empty line before a block that does not begin its item. A list follows its paragraph at once."""
         self.group += 1
         if self.found and not self.fresh:
             self._add(Text())
@@ -149,7 +152,7 @@ class _Renderer:
 
 
 def inline(tokens: Sequence[Token]) -> list[Line]:
-    """The words of a paragraph, a line for each of the model's: it may be a poem."""
+    """Return the words of a paragraph. Each line of the model stays a line, since the text may be a poem."""
     lines, open_styles, begins, targets = [Line()], [Style()], list[int](), list[str]()
     outermost = (0, 0)
     for token in tokens:
@@ -181,8 +184,11 @@ def inline(tokens: Sequence[Token]) -> list[Line]:
 
 
 def _hold(lines: Sequence[Line], number: int, begin: int) -> None:
-    """Emphasis, or a link, that began there has ended behind an open sign that binds tighter: with the end of that, it
-    is none. Then it is as open as the sign."""
+    """Keep emphasis or a link open if it has ended after an open sign that binds tighter.
+
+    If that sign finds its end, there is no such emphasis or link. So its beginning, at `begin` of line `number`, stays
+    as open as the sign.
+    """
     for line, at in ((line, begin if line is lines[number] else 0) for line in lines[number:]):
         if any(mark[0] in TIGHTER for mark in OPEN_MARK.finditer(line.shape, at)):
             shape = lines[number].shape

@@ -1,9 +1,10 @@
 """Markdown that is printed while it is being written: append-only, every word exactly once, at any width.
 
 The text since the last finished block is parsed whenever it has grown. A block that no later text can change is printed
-and forgotten, so the work per piece of text does not grow with the answer. Of the open block those rows are printed
-that later text cannot change either; `pending` is what is left, as it looks now. How far a block has been printed is a
-place in its text, not a number of rows: the width may change at any time.
+and forgotten, so the work per piece of text does not grow with the answer.
+
+Rows of the open block that no later text can change are printed, too. `pending` has its other rows as they look now.
+How far a block is printed is a place in its text, not a number of rows: the width may change at any time.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from cortexmlx.cli.terminal.harmless import harmless
 
 ITEM, FENCE, TABLE, PARAGRAPH = "list_item_open", "fence", "table_open", "paragraph_open"
 MARKS = ("*", "_", "~", "`")
-"""Signs of inline markup: how many there are in a row decides what they mean."""
+"""Signs of inline markup. How many of them stand in a row decides what they mean."""
 LETTER = re.compile(r"(?<!\\)(?=[^\W\d_])")
-"""Where a paragraph can be parted: what begins with a letter is a paragraph."""
+"""Places where a paragraph can be split: text that begins with a letter is a paragraph."""
 SIGN = re.compile(r"(?<!\\)[*_~`\[<&|]")
 MOST_SIGNS = 50
 LONG = 2000
-"""Characters from which on a paragraph is rid of what has been printed of it."""
+"""Characters of a paragraph above which its printed part is forgotten."""
 TRIES = 3
-"""Places where that is tried."""
+"""The number of places at which such a paragraph may be split."""
 
 MOST_ROWS = 50
-"""Of what is pending at most so much is looked at."""
+"""Rows of pending text that are looked at, at most."""
 
 Place = tuple[int, int]
-"""A flow of a block, and a place in it."""
+"""The number of a flow in its block, and a place in that flow."""
 
 
 class Fence:
-    """A top-level block of code that is open: its lines need no parser."""
+    """An open top-level block of code. Its lines need no parser."""
 
     def __init__(self, opening: str, markup: str, info: str) -> None:
         self._indent = len(opening) - len(opening.lstrip(" "))
@@ -50,21 +51,21 @@ class Fence:
         self._colours = Highlighter((info.split() or [""])[0])
 
     def closed_by(self, line: str) -> bool:
-        """Whether the code ends here."""
+        """Return whether the code ends at this line."""
         return self._closing.match(line) is not None
 
     def plain(self, line: str) -> str:
-        """The line of code, without the indentation of the fence."""
+        """Return the line of code without the indentation of the fence, with spaces for tabs."""
         blanks = len(line) - len(line.lstrip(" "))
         return line[min(blanks, self._indent) :].expandtabs(8)
 
     def coloured(self, line: str) -> Text:
-        """The next line of code, in colours."""
+        """Return the next line of code in colours."""
         return self._colours.line(self.plain(line))
 
 
 class MarkdownStream:
-    """Text in, rows of the screen out."""
+    """A renderer that takes the text of an answer and returns rows of the screen."""
 
     def __init__(self) -> None:
         self.pending: list[Text] = []
@@ -80,7 +81,7 @@ class MarkdownStream:
         self._last_pending: list[Text] = []
 
     def feed(self, text: str) -> None:
-        """More of the answer."""
+        """Add text to the answer."""
         text = harmless(text)
         self._open += text
         self._budget.earn(len(text))
@@ -91,11 +92,11 @@ class MarkdownStream:
         return self._last is not None or self._begun
 
     def settle(self, width: int, room: int) -> list[Text]:
-        """The rows that have become final since the last call, `width` cells wide.
+        """Return the rows that have become final since the last call, `width` cells wide.
 
-        If more than `room` rows are pending, the first of them become final as they look: columns of a table keep their
-        widths, signs of emphasis that have not found their end stay signs. Where the parser has read too much of the
-        text already, nothing becomes final, and what came since is pending as it was written.
+        If more than `room` rows are pending, the first of them become final as they look now. Columns of a table keep
+        their widths, and signs of emphasis without an end stay signs. If the parser's budget is used up, nothing
+        becomes final, and new text is pending as it was written.
         """
         if self._fence is None and not self._budget.allows():
             begin = max(self._read, len(self._open) - width * min(room, MOST_ROWS))
@@ -118,7 +119,7 @@ class MarkdownStream:
                     self._begun = begun
                     return out
             text = certain(self._open)
-            if len(text) > self._long:  # signs at its end that may mean anything cannot hold all of it back
+            if len(text) > self._long:  # open signs at its end must not hold back all of it
                 text = text.rstrip("".join(MARKS))
             found = self._blocks(text)
             for block in found[:-1]:
@@ -136,7 +137,7 @@ class MarkdownStream:
         return out
 
     def rest(self, width: int) -> list[Text]:
-        """The rows that are left when the answer has ended."""
+        """Return the rows that are left when the answer has ended."""
         if self._open and not self._open.endswith("\n"):
             self._open += "\n"
         out = self._settle(width, room=10**9)
@@ -169,7 +170,7 @@ class MarkdownStream:
         self._open = self._open.rpartition("\n")[2]
 
     def _line_begun(self, fence: Fence, width: int, room: int) -> list[Text]:
-        """The line of code that is being written: of a very long one the end."""
+        """Return the unfinished line of code, or only the end of a very long one."""
         if not self._open:
             return []
         line = fence.plain(self._open)
@@ -186,18 +187,20 @@ class MarkdownStream:
         self._end(block.kind)
 
     def _end(self, kind: str) -> None:
-        """A block is printed as a whole."""
+        """Note that a block is printed as a whole."""
         self._last = kind if self._begun else self._last
         self._begun, self._printed, self._table, self._long = False, (0, 0), None, LONG
 
     def _gap(self, kind: str) -> Iterator[Text]:
-        """The empty line before a block: none at the start, between items, or where the block has begun to appear."""
+        """Yield the empty line before a block. There is no empty line at the start, between items, and after a block's
+        first row.
+        """
         if not self._begun and self._last is not None and not kind == self._last == ITEM:
             yield Text()
         self._begun = True
 
     def _advance(self, block: Block, text: str, width: int, room: int) -> Iterator[Text]:
-        """The rows of the open block that cannot change any more."""
+        """Yield the rows of the open block that cannot change any more."""
         lines = flows(block.tokens, self._table)
         if lines:
             yield from self._settled(block, lines, _mark(lines, text), width)
@@ -213,8 +216,10 @@ class MarkdownStream:
             self._open = self._open[self._printed_words(lines, text) :]
 
     def _printed_words(self, lines: Sequence[Flow], text: str) -> int:
-        """How much of a long paragraph is forgotten, since it has been printed, and what is left is read as it was: the
-        work for a word does not grow with the paragraph. `_printed` is a place in what is left then.
+        """Return how many characters of a long paragraph to forget, and set `_printed` to the same place in the rest.
+
+        Only printed characters are forgotten, and only if the rest still has the same words. So the work for a word
+        does not grow with the paragraph.
         """
         number, place = self._printed
         whole = _plain(lines)
@@ -235,7 +240,7 @@ class MarkdownStream:
         return 0
 
     def _without_printed(self, table: Printed, block: Block, lines: list[Flow], text: str) -> tuple[list[Flow], str]:
-        """Forget the rows of a table that have been printed: the work for a row does not grow with the table."""
+        """Forget the printed rows of a table, so that the work for a row does not grow with the table."""
         gone, body = self._printed[0] - 1, block.begin + 2
         begin, end = first_lines(text, body), first_lines(text, body + gone)
         self._open = self._open[:begin] + self._open[end:]
@@ -243,8 +248,9 @@ class MarkdownStream:
         return [lines[0], *lines[1 + gone :]], text[:begin] + text[end:]
 
     def _settled(self, block: Block, lines: Sequence[Flow], mark: Place, width: int) -> Iterator[Text]:
-        """Rows up to `mark`, from which on the last paragraph, code or table may change; what is before that cannot.
-        The last row of words goes on, too."""
+        """Yield the rows before `mark`. From there on, later text may change the last paragraph, code or table. The
+        last row of words is held back, since more words may join it.
+        """
         for (number, row), (following, after) in pairwise(self._rows(lines, width)):
             words = isinstance(lines[number], Prose)
             held = (following, after.end) > mark if words else number >= mark[0]
@@ -255,9 +261,12 @@ class MarkdownStream:
             self._printed = (following, 0) if following != number else (number, row.end)
 
     def _decide(self, block: Block, lines: list[Flow], text: str, wanted: Place) -> tuple[list[Flow], str, Place]:
-        """Nothing before `wanted` may be held back any more: columns are as wide as they are, and a sign of emphasis
-        that has not found its end is a sign. The text is another then. All such signs are escaped at once: one parse
-        for each would use up the budget on signs that have found their end."""
+        """Make everything before `wanted` final: columns keep their widths, and signs of emphasis without an end are
+        escaped.
+
+        Escaping changes the text. All such signs are escaped at once, since one parse for each would use up the budget
+        on signs that have found their end.
+        """
         if isinstance(lines[-1], TableRow):
             self._table = Printed(lines[-1].widths, self._table.gone if self._table else 0)
             lines = flows(block.tokens, self._table)
@@ -274,20 +283,20 @@ class MarkdownStream:
         return lines, text, _mark(lines, text)
 
     def _signs(self, lines: list[Flow], text: str, words: Sequence[str], escaped: str) -> tuple[list[Flow], str]:
-        """The text with more signs `escaped`, and its lines, if it has the same words as before."""
+        """Return the lines and text with more signs `escaped` if the words stay the same, else the given ones."""
         found = self._blocks(escaped)
         if len(found) == 1 and _plain(changed := flows(found[0].tokens)) == words:
             return changed, escaped
         return lines, text
 
     def _words(self, text: str) -> list[str]:
-        """The lines of a text that is one paragraph; none if it is not."""
+        """Return the lines of a text that is one paragraph; none for any other text."""
         found = self._blocks(text)
         alone = len(found) == 1 and found[0].kind == PARAGRAPH and certain(text) == text
         return _plain(flows(found[0].tokens)) if alone else []
 
     def _rows(self, lines: Sequence[Flow], width: int) -> list[tuple[int, ScreenRow]]:
-        """The rows that have not been printed, each with the number of its flow."""
+        """Return the rows that are not printed yet, each with the number of its flow."""
         first, place = self._printed
         found = []
         for number in range(first, len(lines)):
@@ -311,14 +320,14 @@ class MarkdownStream:
 
 
 def printed(text: str, width: int) -> list[Text]:
-    """The rows of a whole text."""
+    """Return the rows of a whole text."""
     stream = MarkdownStream()
     stream.feed(text)
     return stream.rest(width)
 
 
 def _mark(lines: Sequence[Flow], text: str) -> Place:
-    """The place in the last paragraph, code or table from which on later text can change it."""
+    """Return the place in the last paragraph, code or table from which on later text can change it."""
     numbers = [number for number, line in enumerate(lines) if line.group == lines[-1].group]
     if isinstance(lines[-1], TableRow) or text.endswith(MARKS):  # the next letter decides what the sign is
         return numbers[0], -1
@@ -338,7 +347,7 @@ def _end_of(lines: Sequence[Flow]) -> Place:
 
 
 def _place(lines: Sequence[str], at: int) -> Place:
-    """The place that is `at` characters behind the beginning of the first line."""
+    """Return the place `at` characters after the beginning of the first line."""
     number = 0
     while at > len(lines[number]):
         at, number = at - len(lines[number]) - 1, number + 1
@@ -346,10 +355,10 @@ def _place(lines: Sequence[str], at: int) -> Place:
 
 
 def _open_signs(lines: Sequence[Flow], text: str, wanted: Place) -> list[int]:
-    """Return where in `text` the signs stand that mean nothing yet, up to the place `wanted` of the lines.
+    """Return the places in `text` of signs that mean nothing yet, up to the place `wanted` of the lines.
 
-    The lines lack signs that mean something, so their characters are looked for in the text in order. Signs in the
-    address of a link may be taken for others: whoever escapes them compares the words.
+    Signs that mean something are missing from the lines. So each character of the lines is searched for in the text, in
+    order. A sign in the address of a link may be mistaken for another: the caller compares the words after escaping.
     """
     found, at = [], -1
     for number, line in enumerate(lines[: wanted[0] + 1]):
@@ -368,7 +377,7 @@ def _open_signs(lines: Sequence[Flow], text: str, wanted: Place) -> list[int]:
 
 
 def _escaped(text: str, signs: Sequence[int]) -> str:
-    """The text with a backslash before each of these signs."""
+    """Return the text with a backslash before the sign at each of these places."""
     places = [0, *signs, len(text)]
     return "\\".join(text[begin:end] for begin, end in pairwise(places))
 

@@ -1,7 +1,7 @@
-"""The colours of an answer: each can be read on a light and on a dark background.
+"""The colours of an answer, readable on a light and on a dark background.
 
-They are of the 256 colours whose luminance lies near 0.18, where the contrast with black and with white is the same;
-the sixteen basic ones look different in every terminal, and yellow, white or blue vanish in some. NO_COLOR leaves
+They are those of the 256 colours with a luminance near 0.18, where the contrast with black and with white is the same.
+The sixteen basic colours look different in every terminal, and yellow, white or blue vanish in some. NO_COLOR leaves
 bold, dim, italic and underlined.
 """
 
@@ -34,4 +34,4 @@ SYNTAX = {
     "Generic.Inserted": Style(color="color(28)"),
     "Generic.Heading": Style(bold=True),
 }
-"""By the name of pygments' token; what is not here looks like the token that it is a kind of."""
+"""Styles by the name of pygments' token. Other tokens look like the kind of token that they belong to."""

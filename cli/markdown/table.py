@@ -1,4 +1,4 @@
-"""Tables: columns as wide as their cells, narrower in a narrow window, no columns in one that is too narrow."""
+"""Tables: columns as wide as their cells, narrower in a narrow window, and none in a window that is too narrow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortexmlx.cli.markdown.flows import ScreenRow, wrapped
 from cortexmlx.cli.markdown.styles import FAINT, HEADING
 
 NARROWEST = 5
-"""Cells; with less for each column, a row becomes lines of `heading: cell`."""
+"""Cells per column. In a narrower window, a row becomes lines of `heading: cell`."""
 BETWEEN = " │ "
 
 Cells = tuple[Text, ...]
@@ -19,38 +19,41 @@ Cells = tuple[Text, ...]
 
 @dataclass(frozen=True)
 class Printed:
-    """Of a table of which rows have been printed already: the widths of its columns, and how many rows of its body are
-    not in its text any more."""
+    """What is printed already of a table."""
 
     widths: tuple[int, ...]
+    """The widths of the columns, in cells."""
     gone: int = 0
+    """Rows of the body that are no longer in the text."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row: the heading (`number` 0) or a row of the body. `widths` are those that the columns would like."""
+    """A row of a table."""
 
     group: int
     number: int
+    """0 for the heading, from 1 on for the body."""
     cells: Cells
     headings: Cells
     alignments: tuple[str, ...]
     widths: tuple[int, ...]
+    """The preferred widths of the columns, in cells."""
 
     @property
     def size(self) -> int:
-        """A row is printed as a whole."""
+        """1, since the row is printed as a whole."""
         return 1
 
     def rows(self, start: int, width: int) -> list[ScreenRow]:
-        """The row's rows, and below the heading a rule."""
+        """Return the row's lines on the screen, with a rule below the heading."""
         if start:
             return []
         room = width - len(BETWEEN) * (len(self.headings) - 1)
         if room < NARROWEST * len(self.headings):
             return [ScreenRow(text, 1) for text in self._listed(width)]
         words = (max(map(cell_len, cell.plain.split()), default=0) for cell in self.cells)
-        # One that is wider than the rows before it, which have been printed, sticks out rather than be broken.
+        # A word that is wider than its printed column sticks out, so that it is not broken.
         widths = fitted(tuple(max(wish, word) for wish, word in zip(self.widths, words, strict=True)), room)
         texts = self._in_columns(widths)
         if not self.number:
@@ -85,7 +88,7 @@ class TableRow:
 
 
 def fitted(wishes: tuple[int, ...], room: int) -> tuple[int, ...]:
-    """Widths that together are at most `room`: the widest columns give way first."""
+    """Return widths of at most `room` in all. The widest columns give way first."""
     low, high = 1, max(wishes, default=1)
     while low < high:
         middle = (low + high + 1) // 2

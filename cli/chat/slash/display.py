@@ -44,7 +44,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
     kept = sum((g.count(BlockState.CACHED) + g.count(BlockState.STORED)) * g.block_bytes for g in arena.groups)
     used = [moment.used_blocks for moment in figures.timeline]
     first, between = figures.time_to_first_token, figures.inter_token
-    rate = 1 / between.mean if between.mean else 0.0  # as the line below each answer has it
+    rate = 1 / between.mean if between.mean else 0.0  # as in the line below each answer
     lines = {
         "KV memory": f"{format_bytes(figures.kv_bytes_in_use)} in use and {format_bytes(kept)} cached, of "
         f"{format_bytes(figures.kv_bytes)}; it may grow to {format_bytes(figures.kv_bytes_limit)}",

@@ -99,7 +99,7 @@ def _messages(chat: ChatSession, console: Console) -> None:
     if not is_terminal(console.file):
         return console.print(chat.conversation.markdown(), markup=False, soft_wrap=True)
     system: list[Message] = [{"role": "system", "content": text}] if (text := chat.conversation.system) else []
-    for message in (*system, *chat.conversation.messages):  # each by itself: code may have no end
+    for message in (*system, *chat.conversation.messages):  # one at a time: a code block may lack its end
         for line in printed(f"{section(message)}\n", min(console.width, WIDEST)):
             console.print(line, soft_wrap=True)
         console.print()

@@ -90,7 +90,7 @@ def names() -> list[str]:
 def change(chat: ChatSession, argument: str, console: Console) -> None:
     """/set: show all, or change one."""
     name, value = _parted(argument)
-    if name == "parameter":  # as ollama has it
+    if name == "parameter":  # the form that ollama uses
         change(chat, value, console)
         return
     if name == "system":
