@@ -12,18 +12,20 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 
 LARGEST = 4 << 20
-"""Bytes of a file that is read into a message: about a million tokens."""
+"""Bytes of a file that may go into a message, at most: about a million tokens."""
 
 _KNOWN = {b"%PDF": "a PDF", b"PK\x03\x04": "an archive or an office document", b"\x89PNG": "an image"}
 _MENTION = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _FILE_NAME = re.compile(r"[^(\[]*\w\.\w{1,8}")
-"""A word with an ending. Code of several lines has those, too: decorators such as `@functools.cache`."""
+"""A word with a file ending. Code of several lines has such words, too: decorators such as `@functools.cache`."""
 _BEHIND = ".,;:!?)]}'\""
-"""What may stand behind a path without belonging to it."""
+"""Characters after a path that may not belong to it."""
 
 
 def attach(name: str) -> Attached:
-    """The text of a file. Raises InvalidRequest if there is none, or if it is no text or too much of it."""
+    """Return a file with its text. Raises InvalidRequest if there is no such file, if it is no text, or if it is empty
+    or too large.
+    """
     path = Path(os.path.expanduser(name.strip().strip("\"'")))
     try:
         if not path.is_file():
@@ -56,8 +58,9 @@ def _as_text(path: Path, data: bytes) -> str:
 
 
 def mentioned(message: str) -> tuple[list[Attached], list[str]]:
-    """The files that a message names as `@path`, in their order, and what looks like a path and is no file. Other words
-    with an @ are words. Raises InvalidRequest for a file that cannot go into a message.
+    """Return the files that a message names as `@path`, in order, and the names that look like paths but are no files.
+
+    Other words with an @ are words. Raises InvalidRequest for a file that cannot go into a message.
     """
     found: dict[Path, Attached] = {}
     missing = []
@@ -71,7 +74,7 @@ def mentioned(message: str) -> tuple[list[Attached], list[str]]:
 
 
 def _file(name: str) -> Path | None:
-    """The file of that name, also if signs of a sentence stand behind it."""
+    """Return the file of that name, also if punctuation follows the name; None if there is no such file."""
     for each in dict.fromkeys((name, name.rstrip(_BEHIND))):
         path = Path(os.path.expanduser(each))
         try:
@@ -83,7 +86,7 @@ def _file(name: str) -> Path | None:
 
 
 def with_files(files: Sequence[Attached], message: str) -> str:
-    """The message behind the texts of its files, each in a fence with its name above it."""
+    """Return the message after the texts of its files. Each text is in a fence with the file's name above it."""
     return "\n\n".join([*map(_fenced, files), message])
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation
 
 ROWS = 4
-"""Answers of `/n` that are written at once."""
+"""Answers of `/n` that are generated at the same time."""
 
 
 @options.takes_sampling(without=("stop", "presence_penalty", "frequency_penalty"), **SAMPLING)
@@ -117,12 +117,14 @@ def chat(
 
 
 def model_of(path: Path) -> str | None:
-    """The model of a conversation in a file; None if those are messages that somebody else has written."""
+    """Return the model of a saved conversation; None for a file of messages from elsewhere."""
     return None if messages_in(path, text_of(path)) is not None else SavedConversation.read(path).model.found_as
 
 
 def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Path | None) -> Conversation:
-    """A new conversation, or the one in a file, with what the command line says: `asked` of the sampling."""
+    """Return a new conversation, or the one in the file `resumed`, with the options of the command line. `asked` has
+    the sampling options.
+    """
     conversation = engine.conversation(system=system, params=usual(engine.info))
     if resumed is not None:
         conversation.load(resumed)
@@ -146,7 +148,7 @@ def hold(
     first: str,
     once: bool,
 ) -> None:
-    """Ask and answer. `once`: only one question."""
+    """Ask and answer until the user leaves, or only one question if `once`."""
     from cortexmlx.cli.chat.input import LineCleared
     from cortexmlx.cli.chat.session import ChatSession, Stopped
     from cortexmlx.cli.chat.slash.commands import Leave
@@ -179,7 +181,9 @@ def hold(
 def view_factory(
     host: engines.OpenEngine, screen: Console, arena: ArenaView | None, folding: ThoughtDisplay, presses: Interrupts
 ) -> ViewFactory:
-    """Rendered Markdown above a status on a terminal, plain text elsewhere, where there is no place for the arena."""
+    """Return what makes the view of an answer: rendered Markdown above a status on a terminal, plain text elsewhere.
+    Plain text has no place for the arena.
+    """
     from cortexmlx.cli.chat.status import Status
     from cortexmlx.cli.chat.view import MarkdownView, RawView
 
@@ -195,7 +199,7 @@ def view_factory(
 
 
 def question_source(pretty: bool, remember: bool) -> QuestionSource:
-    """The editing input line on a good terminal, plain lines elsewhere."""
+    """Return an input line with editing on a good terminal, plain lines elsewhere."""
     from cortexmlx.cli.chat.input import PlainInput, TerminalInput, history_path
     from cortexmlx.cli.chat.slash.commands import BY_NAME
 
@@ -205,13 +209,13 @@ def question_source(pretty: bool, remember: bool) -> QuestionSource:
 
 
 def kv_folder(engine: Engine) -> str | None:
-    """Where keys and values are kept, if they are."""
+    """Return the folder that keeps keys and values, or None if they are not kept."""
     store = engine.stats().kv_store
     return None if store is None else store.path
 
 
 def so_far(conversation: Conversation, keeper: ChatSaver | None) -> str:
-    """What is there of a chat that was resumed; empty if it begins."""
+    """Return a note on what a resumed chat holds; empty for a new chat."""
     if not conversation.messages or keeper is None or keeper.path is None:
         return ""
     said = f"{keeper.path.stem}: {len(conversation.messages)} messages so far (/show messages)"
@@ -220,9 +224,7 @@ def so_far(conversation: Conversation, keeper: ChatSaver | None) -> str:
 
 
 def banner(engine: Engine, screen: Console, on_disk: str, so_far: str = "") -> None:
-    """Print which model answers, how much it can read, what is to be known of it, what stays on disk, and what was said
-    so far. /show has the rest.
-    """
+    """Print the model, its context, its notes, what stays on disk, and what was said so far. /show prints the rest."""
     from rich.text import Text
 
     info, stats = engine.info, engine.stats()

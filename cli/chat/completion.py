@@ -1,4 +1,4 @@
-"""What Tab offers in the input line: commands, their arguments, and files."""
+"""Completion with Tab in the input line: commands, their arguments, and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _PATH = re.compile(r'(?:^|\s)@"?([^\s"]*)$')
 
 
 def candidates(before: str, commands: Mapping[str, Command]) -> Iterator[tuple[str, int, str]]:
-    """What may stand at the end of the text `before` the cursor: a word, how much of it is there, and its meaning."""
+    """Yield completions of the text `before` the cursor: a word, how many of its characters are typed, and its
+    meaning.
+    """
     name, blank, argument = before.partition(" ")
     if not blank:
         for command in dict.fromkeys(commands.values()):
@@ -29,7 +31,7 @@ def candidates(before: str, commands: Mapping[str, Command]) -> Iterator[tuple[s
 
 
 def _values(command: Command) -> Iterable[str]:
-    """The known arguments; none if the folder that has them cannot be read."""
+    """Return the known arguments, or none if their folder cannot be read."""
     try:
         return command.values()
     except OSError:
@@ -37,7 +39,7 @@ def _values(command: Command) -> Iterable[str]:
 
 
 def path_in(before: str, commands: Mapping[str, Command]) -> str | None:
-    """The beginning of a path at the end of the text before the cursor, if one may stand there."""
+    """Return the beginning of a path at the end of the text before the cursor; None where no path can stand."""
     mention = _PATH.search(before)
     if mention is not None:
         return mention[1]
@@ -46,7 +48,7 @@ def path_in(before: str, commands: Mapping[str, Command]) -> str | None:
 
 
 def completer(commands: Mapping[str, Command]) -> Completer:
-    """The completer of these commands, for prompt_toolkit."""
+    """Return the completer of these commands for prompt_toolkit."""
     from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 

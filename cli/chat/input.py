@@ -27,28 +27,34 @@ class LineCleared(Exception):
 
 
 class QuestionSource(Protocol):
-    """Asks for the next message."""
+    """A source of the user's messages."""
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """What is typed, beginning with `draft`; None when there will be no more. Raises LineCleared on Ctrl-C."""
+        """Return what the user types, beginning with `draft`; None at the end of the input. Raises LineCleared on
+        Ctrl-C.
+        """
 
     def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
-        """In this context an answer is written: what is typed does not appear in it, and waits for the next prompt, but
-        keys that do something `at_once`, where single keys can be read.
+        """Return a context in which an answer is written. Typed text does not appear in the answer and waits for the
+        next prompt. Where single keys can be read, the keys in `at_once` act at once.
         """
 
     def close(self) -> None:
-        """Leave the terminal as it was. Safe to call again."""
+        """Restore the terminal. Safe to call again."""
 
 
 class PlainInput:
-    """Lines from stdin, with a prompt on stderr if a person types them. Three quotes open and close several lines."""
+    """Lines from stdin, with a prompt on stderr if a person types them. Three quotes begin and end a message of several
+    lines.
+    """
 
     _echoing: list[Any] | None = None
-    """Modes of the terminal before an answer, while one is written."""
+    """The terminal's modes from before an answer, while the answer is written."""
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """The next line, or the lines between three quotes. No draft can be shown: one is printed above."""
+        """Return the next line, or the lines between three quotes. A draft cannot be edited here, so it is printed
+        above.
+        """
         if draft:
             console.tell(draft)
         text = self._line(prompt)
@@ -61,7 +67,7 @@ class PlainInput:
 
     @contextmanager
     def busy(self, at_once: AtOnce = NO_KEYS) -> Iterator[None]:
-        """Without an echo."""
+        """Turn the terminal's echo off in this context."""
         if sys.stdin.isatty():
             self._silence()
         try:
@@ -70,7 +76,7 @@ class PlainInput:
             self.close()
 
     def close(self) -> None:
-        """The terminal shows again what is typed."""
+        """Turn the terminal's echo on again."""
         if self._echoing is not None:
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._echoing)
             self._echoing = None
@@ -90,8 +96,10 @@ class PlainInput:
 
 
 class TerminalInput:
-    """prompt_toolkit's input line: history, editing, several lines, bracketed paste, completion with Tab. Alt-Enter and
-    Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor. A paste is a part of the message, quotes and all.
+    """prompt_toolkit's input line: history, editing, several lines, bracketed paste, completion with Tab.
+
+    Alt-Enter and Ctrl-J begin a new line, Ctrl-X Ctrl-E opens the editor. A paste is a part of the message, quotes and
+    all.
     """
 
     def __init__(self, commands: Mapping[str, Command], history: Path | None) -> None:
@@ -107,7 +115,7 @@ class TerminalInput:
                     super().store_string(string)
 
         class Remembered(History):
-            """Holds messages as they can be typed."""
+            """A history that holds messages as they can be typed."""
 
             def append_string(self, string: str) -> None:
                 super().append_string(quotes.message(string))
@@ -159,7 +167,7 @@ class TerminalInput:
         self._ahead.silence()
 
     def ask(self, prompt: str = PROMPT, draft: str = "") -> str | None:
-        """The next message."""
+        """Return the next message, or the answer to another `prompt`."""
         try:
             if prompt != PROMPT:  # the answer to such a question is no message
                 return self._asides.prompt(prompt, default=draft)
@@ -172,20 +180,20 @@ class TerminalInput:
             return None
 
     def _echo(self, text: str) -> None:
-        """Write what was typed in the place of the input line. The terminal wraps it, so it is copied as it was."""
+        """Write the message in place of the input line. The terminal wraps it, so that it is copied as it was typed."""
         console.say(PROMPT + text.replace("\n", f"\n{CONTINUATION}"), flush=True)
 
     def busy(self, at_once: AtOnce = NO_KEYS) -> AbstractContextManager[None]:
-        """A thread reads."""
+        """Let a thread read the keys in this context."""
         return self._ahead.collecting(at_once)
 
     def close(self) -> None:
-        """The terminal shows again what is typed."""
+        """Restore the terminal."""
         self._ahead.restore()
 
 
 def history_path() -> Path:
-    """Where the history lives."""
+    """Return the path of the input history."""
     return state_folder() / "chat_history"
 
 

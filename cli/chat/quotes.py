@@ -9,7 +9,7 @@ QUOTES = '"""'
 _SYSTEM = re.compile(r"^/(?:set\s+)?system\s+")
 
 _LAST_BREAK = re.compile(r"\n[ \t]*\Z")
-"""Before the quotes at the end; an input line may have indented them as the line above."""
+"""The line break before the closing quotes. An input line may have indented these quotes like the line above."""
 
 
 def begins(text: str) -> bool:
@@ -47,22 +47,22 @@ def _body(text: str) -> str:
 
 
 class TypedQuotes:
-    """Tells quotes that were typed from quotes that were pasted, loaded by an editor or put there as a draft. Only the
-    typed ones open and close a block.
+    """A tracker that tells typed quotes from quotes that were pasted, loaded by an editor or part of a draft. Only
+    typed quotes open and close a block.
     """
 
     def __init__(self) -> None:
         self.begin("")
 
     def begin(self, draft: str) -> None:
-        """A new input line holds this draft."""
+        """Begin a new input line with this draft."""
         self._text, self._entry = draft, 0
         self._literal = begins(draft)
         self._ending = ""
 
     def changed(self, text: str, entry: int) -> None:
-        """The line now holds `text`. Another number of the history's `entry` means that it was recalled from there,
-        where blocks are closed.
+        """Note that the line now holds `text`. If the number of the history's `entry` differs, the text was recalled
+        from the history, where blocks are closed.
         """
         before, self._text = self._text, text
         recalled, self._entry = entry != self._entry, entry

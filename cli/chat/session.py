@@ -1,4 +1,4 @@
-"""A chat: turns that are answered, stopped or rolled back, whatever they are typed and shown on."""
+"""A chat, independent of its input and display: turns are answered, stopped or rolled back."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Draft:
-    """A question to be changed in the input line. `again`: the last one, and what it becomes takes its place."""
+    """A question to be changed in the input line."""
 
     text: str
     again: bool = True
+    """Whether the draft is the last question. The changed question then replaces the last turn."""
 
 
 ViewFactory = Callable[["Reply"], AnswerView]
@@ -95,11 +96,13 @@ class ChatSession:
     """Opens the view of an answer."""
     conversation: Conversation
     stoppable: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext
-    """A context in which Ctrl-C calls `stop`: an exception could lose a word on its way to the screen."""
+    """Returns a context in which Ctrl-C calls the given function: an exception could lose a word on its way to the
+    screen.
+    """
     keeper: ChatSaver | None = None
     """Saves the chat after each turn."""
     arena: ArenaView | None = None
-    """The picture below answers; None where there is no terminal for it."""
+    """The picture below answers; None without a terminal."""
     host: ChatHost | None = None
     """Opens another engine."""
     note: Callable[[str], None] = console.note
@@ -108,7 +111,7 @@ class ChatSession:
     attached: list[Attached] = field(default_factory=list)
     """Files that go with the next message."""
     typed: dict[str, str] = field(default_factory=dict)
-    """By a message with files in it: what the user typed."""
+    """What the user typed, by the text of each message with files in it."""
     taken_back: str | None = None
     """The question that `/undo` took last, until another is answered."""
     folding: ThoughtDisplay = field(default_factory=ThoughtDisplay)
@@ -125,11 +128,11 @@ class ChatSession:
         self.conversation.params = params
 
     def ask(self, question: Question, follow: Follow | None = None) -> Completion:
-        """Answer one question and remember both, also when the answer was stopped. `follow` reads it to its end in
-        the place of the usual view. Where the text has outgrown what fits, its oldest turns are not sent any more.
+        """Answer one question and keep both, even if the answer was stopped. `follow` reads the answer to its end, in
+        place of the usual view. If the text has outgrown what fits, its oldest turns are not sent any more.
 
-        Raises CortexError if the turn failed, Stopped if it was stopped before the first word: then the conversation
-        is what it was.
+        Raises CortexError if the turn failed, Stopped if it was stopped before the first word. The conversation is
+        unchanged then.
         """
         if not self.engine.info.chat_template:
             name = self.engine.info.name
@@ -180,8 +183,9 @@ class ChatSession:
         return completion
 
     def move(self, config: EngineConfig) -> None:
-        """Go on with an engine of other options, or of another model, with all that was said. Raises CortexError, or
-        KeyboardInterrupt if it was given up; then the chat goes on as it was.
+        """Continue the whole conversation with an engine of other options or another model.
+
+        Raises CortexError if that fails, KeyboardInterrupt if the user gives up. The chat then continues unchanged.
         """
         if self.host is None:
             raise InvalidRequest("this chat cannot change its engine")
@@ -213,8 +217,8 @@ class ChatSession:
             self.keeper.keep(self.conversation, self.typed)
 
     def keep_so_far(self) -> None:
-        """Save the chat with the answer so far: the program ends. With /regen, the old answer stays until the new one
-        has begun.
+        """Save the chat with the answer so far, since the program ends. With /regen, the old answer stays until the new
+        one has begun.
         """
         if self.keeper is None or self._answering is None:
             return
@@ -223,7 +227,7 @@ class ChatSession:
             self.keeper.keep(talk, self.typed)
 
     def begin_anew(self) -> None:
-        """Begin another chat: what follows is saved in a file of its own."""
+        """Begin another chat. From now on, a new file is written."""
         self.taken_back = None
         if self.keeper is not None:
             self.keeper.begin_anew()

@@ -1,5 +1,5 @@
-"""What is said of an answer while it is written: how far its prompt is, how fast it comes, how full context and arena
-are; and below that, where it is wanted, a picture of the arena.
+"""The status of an answer while it is written: progress of the prompt, speed, use of the context and the arena. If the
+user wants it, a picture of the arena is below.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WATCH_SECONDS = 0.25
-"""Between two looks at the arena."""
+"""Time between two pictures of the arena."""
 
 SHARE = 3
-"""One line in so many of the window is for the picture of the arena."""
+"""The picture of the arena takes one of this many lines of the window."""
 
 
 class Answered(Protocol):
-    """What is known of an answer before its end."""
+    """An answer that may not have ended."""
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -38,11 +38,11 @@ class Answered(Protocol):
 
     @property
     def cancelling(self) -> bool:
-        """It was asked to stop."""
+        """Whether the answer was asked to stop."""
 
 
 class ArenaView:
-    """The newest picture of the arena, which `ask` takes. `shown`: it is wanted below what is written."""
+    """The newest picture of the arena. `ask` takes a picture. `shown` says whether it is drawn below the answer."""
 
     def __init__(self, ask: Callable[[], BlockMap]) -> None:
         self.shown = False
@@ -52,12 +52,12 @@ class ArenaView:
         self._drawn: list[Text] = []
 
     def toggle(self) -> None:
-        """Show it, or show it no more."""
+        """Show the picture, or hide it."""
         self.shown = not self.shown
 
     def watch(self, until: threading.Event) -> None:
-        """Take pictures until it is enough, or the engine has gone. It answers between two steps, so this needs a
-        thread of its own.
+        """Take pictures until the event is set or the engine has ended. The engine answers between two steps, so this
+        needs a thread of its own.
         """
         while not until.is_set():
             try:
@@ -67,7 +67,7 @@ class ArenaView:
             until.wait(WATCH_SECONDS)
 
     def rows(self, width: int, height: int, *, plain: bool = False) -> list[Text]:
-        """What is wanted of it in a window of this size."""
+        """Return the picture for a window of this size, in cells; nothing if it is hidden or not taken yet."""
         from cortexmlx.cli.terminal.blockmap import draw
 
         if not self.shown or self.newest is None:
@@ -79,7 +79,9 @@ class ArenaView:
 
 
 class Status:
-    """The figures of one answer, of the `context` tokens that there may be. In a `with` it looks at the arena."""
+    """The figures of one answer, in a context of `context` tokens. In a `with`, a thread takes pictures of the
+    arena.
+    """
 
     def __init__(self, answer: Answered, context: int, arena: ArenaView | None = None) -> None:
         self.arena = arena
@@ -101,7 +103,7 @@ class Status:
         self._enough.set()
 
     def note(self, event: TokenEvent) -> None:
-        """What an event says."""
+        """Update the figures with an event."""
         self._dropped += event.dropped
         self._again = event.progress
         if event.token_id is not None:
@@ -109,7 +111,7 @@ class Status:
             self._first = self._first or time.monotonic()
 
     def figures(self) -> str:
-        """All of it in a line."""
+        """Return the figures as one line."""
         now, prompt, progress = time.monotonic(), len(self._answer.prompt), self._answer.progress
         if self._answer.cancelling:
             return "stopping" if self._first else STOPPING

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation
 
 ARENA_KEY = "c-t"
-"""Ctrl-T, with which BSD systems ask a program how it is."""
+"""Ctrl-T, which asks a program for its status on BSD systems."""
 
 
 class ChatLoop:
-    """A chat with a person. `pretty`: on a terminal that can do more than print lines."""
+    """A chat with a person. `pretty` says whether the terminal can do more than print lines."""
 
     def __init__(
         self, session: ChatSession, source: QuestionSource, screen: Console, presses: Interrupts, *, pretty: bool
@@ -42,8 +42,9 @@ class ChatLoop:
         self._pretty = pretty
 
     def once(self, first: str) -> Completion:
-        """One answer: to `first`, or to what is asked. Raises its error, Leave if nothing is asked, LineCleared for
-        Ctrl-C twice.
+        """Answer one question: `first`, or the one that the user types.
+
+        Raises the error of the answer, Leave at the end of the input, LineCleared if Ctrl-C comes twice.
         """
         step: Question | Draft | None = Question(first) if first else None
         while not isinstance(step, Question):
@@ -51,7 +52,9 @@ class ChatLoop:
         return self.answer(step)
 
     def go_on(self, first: str) -> None:
-        """Ask and answer until the user leaves. Raises LineCleared for Ctrl-C twice, EngineClosed."""
+        """Ask and answer until the user leaves. Raises LineCleared if Ctrl-C comes twice, EngineClosed if the engine
+        ends.
+        """
         step: Question | Draft | None = Question(first) if first else None
         while True:
             try:
@@ -67,8 +70,8 @@ class ChatLoop:
                 continue
 
     def _asked(self, draft: Draft | None) -> Question | Draft | None:
-        """Read a line, beginning with a draft, and act on it. Raises Leave at the end of the input, LineCleared for
-        Ctrl-C twice.
+        """Read a line that begins with a draft, and act on it. Raises Leave at the end of the input, LineCleared if
+        Ctrl-C comes twice.
         """
         try:
             typed = self._source.ask(draft=draft.text if draft is not None else "")
@@ -83,7 +86,7 @@ class ChatLoop:
         return replace(step, again=draft.again) if draft is not None and isinstance(step, Question) else step
 
     def answer(self, question: Question) -> Completion:
-        """One turn, and the line of figures below it."""
+        """Answer one question and print the line of figures below the answer."""
         session, params = self._session, self._session.params
         if self._pretty:
             self._screen.print()
@@ -101,7 +104,7 @@ class ChatLoop:
         return completion
 
     def _figures(self, completion: Completion, end: str) -> str:
-        """`24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
+        """Return a line such as `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`."""
         line = summary(completion, end)
         if self._session.figures is Figures.VERBOSE:
             times = completion.timings
@@ -112,7 +115,9 @@ class ChatLoop:
         return line
 
     def _respond(self, typed: str) -> Question | Draft | None:
-        """Carry out a command. Returns what is to be answered, if there is something; an error is said, and no more."""
+        """Carry out a typed line. Return the question or draft that follows, if there is one. Print an error, unless
+        the engine has ended.
+        """
         try:
             said = read(typed, BY_NAME)
             if said.command is not None:
@@ -127,7 +132,7 @@ class ChatLoop:
             return None
 
     def _with_files(self, question: Question) -> Question:
-        """A question behind the files that it names and those that wait for it."""
+        """Return the question after the texts of the files that it names and of those that wait for it."""
         session, text = self._session, question.text
         found, missing = mentioned(text)
         for file in found:
@@ -141,8 +146,9 @@ class ChatLoop:
         return replace(question, text=with_files(files, text), typed=text, waited=tuple(waited))
 
     def _answer_or_say_why(self, question: Question) -> None:
-        """One turn; an error ends the turn, and the chat only if the engine has gone. A turn that is not answered, or
-        none of whose answers is wanted, leaves all as it was: the question that `/undo` took, and files that waited.
+        """Answer one question. An error ends the turn; only the end of the engine ends the chat.
+
+        If no answer is kept, the question that `/undo` took and the waiting files are kept as they were.
         """
         session, taken = self._session, self._session.taken_back
         before = session.conversation.fork()
@@ -154,7 +160,7 @@ class ChatLoop:
             self._wait_again(question.waited)
 
     def _answered(self, question: Question) -> Completion | None:
-        """The answer; None, and why is said, if there is none."""
+        """Return the answer. If there is no answer, print why and return None."""
         before = self._session.conversation.messages
         try:
             return self.answer(question)
@@ -173,14 +179,14 @@ class ChatLoop:
         return None
 
     def _wait_again(self, files: Sequence[Attached]) -> None:
-        """These files go with the next message."""
+        """Send these files with the next message."""
         self._session.attached = [*files, *self._session.attached]
         if files:
             names = ", ".join(str(each.path) for each in files)
             console.print_indented(self._screen, f"for the next message: {names} (/clear forgets it)")
 
     def _choose(self, completion: Completion, before: Conversation) -> None:
-        """One of the answers, or the chat as it was `before` them."""
+        """Keep the answer that the user chooses, or restore the chat from `before` the answers."""
         session, answers = self._session, (completion, *completion.others)
         try:
             chosen = choose(answers, self._source.ask, self._screen)

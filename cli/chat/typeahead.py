@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.output import Output
 
 AtOnce = Mapping[str, Callable[[], None]]
-"""Keys, by the names that prompt_toolkit has for them, and what they do while an answer is written."""
+"""Keys, by their names in prompt_toolkit, and what they do while an answer is written."""
 
 NO_KEYS: AtOnce = MappingProxyType({})
 
@@ -26,8 +26,8 @@ NO_KEYS: AtOnce = MappingProxyType({})
 class Typeahead:
     """The keyboard between two prompts.
 
-    The terminal neither shows nor gathers lines then, and goes on to mark what is pasted; Ctrl-C remains a signal, and
-    throws nothing away. A thread takes what comes: the kernel keeps 4 KiB of it, and a paste may be more.
+    The terminal neither shows typed text nor collects it into lines, and still marks pasted text. Ctrl-C remains a
+    signal and discards nothing. A thread reads the keys: the kernel keeps 4 KiB of them, and a paste may be longer.
     """
 
     def __init__(self, keys: Input, output: Output) -> None:
@@ -37,7 +37,7 @@ class Typeahead:
         self._before = termios.tcgetattr(self._terminal)
 
     def silence(self) -> None:
-        """From now on the terminal shows nothing of what is typed, except in a prompt."""
+        """Stop the terminal from showing what is typed, except in a prompt."""
         quiet = termios.tcgetattr(self._terminal)
         quiet[0] &= ~termios.ICRNL  # Enter stays Enter, as in a prompt
         quiet[3] = quiet[3] & ~(termios.ECHO | termios.ICANON | termios.IEXTEN) | termios.NOFLSH
@@ -45,14 +45,14 @@ class Typeahead:
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, quiet)
 
     def restore(self) -> None:
-        """The terminal as it was."""
+        """Restore the terminal."""
         self._output.disable_bracketed_paste()
         self._output.flush()
         termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
 
     @contextmanager
     def collecting(self, at_once: AtOnce = NO_KEYS) -> Iterator[None]:
-        """Take what is typed in this context, for the next prompt; but keys that do something `at_once` do it."""
+        """Collect what is typed in this context for the next prompt. The keys in `at_once` act at once instead."""
         from prompt_toolkit.input.typeahead import store_typeahead
 
         self._output.enable_bracketed_paste()  # a prompt switches it off at its end

@@ -21,34 +21,35 @@ from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.request import TokenEvent
 
 WIDEST = 100
-"""Cells of a row of words; code and what the terminal breaks itself may be wider."""
+"""Cells of a row of words, at most. Code and lines that the terminal breaks may be wider."""
 MOST_PENDING = 12
-"""Rows that may wait for what comes after them: in half the width they still fit on the screen."""
+"""Pending rows, at most. At half the width, they still fit on the screen."""
 
 
 @dataclass
 class ThoughtDisplay:
-    """Whether the next answers show their thoughts in one line."""
+    """How the next answers show their thoughts."""
 
     folded: bool = False
+    """Whether thoughts take only one line."""
 
 
 class AnswerView(Protocol):
-    """Where the text of an answer goes."""
+    """A display of one answer."""
 
     def __enter__(self) -> AnswerView: ...
 
     def __exit__(self, *exception: object) -> None: ...
 
     def feed(self, text: str, thought: bool = False) -> None:
-        """More text, of the answer or of what the model thinks before it."""
+        """Show more text of the answer, or of the model's thoughts before it."""
 
     def note(self, event: TokenEvent) -> None:
-        """What the figures say of an event."""
+        """Update the figures with an event."""
 
 
 class RawView:
-    """Plain text as it comes, for pipes and dumb terminals."""
+    """Plain text as it arrives, for pipes and dumb terminals."""
 
     def __init__(self) -> None:
         self._thoughts = ThoughtsPrinter()
@@ -61,7 +62,7 @@ class RawView:
         terminal.say(flush=True)
 
     def feed(self, text: str, thought: bool = False) -> None:
-        """Print it: thoughts to stderr."""
+        """Print the text. Thoughts go to stderr."""
         if thought:
             self._thoughts.show(text)
             return
@@ -70,11 +71,11 @@ class RawView:
         terminal.say(text, end="", flush=True)
 
     def note(self, event: TokenEvent) -> None:
-        """Plain text says nothing of it."""
+        """Do nothing: plain text shows no figures."""
 
 
 class MarkdownView:
-    """Rendered Markdown on a terminal, above its `status`. Thoughts are dim, or with `folded` one line."""
+    """Rendered Markdown on a terminal, above its `status`. Thoughts are dim, or one line if `folded`."""
 
     def __init__(
         self, console: Console, status: Status, *, thinking: bool, folded: bool = False, away: Away = nullcontext
@@ -104,7 +105,7 @@ class MarkdownView:
         self._stack.close()
 
     def feed(self, text: str, thought: bool = False) -> None:
-        """One more piece; it is drawn now or a moment later."""
+        """Add a piece of text. It is drawn now or a moment later."""
         with self._drawing.lock:
             self._pieces += 1
             if text:
@@ -112,11 +113,11 @@ class MarkdownView:
             self._drawing.soon()
 
     def note(self, event: TokenEvent) -> None:
-        """The status says so."""
+        """Update the status with an event."""
         self._status.note(event)
 
     def _news(self) -> tuple[list[Text], list[Text]]:
-        """What has become final; below it the rest of the answer and the figures."""
+        """Return the rows that have become final, and the rows below them: the rest of the answer and the figures."""
         columns, rows = self._console.size
         state = (self._pieces, columns, rows)
         lines: list[Text] = []
@@ -129,7 +130,7 @@ class MarkdownView:
         return [*self._pending(), *self._below()]
 
     def _pending(self) -> list[Text]:
-        """The rows that may still change: of folded thoughts the last."""
+        """Return the rows that may still change; of folded thoughts, only the last row."""
         rows = [row for line in self._stream.pending for row in folded(line, self._console.width)]
         rows = rows[-1 if self._thought and self._folded else -self._room :]
         return self._as_thoughts(rows) if self._thought else rows
@@ -152,7 +153,7 @@ class MarkdownView:
         self._stream.feed(text)
 
     def _close(self) -> None:
-        """Print all that is left of the thoughts, or of the answer."""
+        """Print the rest of the thoughts or of the answer."""
         lines = self._styled(self._stream.rest(self._width))
         if self._thought and self._folded and self._stream.begun:
             lines = [Text(f"thought for {time.monotonic() - self._started:.0f} s (/thoughts shows it)", THOUGHT)]
@@ -170,7 +171,7 @@ class MarkdownView:
         return styled
 
     def _below(self) -> list[Text]:
-        """How it goes, as far as the window is wide enough to say it, and what is wanted below that."""
+        """Return the status line, with as many figures as fit, and the picture of the arena."""
         spinner = cast(Text, self._spinner.render(time.monotonic()))
         figures, room = self._status.figures().split(" · "), self._console.width - 4
         while len(figures) > 1 and len(" · ".join(figures)) > room:

@@ -1,1 +1,1 @@
-"""What the commands of a chat do, by what they are about."""
+"""The slash commands of a chat, by topic."""

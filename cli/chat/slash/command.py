@@ -1,4 +1,4 @@
-"""A slash command: a function, with what /help, Tab and the parser know of it."""
+"""A slash command: a function, and what /help, Tab and the parser know about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortexmlx.cli.chat.session import ChatSession, Draft, Question
 
 
 def no_values() -> Iterable[str]:
-    """The argument has no known values."""
+    """Return no values: the values of the argument are not known."""
     return ()
 
 
@@ -20,7 +20,7 @@ class Command:
     """A slash command. `@partial(Command, name, argument, help)` makes one of a function."""
 
     name: str
-    """With its slash."""
+    """The name with its slash."""
     argument: str
     """As /help shows it: `PATH`, or `[WORD]` if it may be left out."""
     help: str
@@ -32,12 +32,12 @@ class Command:
     values: Callable[[], Iterable[str]] = no_values
     """The arguments that Tab offers."""
     values_are: str = ""
-    """What these are, where Tab offers files beside them."""
+    """What the values are. Shown where Tab offers files, too."""
     takes_path: bool = False
-    """Tab offers files."""
+    """Whether Tab offers files."""
     multiline: tuple[str, ...] = ()
     """The argument may have several lines if it begins with one of these. Elsewhere a line break makes a message."""
 
     def __call__(self, chat: ChatSession, argument: str, console: Console) -> Question | Draft | None:
-        """Carry it out."""
+        """Run the command."""
         return self.run(chat, argument, console)

@@ -1,4 +1,4 @@
-"""All slash commands of a chat. `COMMANDS` finds those of the modules here by itself."""
+"""All slash commands of a chat. `COMMANDS` collects them from the modules of this folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = (
 
 
 class Leave(Exception):
-    """The user wants to go."""
+    """The user leaves the chat."""
 
 
 @partial(Command, "/help", "", "this list", aliases=("/?",), values=lambda: [command.name for command in COMMANDS])
@@ -49,6 +49,6 @@ def leave(chat: ChatSession, argument: str, console: Console) -> None:
 _MODULES = (turns, files, settings, models, display)
 _FOUND = (each for module in _MODULES for each in vars(module).values() if isinstance(each, Command))
 COMMANDS: tuple[Command, ...] = (show_help, *_FOUND, leave)
-"""In the order of /help."""
+"""All commands, in the order of /help."""
 
 BY_NAME = {name: command for command in COMMANDS for name in (command.name, *command.aliases)}

@@ -38,7 +38,7 @@ def tokens(chat: ChatSession, argument: str, console: Console) -> None:
 
 @partial(Command, "/stats", "", "memory, steps and times of the engine")
 def stats(chat: ChatSession, argument: str, console: Console) -> None:
-    """/stats: every block and token is counted in one place."""
+    """/stats: memory, steps and times of the engine. Every block and token is counted in one place only."""
     figures, arena = chat.engine.stats(), chat.engine.blocks()
     free, private, shared, cached, stored = map(arena.count, BlockState)
     kept = sum((g.count(BlockState.CACHED) + g.count(BlockState.STORED)) * g.block_bytes for g in arena.groups)
@@ -73,7 +73,7 @@ def stats(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def on_disk(store: StoreStats) -> str:
-    """What the store does, in words."""
+    """Return in words what the disk tier does."""
     if store.state is StoreState.OFF:
         return f"nothing, since the weights have no hash: see the warning; {store.path} is not used"
     if store.state is StoreState.HASHING:
@@ -85,7 +85,9 @@ def on_disk(store: StoreStats) -> str:
 
 
 def sparkline(values: Sequence[int], width: int = 40) -> str:
-    """Values as one line of bars, each that of the greatest in its part of them; the greatest of all is full height."""
+    """Return values as one line of bars. Each bar shows the greatest value of its part; the greatest of all has full
+    height.
+    """
     bars, most = " ▁▂▃▄▅▆▇█", max(values, default=0)
     if not most:
         return "-"
@@ -96,7 +98,9 @@ def sparkline(values: Sequence[int], width: int = 40) -> str:
 
 @partial(Command, "/blocks", "[live]", "a picture of the KV blocks, now or below each answer", values=lambda: (LIVE,))
 def blocks(chat: ChatSession, argument: str, console: Console) -> None:
-    """/blocks: the arena as it is now. With `live`, below answers while they are written, until it is asked again."""
+    """/blocks: draw the arena as it is now. With `live`, draw it below answers while they are written, until the next
+    /blocks.
+    """
     if argument not in ("", LIVE):
         raise InvalidRequest(f"/blocks takes nothing, or {LIVE}: not {argument!r}")
     if argument and chat.arena is None:
@@ -118,7 +122,7 @@ FOLD, SHOW = "fold", "show"
     Command, "/thoughts", "[fold|show]", "the last thoughts; fold or show those to come", values=lambda: (FOLD, SHOW)
 )
 def thoughts(chat: ChatSession, argument: str, console: Console) -> None:
-    """The thoughts of the last answer. With `fold` or `show`, how those of the answers to come are shown."""
+    """/thoughts: print the thoughts of the last answer. `fold` and `show` say how later thoughts are shown."""
     if argument not in ("", FOLD, SHOW):
         raise InvalidRequest(f"/thoughts takes nothing, {FOLD} or {SHOW}: not {argument!r}")
     if argument:

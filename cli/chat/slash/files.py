@@ -25,7 +25,9 @@ MARKDOWN = (".md", ".markdown")
 
 @partial(Command, "/save", "FILE", "write the conversation to a file; .md: to read", takes_path=True)
 def save(chat: ChatSession, argument: str, console: Console) -> None:
-    """/save FILE: as JSON, or as Markdown to read if the file is called so. Nothing is written over without --force."""
+    """/save FILE: write JSON, or readable Markdown for a name with that ending. Only --force replaces an existing
+    file.
+    """
     words = argument.split()
     force = FORCE in words
     name = " ".join(word for word in words if word != FORCE) if force else argument
@@ -54,7 +56,7 @@ def save(chat: ChatSession, argument: str, console: Console) -> None:
     takes_path=True,
 )
 def load(chat: ChatSession, argument: str, console: Console) -> None:
-    """/load FILE or NAME: go on with what it holds."""
+    """/load FILE or NAME: continue the conversation in that file."""
     if not argument:
         raise InvalidRequest(f"/load needs a file, or the name of a kept chat: {newest_names()} (/chats lists all)")
     try:
@@ -71,7 +73,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
 
 @partial(Command, "/file", "PATH [TEXT]", "put a text file in front of the next message", takes_path=True)
 def file(chat: ChatSession, argument: str, console: Console) -> Question | None:
-    """/file PATH: its text goes with the next message; with a question behind the path, at once."""
+    """/file PATH: send the file's text with the next message, or at once if a question follows the path."""
     path, question = _path_and_question(argument)
     if not path:
         waiting = ", ".join(str(each.path) for each in chat.attached) or "none"
@@ -88,7 +90,9 @@ def file(chat: ChatSession, argument: str, console: Console) -> Question | None:
 
 
 def _path_and_question(argument: str) -> tuple[str, str]:
-    """The whole argument if there is such a file; else what is quoted, or its first word."""
+    """Return the path and the question. The path is in quotes, or is the whole argument if that exists, or is the first
+    word.
+    """
     whole = argument.strip()
     if whole[:1] in ('"', "'") and whole.find(whole[0], 1) > 0:
         path, _, question = whole[1:].partition(whole[0])
@@ -100,7 +104,9 @@ def _path_and_question(argument: str) -> tuple[str, str]:
 
 
 def tell(chat: ChatSession, file: Attached, console: Console) -> None:
-    """How much a file is: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`. Raises InvalidRequest if that never fits."""
+    """Print how much a file is: `notes.txt: 120 lines, 4.1 KiB, 1,034 tokens`. Raises InvalidRequest if it can never
+    fit.
+    """
     lines, size = len(file.text.splitlines()), format_bytes(len(file.text.encode()))
     tokens = len(chat.engine.encode(file.text))
     if tokens >= chat.engine.longest_request:
@@ -112,7 +118,7 @@ def tell(chat: ChatSession, file: Attached, console: Console) -> None:
 
 
 def as_mention(file: Attached) -> str:
-    """`@path`, in quotes if it has blanks."""
+    """Return `@path`, in quotes if the path has blanks."""
     return f'@"{file.path}"' if " " in str(file.path) else f"@{file.path}"
 
 
@@ -121,7 +127,7 @@ _SHOWN = 20
 
 @partial(Command, "/chats", "[WORD]", "the chats that are kept, or those with WORD in their names")
 def chats(chat: ChatSession, argument: str, console: Console) -> None:
-    """/chats [WORD]: the newest kept chats, or those with a word in their names."""
+    """/chats [WORD]: list the newest kept chats, or those with the word in their names."""
     names = [name for name in kept_names() if argument.lower() in name.lower()]
     here = chat.keeper.path.stem if chat.keeper is not None and chat.keeper.path is not None else None
     for name in names[:_SHOWN]:

@@ -1,4 +1,4 @@
-"""/model and /show: which model answers, and what is known of it and of the chat."""
+"""/model and /show: the model that answers, and facts about it and the chat."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "t
 
 
 def model_names() -> list[str]:
-    """The models on this machine."""
+    """Return the names of the models on this machine."""
     return [each.name for each in list_models()]
 
 
 @partial(Command, "/model", "[NAME]", "show the models, or switch to another", values=model_names)
 def model(chat: ChatSession, argument: str, console: Console) -> None:
-    """/model: list those on this machine, or go on with another one."""
+    """/model: list the models on this machine, or switch to another one."""
     if not argument:
         for each in list_models():
             here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
@@ -54,7 +54,7 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
 
 @partial(Command, "/show", "[TOPIC]", f"the model and the chat: {', '.join(TOPICS[:4])}", values=lambda: TOPICS)
 def show(chat: ChatSession, argument: str, console: Console) -> None:
-    """/show: of the model and the chat, all or one topic."""
+    """/show: print everything about the model and the chat, or one topic."""
     topic = argument.strip().lower() or "all"
     if topic not in (*TOPICS, "all"):
         raise InvalidRequest(f"/show shows {', '.join(TOPICS)}, not {argument!r}")
@@ -106,7 +106,7 @@ def _messages(chat: ChatSession, console: Console) -> None:
 
 
 def device_line() -> str:
-    """Such as `Apple M3 Max (Metal)` or `CPU, OpenBLAS from scipy-openblas32, 2 threads`."""
+    """Return the device, such as `Apple M3 Max (Metal)` or `CPU, OpenBLAS from scipy-openblas32, 2 threads`."""
     from cortexmlx.cpu import blas
     from cortexmlx.machine import metal_device
 

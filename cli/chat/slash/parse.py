@@ -15,7 +15,7 @@ BARE = {"exit": "/exit", "quit": "/exit", "exit()": "/exit", "quit()": "/exit", 
 """Words that stand for a command when they are all that is typed."""
 
 _NEAR = 0.76
-"""How alike a word and a command must be for it to be a mistyped command: /tmp and /etc are paths."""
+"""The similarity to a command from which on a word is a mistyped command. /tmp and /etc are paths."""
 
 
 ELSEWHERE = {
@@ -29,21 +29,25 @@ ELSEWHERE = {
     "/models": "/model",
     "/q": "/exit",
 }
-"""Commands of other chats, and what they are here."""
+"""Commands of other chat programs, and the same commands here."""
 
 
 @dataclass(frozen=True)
 class Typed:
-    """What was typed: a command with its argument, or a message, which is empty if nothing was."""
+    """A parsed line: a command with its argument, or a message. The message is empty if nothing was typed."""
 
     command: str | None
     text: str
 
 
 def read(typed: str, commands: Mapping[str, Command]) -> Typed:
-    """Tell commands from messages. Only known names are commands, alone in their line; so pasted code and paths are
-    messages, and so is everything between three quotes or behind a blank. Raises InvalidRequest for a name that is
-    almost that of a command, and for one word after a slash that is all that is typed: it is meant as a command.
+    """Tell commands from messages.
+
+    Only a known name, alone in its line, is a command. So pasted code and paths are messages, and so is everything
+    between three quotes or after a blank.
+
+    Raises InvalidRequest for a name that is almost that of a command. Raises it, too, for a single word after a slash
+    and nothing else: that is meant as a command.
     """
     if typed.strip().startswith(QUOTES):
         return Typed(None, unquoted(typed))
@@ -66,7 +70,7 @@ def read(typed: str, commands: Mapping[str, Command]) -> Typed:
 
 
 def _unknown(name: str, near: list[str], commands: Iterable[str]) -> str:
-    """What to do about a command that is not there: the one that is meant, or those nearest to it."""
+    """Return the error text for an unknown command, with the command that is meant or the nearest ones."""
     near = near or difflib.get_close_matches(name, commands, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"no command {name}: {hint}/help lists all commands. To send this as a message, put a blank in front."

@@ -1,4 +1,4 @@
-"""/set and /system: how answers are chosen, what is said of them, and how much memory they have."""
+"""/set and /system: sampling, the system prompt, the figures below answers, and KV memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAMPLING = {
     "stop": "texts that end an answer, in quotes; none: no such text",
     "schema": "answers in JSON: a schema, its file, or json for any; none: free text",
 }
-"""What `SamplingParams` take here."""
+"""Settings in `SamplingParams`, with their meanings."""
 
 ENGINE = {
     "kv_memory": "for keys and values, like 4GB",
@@ -46,7 +46,7 @@ ENGINE = {
     "keep_first": "with keep_last: the first so many tokens stay, too",
     "keep_last": "texts outgrow the context: their newest so many tokens stay; none: they do not",
 }
-"""What `EngineConfig` takes here: the engine is opened anew for it."""
+"""Settings in `EngineConfig`, with their meanings. A change opens the engine again."""
 
 OTHER_NAMES = {
     "temp": "temperature",
@@ -56,7 +56,7 @@ OTHER_NAMES = {
     "format": "schema",
     "num_keep": "keep_first",
 }
-"""What ollama and others call them."""
+"""Names of settings in ollama and other programs."""
 
 NOT_HERE = {
     "num_ctx": "the context is the model's own; /set kv_memory says how much of it has memory",
@@ -71,11 +71,11 @@ SHORT = {"nothink": ("think", "off"), "noformat": ("schema", "none")}
 """Settings of ollama that have their value in their name."""
 
 COLUMN = 35
-"""Where the meanings of settings begin."""
+"""The column at which the meanings of settings begin."""
 
 
 def names() -> list[str]:
-    """What /set takes, for completion."""
+    """Return the names that /set takes, for completion."""
     return [*SAMPLING, *ENGINE, "system", "think", *(each.value for each in Figures)]
 
 
@@ -88,7 +88,7 @@ def names() -> list[str]:
     multiline=("system",),
 )
 def change(chat: ChatSession, argument: str, console: Console) -> None:
-    """/set: show all, or change one."""
+    """/set: show all settings, or change one."""
     name, value = _parted(argument)
     if name == "parameter":  # the form that ollama uses
         change(chat, value, console)
@@ -135,7 +135,9 @@ def system(chat: ChatSession, argument: str, console: Console) -> None:
 
 
 def _set_variable(chat: ChatSession, name: str, value: str) -> None:
-    """A variable of the chat template: JSON or text, on and off; `none` leaves it to the template."""
+    """Set a variable of the chat template to JSON or text; on and off are booleans. `none` leaves it to the
+    template.
+    """
     others = {known: set_to for known, set_to in chat.conversation.template_vars.items() if known != name}
     meant = {"on": True, "off": False}.get(value, json_or_text(value))
     variables = others if value in ("", "none") else {**others, name: meant}
@@ -220,7 +222,7 @@ def _number(name: str, value: str, *, whole: bool) -> float:
 
 
 def _reopen(chat: ChatSession, name: str, value: str, console: Console) -> None:
-    """Go on with an engine that has this option."""
+    """Open the engine again with a changed option."""
     if chat.host is None:
         raise InvalidRequest(f"this chat cannot change {name}")
     given: Callable[[], Any] = lambda: parse_size(value) if name == "kv_memory" else _number(name, value, whole=True)  # noqa: E731

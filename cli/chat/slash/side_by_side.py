@@ -1,4 +1,4 @@
-"""Several answers to one question: they grow side by side, and one of them is chosen."""
+"""Several answers to one question: they grow side by side, and the user chooses one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.reply import Reply
 
 NARROWEST = 24
-"""Columns of an answer; where there are fewer, answers stand below each other."""
+"""Columns of an answer, at least. In a narrower window, the answers stand below each other."""
 
 _GAP = 3
 
 
 class SideBySide:
-    """Reads a reply with `count` answers and shows them, while they grow by their last rows and in the end whole."""
+    """A display of a reply with `count` answers: their last rows while they grow, the whole answers at the end."""
 
     def __init__(self, console: Console, count: int, away: Away = nullcontext) -> None:
         self._console = console
@@ -36,7 +36,7 @@ class SideBySide:
         self._pieces = 0
 
     def follow(self, reply: Reply) -> Completion:
-        """All answers. Raises the request's error."""
+        """Show all answers and return the completion. Raises the request's error."""
         if not is_terminal(self._console.file):
             for _ in reply:
                 pass
@@ -63,7 +63,7 @@ class SideBySide:
         return [*shown, Text(f"{count} answers · {self._pieces:,} tokens", style="dim")]
 
     def _laid_out(self, titles: Sequence[str], columns: Sequence[Sequence[Text]]) -> list[Text]:
-        """The rows of all answers below their titles."""
+        """Return the rows of all answers below their titles."""
         titled = [[_bar(title), *rows] for title, rows in zip(titles, columns, strict=True)]
         return beside(titled, self._width()) if self._fits() else [row for rows in titled for row in rows]
 
@@ -78,7 +78,7 @@ class SideBySide:
 
 
 def beside(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """Rows of columns of `width` cells, with a gap between two."""
+    """Return the rows of columns of `width` cells, with a gap between two columns."""
     made = []
     for number in range(max(map(len, columns))):
         row = Text()
@@ -92,7 +92,7 @@ def beside(columns: Sequence[Sequence[Text]], width: int) -> list[Text]:
 
 
 def _end(text: str, width: int, rows: int) -> list[Text]:
-    """The last rows of a text; only so much of it is looked at."""
+    """Return the last rows of a text. Only the end of the text is read."""
     made = []
     for line in harmless(text[-width * rows :]).split("\n"):
         made += [Text(line[begin:end]) for begin, end, _ in wrapped(line, 0, width)] or [Text()]
@@ -114,7 +114,7 @@ def _whole(answer: Completion, width: int) -> list[Text]:
 
 
 def choose(answers: Sequence[Completion], ask: Callable[[str], str | None], console: Console) -> Completion | None:
-    """The answer that is chosen; None if none is, or if nobody can be asked any more."""
+    """Return the answer that the user chooses; None for 0 or at the end of the input."""
     by_number = {str(number): answer for number, answer in enumerate(answers, 1)}
     while True:
         typed = ask(f"which one goes on? 1-{len(answers)}, 0 for none: ")

@@ -1,4 +1,4 @@
-"""/clear, /undo, /regen, /edit and /n: the last turn forgotten, or answered again."""
+"""/clear, /undo, /regen, /edit and /n: forget turns, or answer the last one again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cortexmlx.cli.terminal.console import print_indented
 from cortexmlx.errors import InvalidRequest
 
 MOST = 9
-"""Answers side by side: one figure chooses among them."""
+"""Answers side by side, at most: one digit chooses among them."""
 
 _WAYS = 3
 
@@ -63,7 +63,7 @@ def edit(chat: ChatSession, argument: str, console: Console) -> Question | Draft
     multiline=tuple(map(str, range(2, MOST + 1))),
 )
 def several(chat: ChatSession, argument: str, console: Console) -> Question:
-    """/n 3 [TEXT]: several answers to the last question, or to another, side by side."""
+    """/n 3 [TEXT]: write several answers to the last question, or to TEXT, side by side."""
     first, _, text = argument.partition(" ")
     number = first or str(_WAYS)
     if number not in map(str, range(2, MOST + 1)):
@@ -82,8 +82,10 @@ def _warn_of_the_same(chat: ChatSession, console: Console) -> None:
 
 
 def _last_question(chat: ChatSession, without: str) -> tuple[str, bool]:
-    """The last question, and whether it is still in the chat: then its turn gives way to what is asked in its place.
-    One that `/undo` has taken back is not, so no older turn gives way.
+    """Return the last question, and whether it is still in the chat. If so, the turn of the next question replaces it.
+
+    A question that `/undo` took back is not in the chat, so it replaces no older turn. Raises InvalidRequest with the
+    text `without` if there is no question.
     """
     if chat.taken_back is not None:
         return chat.taken_back, False
@@ -94,7 +96,7 @@ def _last_question(chat: ChatSession, without: str) -> tuple[str, bool]:
 
 
 def _typed(chat: ChatSession, text: str) -> str:
-    """What was typed for a message that has files in it."""
+    """Return what the user typed for a message that has files in it."""
     return chat.typed.get(text, text)
 
 
