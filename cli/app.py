@@ -49,7 +49,7 @@ ELSEWHERE_CALLED = {
     "benchmark": "bench",
     "perplexity": "eval",
 }
-"""What people type who know other programs."""
+"""Names of commands in other programs, and the commands here."""
 
 _USED = "a model is downloaded when it is first used: cortexmlx chat org/name"
 _GONE = "models of the hub lie in its cache: `hf cache rm`, or remove the folder that `cortexmlx models --json` names"
@@ -99,8 +99,8 @@ class Commands(TyperGroup):
             formatter.write_text(OPTIONS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of a name. For a word of another program, or a model's name, the error suggests the right
-        command.
+        """Return the command of a name. If the name is a command of another program, or a model, the error suggests the
+        right command.
         """
         word = args[0]
         if self.get_command(ctx, word) is None:

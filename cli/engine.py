@@ -1,4 +1,4 @@
-"""Opens an engine for a command. Only this module of the command line imports mlx."""
+"""Open an engine for a command. Only this module of the command line imports mlx."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_engine(config: EngineConfig) -> Iterator[Engine]:
     """Load the model with a progress bar on stderr. Close the engine at the end of the context."""
     try:
         engine = _loaded(config)
-    except KeyboardInterrupt:  # nothing has begun that could be lost, and the engine's thread would load to the end
+    except KeyboardInterrupt:  # nothing can be lost yet, and the thread would load to the end
         leave_now()
     with engine:
         yield engine
@@ -56,9 +56,10 @@ def _loaded(config: EngineConfig) -> Engine:
 
 
 class OpenEngine:
-    """An engine that can be replaced by one with other options: two models at once may not fit into memory.
+    """An engine that can be replaced by one with other options. Only one is open at a time, since two models may not
+    fit into memory.
 
-    In the context `undisturbed`, one Ctrl-C raises nothing, for work that must be done before it can be obeyed.
+    In the context `undisturbed`, one Ctrl-C raises nothing. It is for work that must be done before the Ctrl-C counts.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -68,9 +69,10 @@ class OpenEngine:
         self.engine = self._stack.enter_context(open_engine(config))
 
     def exchange(self, config: EngineConfig) -> None:
-        """Close the engine and open another one, `engine`. A missing model is downloaded before that. If it fails, or
-        is interrupted, an engine with the old options is opened, and the error is raised; EngineClosed if even that
-        fails.
+        """Close the engine and open another one as `engine`. A missing model is downloaded first.
+
+        If opening fails or is interrupted, an engine with the old options is opened and the error is raised. Raises
+        EngineClosed if the old options fail, too.
         """
         if config.model != self.config.model:
             with loading(str(config.model)) as on_progress:
@@ -84,7 +86,9 @@ class OpenEngine:
             failure = error
         with self.undisturbed():
             if isinstance(failure, KeyboardInterrupt):
-                failure.__traceback__ = None  # holds an engine that still loads: once dropped, it is waited for
+                failure.__traceback__ = (
+                    None  # it holds an engine that still loads, and dropping it waits for that engine
+                )
             try:
                 self.engine = self._stack.enter_context(_loaded(self.config))
             except CortexError as error:
@@ -101,8 +105,8 @@ class OpenEngine:
 
 
 def tell(engine: Engine) -> None:
-    """Print the model's notes, a line each, if a person looks: what was done to it, what beside it is unused, why it
-    runs one request at a time.
+    """Print the model's notes, a line each, if a person looks. They say what was done to the model, which files beside
+    it are unused, and why it runs one request at a time.
     """
     if console.is_terminal(sys.stderr):
         for remark in engine.info.notes:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from cortexmlx.perplexity import Perplexity
 
 ROWS = 4
-"""How many windows are computed at a time."""
+"""Windows that are computed at a time."""
 
 WITHOUT = ("kv_store", "kv_store_bytes", "keep_first", "keep_last")
-"""A text is scored whole, and no window begins like another."""
+"""Options that do not apply: a text is scored whole, and no two windows begin alike."""
 
 MOST_BYTES = 64 << 20
-"""A longer file takes days, and its tokens as much memory as a small model."""
+"""Bytes of the longest file. A longer file takes days, and its tokens take as much memory as a small model."""
 
 
 @options.takes_engine(without=WITHOUT, max_rows=ROWS, prefix_cache=False)

@@ -8,8 +8,8 @@ from cortexmlx.request import Completion
 
 
 def summary(completion: Completion, ended: str) -> str:
-    """Return the line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`, and `ended`,
-    the reason if the answer was cut short.
+    """Return the line after an answer: `24 tokens · 41.2 tok/s · TTFT 180 ms · prompt 37 tok (32 cached)`. It ends with
+    `ended`, the reason if the answer was cut short.
     """
     usage, timings = completion.usage, completion.timings
     answers = (completion, *completion.others)
@@ -54,7 +54,7 @@ def latency(seconds: float) -> str:
 
 
 def _rate(completion: Completion) -> float:
-    """Return the tokens per second of several answers together, because they are written at once."""
+    """Return the tokens per second of all answers together, because they are written at the same time."""
     if not completion.others:
         return completion.timings.decode_tokens_per_second
     answers = (completion, *completion.others)

@@ -44,7 +44,9 @@ FREE_SHARE = 3
 
 
 def drop_oldest_turns(talk: Conversation, question: str, engine: Engine) -> str:
-    """Drop the oldest turns until `question` and its answer fit. Return a message for the user; empty if all fits."""
+    """Drop the oldest turns until `question` and its answer fit. Return a message for the user, empty if nothing was
+    dropped.
+    """
     longest, before = engine.longest_request, talk.unread
     answer = min(talk.params.max_tokens or longest, longest // ANSWER_SHARE)
     tokens = talk.count(question)

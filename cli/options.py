@@ -252,8 +252,8 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
 
 
 def _expanded(command: Command, name: str, options: Mapping[str, tuple[Any, Any]], make: Callable[..., Any]) -> Command:
-    """Return `command` with `options` (name: annotation, default) instead of its parameter `name`, which is made of
-    them.
+    """Return `command` with `options` instead of its parameter `name`, which is made of them. `options` has the
+    annotation and the default of each option by its name.
     """
 
     @functools.wraps(command)
@@ -288,7 +288,7 @@ def model_name(argument: str | None, option: str | None) -> str:
 
 def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
     """Return the variables that --template-var and --think set. Raises typer.BadParameter (wrong usage) for a wrong
-    one, or if prompts are `raw`.
+    variable, or if prompts are `raw`.
     """
     variables: dict[str, object] = {} if think is None else {THINKING: think}
     for each in given or ():

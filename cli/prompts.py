@@ -1,4 +1,4 @@
-"""A prompt as commands submit it: through the model's chat template, with what the command line sets for that."""
+"""A prompt as commands submit it: through the model's chat template, with the variables of the command line."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def as_prompt(
 
 
 def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:
-    """Return the variables. Raises InvalidRequest if the model's template does not read one, or fails with it, before a
-    turn or a request depends on them.
+    """Return the variables. Raises InvalidRequest if the model's template does not read one of them or fails with it.
+    So a wrong variable is found before any turn or request.
     """
     if variables:
         engine.encode(as_prompt(engine, "?", None, raw=False, variables=variables))

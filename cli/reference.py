@@ -1,6 +1,6 @@
-"""Makes the page docs/cli.md from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
+"""Make the page docs/cli.md from the commands themselves: `python -m cortexmlx.cli.reference > docs/cli.md`.
 
-It reads our functions and their annotations, and not what typer makes of them, which changes.
+It reads the functions and their annotations. It does not read what typer makes of them, which differs between versions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _options(command: Callable[..., None]) -> Iterator[str]:
 
 
 def _parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """Return the parameters of a command, each with what its annotation says."""
+    """Yield the parameters of a command, each with what its annotation says."""
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if parameter.annotation is not typer.Context:
             yield parameter, get_args(parameter.annotation)[1]
@@ -88,7 +88,7 @@ def _text(text: str) -> list[str]:
 
 
 def _names(parameter: inspect.Parameter, info: Any) -> str:
-    first = [info.default] if isinstance(info.default, str) else []  # of what an annotation's `typer.Option` was given
+    first = [info.default] if isinstance(info.default, str) else []  # the first name in an annotation's `typer.Option`
     names = sorted([*first, *(info.param_decls or ())], key=len) or [f"--{parameter.name.replace('_', '-')}"]
     if info.metavar:
         names[-1] += f" {info.metavar}"

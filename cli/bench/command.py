@@ -1,4 +1,4 @@
-"""`cortexmlx bench`: how fast this machine runs a model, and how that compares with mlx-lm, and with last week."""
+"""`cortexmlx bench`: how fast this machine runs a model, compared with mlx-lm and with earlier runs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 REPETITIONS = 5
 COMPARED = 20
-"""How many repetitions there are if rows are saved or compared: they are measured in half as many rounds."""
+"""Repetitions if rows are saved or compared. They are measured in half as many rounds."""
 
 FEWEST_ROUNDS = 5
-"""How many rounds there are if the repetitions allow it. With fewer rounds nobody knows how much they differ."""
+"""Rounds, at least, if there are enough repetitions. With fewer rounds, nobody knows how much rounds differ."""
 
 
 class Output(str, Enum):
-    """How to print the outcome."""
+    """The format in which the outcome is printed."""
 
     md = "md"
     json = "json"
@@ -129,7 +129,7 @@ def bench(
 
     from cortexmlx.cpu import blas
 
-    blas.preload()  # before mlx is imported, which the session does
+    blas.preload()  # before the session imports mlx
     from cortexmlx.bench import parts, session
     from cortexmlx.bench.measure.engines import Plan
     from cortexmlx.bench.suites.against import Shape
@@ -190,7 +190,7 @@ def _all(steps: Sequence[Callable[[], Report]]) -> Report:
 
 
 def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Saved | None:
-    """Return the run to compare with. What would fail after minutes fails here."""
+    """Return the run to compare with. Errors that would come after minutes are raised here."""
     from cortexmlx.bench.changes import compared, saved
     from cortexmlx.bench.measure.machine import Machine
 
@@ -208,7 +208,7 @@ def _prepared(save: Path | None, compare: Path | None, plot: Path | None) -> Sav
 
 
 def _check_plot(plot: Path) -> None:
-    """Raise typer.BadParameter unless a picture can be written there. An older picture may be replaced."""
+    """Raise typer.BadParameter unless a picture can be written to that file. An older picture may be replaced."""
     from cortexmlx.bench.changes import saved
 
     if plot.suffix != ".svg":
@@ -238,7 +238,7 @@ def _finish(
             worse = compared.slower(found)
             report = replace(report, parts=(*report.parts, compared.part(before, now, found, compare)))
         except InvalidRequest as error:
-            other = error  # what was measured is shown and kept all the same
+            other = error  # measurements are shown and kept anyway
     failed: list[OSError] = []
     try:
         if save is not None and not report.interrupted:

@@ -1,4 +1,4 @@
-"""Parses options that are lists."""
+"""Parse options that are lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows on stderr what is being measured: a live line for a person, a line now and then for a log."""
+"""Show on stderr what is being measured: a live line for a person, a line now and then for a log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shown() -> Iterator[Callable[[str], None]]:
 
 
 class _Log:
-    """Prints a line if the last one is some time ago."""
+    """A log that prints a line only if the last one is `LOG_SECONDS` ago."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + LOG_SECONDS

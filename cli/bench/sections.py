@@ -21,7 +21,7 @@ class Suite(str, Enum):
 
 
 class Section(Enum):
-    """What is measured together."""
+    """A group of measurements that are taken together."""
 
     ROWS = "basic"
     RATIOS = "basic or serving"

@@ -16,8 +16,8 @@ _FOLDER = "locks"
 class ChatLock:
     """The right to write one chat's file. One chat holds it, in this process or another, until it ends.
 
-    So no chat waits for another, and no two chats write one file. The system releases the lock when a process dies. If
-    nothing can be locked (a folder that cannot be written, a file system without locks), every chat gets the lock.
+    A chat never waits for another, and no two chats write one file. The system releases the lock when a process dies.
+    If nothing can be locked (a folder that cannot be written, a file system without locks), every chat gets the lock.
     """
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
@@ -56,7 +56,7 @@ class ChatLock:
             lock._drop()  # its holder removed the file between our two calls: try again with the next file
 
     def release(self) -> None:
-        """Let another chat have it."""
+        """Release the lock for other chats."""
         if self._close is not None and self._close.alive:
             with suppress(OSError):
                 self._path.unlink()
@@ -85,7 +85,7 @@ def remove_dead_locks(state: Path) -> None:
 
 @contextmanager
 def _folder_locked(folder: Path, operation: int) -> Iterator[None]:
-    """Lock the folder of all locks in this context; those who take a lock share it. Raises OSError."""
+    """Lock the folder of all locks in this context. Those who take a lock share it. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, operation)

@@ -28,12 +28,12 @@ LAST = "last"
 """The name of the chat that was saved most recently."""
 
 _WORDS = 40
-"""How many characters of the first words a name has at most."""
+"""Characters of the first words in a name, at most."""
 
 _SHOWN = 5
 
 _DEAD_SECONDS = 86_400.0
-"""A file of this age that is not finished belongs to a dead process: a chat is written in a moment."""
+"""Age at which an unfinished file belongs to a dead process. Writing a chat takes only a moment."""
 
 
 def state_folder() -> Path:
@@ -61,7 +61,7 @@ def resume_command(path: Path) -> str:
 
 
 def find(name: str) -> Path:
-    """Return the saved chat with this name, or whose name begins so, or the last one, or a file. Raises
+    """Return the saved chat with this name, or with a name that begins so, or the last chat, or a file. Raises
     InvalidRequest.
     """
     if (kept := _named(name)) is not None:
@@ -155,7 +155,7 @@ class ChatSaver:
         """
         if self.path is None and not conversation.messages:
             return
-        if self._writing:  # a signal that ends the program came in between: the file is ours
+        if self._writing:  # a signal ends the program during a write: the file is this chat's
             return self._write(conversation)
         try:
             self._take_place(conversation, typed or {})
@@ -238,7 +238,7 @@ def _take_free(path: Path) -> tuple[Path, ChatLock]:
 
 
 def _make_newest(path: Path) -> None:
-    """Make the chat that was saved last the newest, also if the clock was put back since others were."""
+    """Make the chat that was saved last the newest, even if the clock was put back after others were saved."""
     latest = max((written[0] for other in kept_paths() if other != path and (written := _written(other))), default=0)
     if path.stat().st_mtime_ns <= latest:
         with suppress(OSError):
@@ -246,7 +246,7 @@ def _make_newest(path: Path) -> None:
 
 
 def whereabouts(keeper: ChatSaver | None, store: Path | str | None) -> str:
-    """Return what of a chat stays on disk, and where: the chat with the typed lines, and its keys and values."""
+    """Return which parts of a chat stay on disk, and where: the chat with the typed lines, and its keys and values."""
     parts = [] if keeper is None else [f"the chat in {_short(keeper.path or state_folder())}"]
     if store is not None:
         parts.append(f"keys and values in {_short(Path(store))}")

@@ -29,19 +29,21 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was checked, what was found, and what to do about it (empty: nothing). `message` is the whole text
-    of a compiler or a library, which only `--json` shows.
-    """
+    """One line of the report."""
 
     name: str
+    """What was checked."""
     verdict: Verdict
     detail: str
+    """What was found."""
     advice: str = ""
+    """What to do about it; empty for nothing."""
     message: str = ""
+    """The whole text of a compiler or a library. Only `--json` shows it."""
 
 
 def all_checks() -> Iterator[Check]:
-    """Yield every check, one after the other. A check that raises is a failed check, and the next one still runs."""
+    """Yield every check in order. A check that raises counts as failed, and the next one still runs."""
     for name, look in CHECKS.items():
         try:
             yield from look()
@@ -166,7 +168,7 @@ def _models() -> Iterator[Check]:
 
 
 _LITTLE_ROOM = 5 << 30
-"""Bytes that a model of 8 billion parameters in 4 bits takes."""
+"""Bytes of a model of 8 billion parameters in 4 bits."""
 
 
 def _terminal() -> Iterator[Check]:

@@ -1,4 +1,4 @@
-"""`cortexmlx doctor`: is everything installed that makes models run well?"""
+"""`cortexmlx doctor`: check that everything is installed that makes models run well."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last")
-"""Parameters that do not apply to a shape alone."""
+"""Parameters of a machine, which do not apply to a shape alone."""
 
 
 def plan(
@@ -156,8 +156,8 @@ def plan_model(
     as_json: bool,
     memory: int | None = None,
 ) -> None:
-    """Print the plan of a model on this machine, or on a Mac with `memory` bytes, for an engine with this configuration
-    and for runs of sequences of these lengths.
+    """Print the plan of a model for an engine with this configuration, and for runs of sequences of these lengths. The
+    machine is this one, or a Mac with `memory` bytes.
     """
     from cortexmlx.cli.plan.figures import make_plan
     from cortexmlx.cli.plan.machine import mac, this_machine
@@ -193,7 +193,7 @@ def plan_model(
 
 
 def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:
-    """Return the figures for `--json`. Layers that keep the same are one entry of `shapes`."""
+    """Return the figures for `--json`. Layers that keep the same numbers share one entry of `shapes`."""
     data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
     groups = data["model"].pop("groups")
     data["model"]["shapes"] = [

@@ -13,71 +13,75 @@ from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 EXPANDED = "float32, for speed on a CPU"
-"""What `weights_as` says if packed weights are unpacked in memory."""
+"""The value of `weights_as` if packed weights are unpacked in memory."""
 
 LENGTHS = (4096, 16384, 65536, 262144, 1048576)
 
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The model by itself, in the precision in which it is stored. `weight_bytes` are those of the files. The state's
-    bytes are per sequence, whatever its length. `refusal` is why the engine does not run it; None if it does. `notes`
-    say how it runs, if not in the usual way.
-    """
+    """The model by itself, in the precision in which it is stored."""
 
     name: str
     architecture: str
     parameters: int
     context_length: int
     weight_bytes: int
+    """Bytes of the files."""
     adapter_bytes: int
     dtype: str
     groups: tuple[LayerGroup, ...]
     itemsize: int
     kv_bytes_per_token: int
     state_bytes_per_sequence: int
+    """Bytes of one sequence's state, whatever its length."""
     refusal: str | None
+    """Why the engine does not run the model; None if it does."""
     notes: tuple[str, ...] = ()
+    """How the engine runs the model, if not in the usual way."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """One context length in tokens: the bytes of one such sequence, and how many of them fit at once."""
+    """A context length, in tokens."""
 
     tokens: int
     bytes: int
+    """Bytes of one sequence of this length."""
     sequences: int
+    """Sequences of this length that fit at once."""
 
 
 @dataclass(frozen=True)
 class MachineFigures:
-    """The model on a machine, in bytes.
-
-    `kv_form` says in words what a cached number takes. `fits` is the longest single sequence (None: its length costs
-    nothing), and `row_tokens` what a row keeps at most (None: all). `limited`: the arena's bytes were given, and
-    `lengths` are what it holds; otherwise they are what `free_bytes` holds. `assumed`: it is not this machine, but a
-    Mac with that memory.
-    """
+    """The model on a machine, in bytes."""
 
     assumed: bool
+    """Whether the machine is not this one, but a Mac with that memory."""
     memory_bytes: int
     working_set_bytes: int
     weight_bytes: int
     weights_as: str
     itemsize: int
     kv_form: str
+    """What a cached number takes, in words."""
     kv_bytes_per_token: int
     tail_bytes: int
     logits_bytes: int
     states_bytes: int
     free_bytes: int
     fits: int | None
+    """Tokens of the longest single sequence. None if its length costs nothing."""
     limited: bool
+    """Whether the arena's bytes were given. `lengths` are then what the arena holds, otherwise what `free_bytes`
+    hold.
+    """
     arena_bytes: int
     arena_tokens: int
     snapshots: int
     snapshot_bytes: int
     row_tokens: int | None
+    """Tokens that a row keeps, at most. None for all."""
     lengths: tuple[Length, ...]
 
 
@@ -189,7 +193,7 @@ def _here(
 
 
 def _blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> Counts:
-    """Return the blocks of each group in an arena of `memory` bytes."""
+    """Return the blocks of each group in an arena of this many bytes."""
     return sizing.blocks_that_fit(arena, paged(groups), load, itemsize)
 
 
@@ -216,8 +220,8 @@ def _length(
 
 
 def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
-    """Return the bytes and the form of the weights in memory. A CPU has them as `load_model` decides, since MLX is
-    fastest in float32 there.
+    """Return the bytes and the form of the weights in memory. On a CPU, they have the form that `load_model` chooses,
+    since MLX is fastest in float32 there.
     """
     from cortexmlx.models.load import float32_pays
 

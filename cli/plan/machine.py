@@ -17,29 +17,33 @@ _AS_SOLD = re.compile(r"([kmgt])b\s*\Z", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes of memory: all of it, and what a model should use at most. `on_cpu`: MLX computes in float32 there. `here`:
-    it is this machine.
-    """
+    """A machine that runs models."""
 
     memory: int
+    """Bytes of memory."""
     working_set: int
+    """Bytes that a model should use, at most."""
     on_cpu: bool = False
+    """Whether MLX computes on the CPU, in float32."""
     here: bool = True
+    """Whether it is this machine."""
 
 
 def called(here: bool) -> str:
-    """Return the machine's name in a sentence."""
+    """Return what a sentence calls the machine."""
     return "this machine" if here else "such a Mac"
 
 
 def this_machine() -> Machine:
-    """Return the machine that runs this."""
+    """Return the machine that runs this program."""
     return Machine(memory_bytes(), working_set_bytes(), sys.platform == "linux")
 
 
 def mac(memory: int) -> Machine:
-    """Return a Mac with `memory` bytes, as it is delivered. Reports of what Metal recommends are two thirds of the
-    memory up to 32 GiB, three quarters from 36 GiB on, and somewhat more on newer systems.
+    """Return a Mac with `memory` bytes, as it is delivered.
+
+    Metal is reported to recommend two thirds of the memory up to 32 GiB, three quarters from 36 GiB on, and somewhat
+    more on newer systems.
     """
     share = memory * 2 // 3 if memory <= _TWO_THIRDS_UP_TO else memory * 3 // 4
     return Machine(memory, share, here=False)

@@ -1,4 +1,6 @@
-"""What a run takes at most: arithmetic for what stays, and the engine's own steps, traced on the model's outline."""
+"""The memory that a run takes at most: arithmetic for what stays, and the engine's own steps, traced on the model's
+outline.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of `rows` rows at once that end with `tokens` tokens each, prompt and answer. All of the cache is in use,
-    for running rows or for prefixes.
-
-    All sizes are in bytes. The arena has two spare blocks. Temporary memory is that of the largest step with a piece of
-    a prompt, or of the largest decode step with its new tail, or the old slab of one layer, which exists beside the new
-    one for a moment while the arena grows. `peak_bytes` is what MLX has in use at most, with the weights.
+    """A run of several rows at once. All of the cache is in use, for running rows or for prefixes. All sizes are in
+    bytes.
     """
 
     tokens: int
+    """Tokens of each row at its end: prompt and answer."""
     rows: int
     weight_bytes: int
     arena_bytes: int
+    """The arena, with two spare blocks."""
     states_bytes: int
     snapshot_bytes: int
     tail_bytes: int
     prefill_bytes: int
+    """Temporary memory of the largest step with a piece of a prompt."""
     decode_bytes: int
+    """Temporary memory of the largest decode step, without its new tail."""
     growth_bytes: int
+    """The old slab of one layer, which exists beside the new one for a moment while the arena grows."""
     peak_bytes: int
+    """The most that MLX has in use, with the weights. Of the temporary memory, only the largest part counts."""
 
 
 def plan_runs(
@@ -48,8 +52,10 @@ def plan_runs(
     load: sizing.Load,
     lengths: Sequence[int],
 ) -> tuple[Run, ...]:
-    """Return what runs of such sequences take on this machine. None are returned for lengths that do not fit the
-    context or the cache, for a model that is not paged, or if a cache of the default size has no room.
+    """Return what runs of such sequences take on this machine.
+
+    Lengths that do not fit the context or the cache have no run. Models that are not paged have none either, and
+    neither has a cache of the default size without room.
     """
     from cortexmlx.execution.mode import PagedMode, execution_mode
 
@@ -71,8 +77,8 @@ def plan_runs(
 def plan_run(
     skeleton: Skeleton, way: ExecutionMode, weights: int, load: sizing.Load, memory: int, tokens: int
 ) -> Run | None:
-    """Return the run of sequences of `tokens` tokens with a cache of `memory` bytes. As many run at once as fit, at
-    most `load.rows`. None if not one fits. Raises InvalidRequest if the cache holds no block.
+    """Return the run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run at once as
+    fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds no block.
     """
     from cortexmlx.execution.footprint.steps import step_bytes
 
@@ -102,7 +108,7 @@ def plan_run(
 
 
 def _before_it_grew(blocks: Counts, block_size: int) -> Counts:
-    """Return the blocks of each group before the arena had its last size; none if that was its first. It grows to at
+    """Return the blocks of each group before the arena grew to its last size; 0 if it never grew. The arena grows to at
     most twice its size each time.
     """
     sizes = []

@@ -1,7 +1,7 @@
-"""A model without its numbers: built from its configuration alone, to count what it would take.
+"""A model without its numbers: built from its configuration alone, to count the memory that it takes.
 
 mlx's arrays are lazy, so mlx-lm's own class can be built, quantized and even called without computing anything. The
-shapes of its parameters, and of what it puts into its caches, are exact for every architecture that mlx-lm knows.
+shapes of its parameters and caches are exact for every architecture that mlx-lm knows.
 """
 
 from __future__ import annotations
@@ -23,31 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What a configuration says about memory.
-
-    `weight_bytes` are those of its quantization. `widened_bytes` are the same with every plain number as float32, and
-    the quantized ones still packed. `groups` are what its caches keep in `dtype`, that of the activations;
-    `widened_groups` are what they keep if all plain numbers are float32. `refusal` is why the engine does not run the
-    model; None if it does. `model` is the outline itself, with all plain numbers float32. `most_rows` is how many
-    requests it runs at once at most (None: any number), and `notes` say why, a line each.
-    """
+    """What a configuration says about memory."""
 
     architecture: str
     parameters: int
     weight_bytes: int
+    """Bytes of the weights, as the configuration quantizes them."""
     widened_bytes: int
+    """The same with every plain number as float32, and the quantized numbers still packed."""
     vocab_size: int
     context_length: int
     dtype: str
+    """The type of the activations."""
     groups: tuple[LayerGroup, ...]
+    """What the model's caches keep in `dtype`."""
     widened_groups: tuple[LayerGroup, ...]
+    """What the model's caches keep if all plain numbers are float32."""
     model: Any = None
+    """The outline itself, with all plain numbers as float32."""
     refusal: str | None = None
+    """Why the engine does not run the model; None if it does."""
     most_rows: int | None = None
+    """Requests that the model runs at once, at most. None for any number."""
     notes: tuple[str, ...] = ()
+    """Why there is such a limit, a line each."""
 
     def quantized(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
-        """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine would."""
+        """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine does."""
         if kv_bits is not None and self.most_rows is not None:
             raise unquantized(kv_bits, self.notes[0])
         groups, widened = (quantized(g, kv_bits, kv_group_size) for g in (self.groups, self.widened_groups))
@@ -55,10 +57,10 @@ class Skeleton:
 
 
 def build(config: Mapping[str, Any]) -> Skeleton:
-    """Build the model that `config` (the contents of config.json) describes. Nothing of its size is allocated.
+    """Build the model that `config` (the contents of config.json) describes, without allocating its weights.
 
-    Raises ModelUnsupported if mlx-lm does not know the architecture, or the configuration does not fit it, or its code
-    fails with it, ModelCorrupt if it has more layers than any model.
+    Raises ModelUnsupported if mlx-lm does not know the architecture, if the configuration does not fit it, or if
+    mlx-lm's code fails with it. Raises ModelCorrupt if it has more layers than any model.
     """
     from cortexmlx.cpu import blas
 
@@ -113,7 +115,7 @@ def _lazy_model(config: dict[str, Any]) -> Any:
         raise ModelUnsupported(f"mlx-lm says of {kind!r}: {missing}")
     try:
         model_class, args_class = mlx_lm_utils()._get_classes(config)
-    except (ValueError, AttributeError):  # no module of that name, or none of a model
+    except (ValueError, AttributeError):  # no module of that name, or not the module of a model
         raise ModelUnsupported(
             f"mlx-lm has no architecture {kind!r}: give its shape with --layers, --kv-heads and --head-dim"
         ) from None
@@ -137,7 +139,9 @@ def _dtype(config: Mapping[str, Any]) -> str:
 
 
 def _quantize(model: Any, config: Mapping[str, Any]) -> None:
-    """Quantize as mlx-lm does on loading, but look which layers the files have quantized."""
+    """Quantize as mlx-lm does on loading. The configuration may set single layers; every other layer is quantized if it
+    can be.
+    """
     import mlx.nn as nn
 
     quantization = config.get("quantization")
@@ -170,7 +174,7 @@ def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
 
 
 def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
-    """How the engine runs the model, or why it does not."""
+    """Return how the engine runs the model, or why it does not."""
     from cortexmlx.execution.mode import execution_mode
 
     try:
@@ -180,7 +184,7 @@ def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
 
 
 def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
-    """Return what one cache object keeps. One that holds several caches counts as several layers."""
+    """Return what one cache object keeps. An object that holds several caches counts as several layers."""
     inner = getattr(cache, "caches", None)
     if inner is not None:
         for each in inner:
@@ -199,7 +203,7 @@ def _specs(cache: Any, dtype: str) -> Iterator[KVSpec]:
 
 def as_loaded(skeleton: Skeleton, on_cpu: bool, expanded: bool) -> Any:
     """Return the outline in the form in which the engine has the model. On a CPU, all plain numbers are float32, and
-    packed ones are `expanded` where that pays.
+    packed ones are `expanded` where that is faster.
     """
     import mlx.core as mx
 

@@ -1,4 +1,4 @@
-"""From a name to a configuration, and to the bytes of the weights if the files are on this machine."""
+"""Find a model's configuration by name, and the bytes of its weights if the files are on this machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from cortexmlx.models.safetensors_check import check_weights
 
 @dataclass(frozen=True)
 class PlanSource:
-    """A model's configuration, and what its weights take as they are stored: in the files of a folder, or in memory
-    after reading a GGUF file, whose types partly grow (None: only the configuration is on this machine).
-
-    `adapter` is what the given adapter adds to them. `file_bytes` are those of the files, if memory takes another
-    number. `notes` say what is wrong with the files.
-    """
+    """A model's configuration, and the bytes of its weights."""
 
     name: str
     config: Mapping[str, Any]
     weight_bytes: int | None
+    """Bytes in the files of a folder, or in memory after reading a GGUF file, some of whose types grow. None if only
+    the configuration is on this machine.
+    """
     adapter: int = 0
+    """Bytes that the given adapter adds."""
     file_bytes: int | None = None
+    """Bytes of the files, if memory takes another number."""
     notes: tuple[str, ...] = ()
+    """What is wrong with the files."""
 
 
 def find(target: str) -> PlanSource:
@@ -61,7 +62,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _of_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource:
     try:
         check_weights(folder)
-    except ModelCorrupt as damage:  # the plan needs none of them
+    except ModelCorrupt as damage:  # the plan does not need the damaged files
         return PlanSource(name, config, None, notes=(f"It does not run as it is: {damage}",))
     return PlanSource(name, config, stored_bytes(folder) or None)
 

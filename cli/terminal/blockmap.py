@@ -15,7 +15,7 @@ from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 @dataclass(frozen=True)
 class CellStyle:
-    """How a state is drawn, also on an ASCII terminal, and its name."""
+    """The name of a state, and how it is drawn: `plain` on an ASCII terminal, `cell` on others."""
 
     cell: str
     plain: str
@@ -30,20 +30,21 @@ LOOKS = {
     BlockState.STORED: CellStyle("░", "-", "color(98)", "on disk"),
     BlockState.FREE: CellStyle("·", ".", "color(244)", "free"),
 }
-"""In the order of the legend. If a cell stands for several blocks and two states are equally frequent, the first one
-wins.
+"""The styles in the order of the legend. If a cell stands for several blocks and two states are equally frequent, the
+first one wins.
 """
 
 INDENT = "  "
 
 
 def draw(picture: BlockMap, width: int, lines: int, *, plain: bool = False) -> list[Text]:
-    """Return the picture in at most `lines` lines of `width` columns: a legend with the number of blocks in each state,
-    then for each group a line of figures and its blocks, in the order in which they are in memory. If that is too much,
-    the figures are left out first, then the legend, then the last groups.
+    """Return the picture in at most `lines` lines of `width` columns. `plain` is for an ASCII terminal.
+
+    A legend shows the number of blocks in each state. Each group has a line of figures and its blocks, in the order in
+    which they are in memory. If there is no room, the figures are left out first, then the legend, then the last
+    groups.
 
     A cell for several blocks shows the state of most of those that are not free. It is dim if most of them are free.
-    `plain`: for an ASCII terminal.
     """
     width = max(1, width - len(INDENT))
     legend = _side_by_side(_legend(picture, plain), width)
@@ -82,8 +83,8 @@ def _side_by_side(parts: Iterable[Text], width: int) -> list[Text]:
 
 
 def _figures(group: GroupBlocks, picture: BlockMap, each: int, width: int) -> Text:
-    """Return the figures of one group, the most important first. Its layers are named only if they are not all of the
-    model's.
+    """Return the figures of one group, the most important first. Its layers are named only if the group does not have
+    all of the model's layers.
     """
     count = len(group.states)
     parts = [f"{count:,} block{'s' * (count != 1)} of {picture.block_size} tokens"]

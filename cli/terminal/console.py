@@ -40,8 +40,8 @@ def stderr() -> Console:
 
 
 def on(stream: TextIO) -> Console:
-    """Return a rich console that writes its own control sequences to a terminal, but none that a text contains. Texts
-    are no markup.
+    """Return a rich console that writes its own control sequences to a terminal, but not those of a text. Markup in a
+    text is not interpreted.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -62,7 +62,7 @@ def say(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
 
 
 def tell(text: str = "", *, end: str = "\n") -> None:
-    """Write to stderr something that is no result. On a terminal it is made harmless."""
+    """Write to stderr something that is not a result. On a terminal it is made harmless."""
     _write(sys.stderr, text + end, flush=True)
 
 
@@ -73,7 +73,7 @@ def _write(stream: TextIO, text: str, *, flush: bool) -> None:
 
 
 def control(stream: TextIO, sequence: str) -> None:
-    """Write a control sequence of our own."""
+    """Write a control sequence of this package."""
     unguarded(stream).write(sequence)
 
 
@@ -92,7 +92,7 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]], column: int, s
 
 
 def print_indented(console: Console, text: str) -> None:
-    """Print a remark after what was typed, indented by two columns, its further lines too."""
+    """Print a remark after what was typed. All of its lines are indented by two columns."""
     print_rows(console, [("", text)], 2)
 
 
@@ -124,7 +124,7 @@ def at_words(text: str, stream: TextIO) -> str:
 
     try:
         width = os.get_terminal_size(stream.fileno()).columns or NARROW
-    except (OSError, ValueError):  # of something that only stands in for a terminal
+    except (OSError, ValueError):  # an object that stands in for a terminal
         width = NARROW
     rows: list[str] = []
     for line in harmless(text).split("\n"):
@@ -158,14 +158,16 @@ def show_cursor() -> None:
 
 
 class ThoughtsPrinter:
-    """Prints thoughts as they come, and separates them from the answer after them. `hidden`: prints nothing."""
+    """A printer of thoughts as they arrive, which separates them from the answer after them. With `hidden` it prints
+    nothing.
+    """
 
     def __init__(self, *, hidden: bool = False) -> None:
         self._hidden = hidden
         self._open = False
 
     def show(self, text: str) -> None:
-        """Print a piece of the thoughts, if it is one."""
+        """Print a piece of the thoughts, unless it is empty."""
         if self._hidden or not text:
             return
         if not self._open and is_coloured(sys.stderr):
@@ -174,7 +176,7 @@ class ThoughtsPrinter:
         tell(text, end="")
 
     def end(self) -> None:
-        """End the line and its style, because the answer begins, or there is none. Safe to call again."""
+        """End the line and its style, because the answer begins or the text has ended. Safe to call again."""
         if self._open:
             self._open = False
             if is_coloured(sys.stderr):

@@ -1,4 +1,4 @@
-"""Draws a growing answer: final text once, and a live region below it a few times a second."""
+"""Draw a growing answer: final text once, and a live region below it a few times a second."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHARE = 60
-"""The share of the time that drawing takes at most: after d seconds of drawing, the next comes 60 d later."""
+"""Drawing takes one part in this many of the time, at most: after d seconds of drawing, the next comes 60 d later."""
 SOONEST_SECONDS, LATEST_SECONDS = 0.03, 0.5
 TICK_SECONDS = 0.1
 
 Away = Callable[[AbstractContextManager[object]], AbstractContextManager[object]]
-"""A context in which the program is not stopped while the lock is held by another thread: see `signals.py`."""
+"""Makes a context in which the program does not stop while another thread holds the lock: see `signals.py`."""
 
 
 class Drawing:
-    """A region that `draw` fills. `draw` returns the lines that are final now, and the rows below them. `lock` is held
-    meanwhile, and protects what it draws. Use it in a `with`; `end` stops it.
+    """A region that `draw` fills, for use in a `with`.
+
+    `draw` returns the lines that are final now, and the rows below them. `lock` is held during `draw` and protects what
+    it reads.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Drawing:
 
     def __enter__(self) -> Drawing:
         self._stack.enter_context(self.region)
-        if is_terminal(sys.stderr):  # a warning goes above what comes and goes, not into it
+        if is_terminal(sys.stderr):  # a warning goes above the region, not into it
             self._stack.enter_context(redirect_stderr(Above(self._above)))
         self._stack.enter_context(self._away(self.lock))
         self._ticker.start()
@@ -78,6 +80,6 @@ class Drawing:
             self.soon()
 
     def _above(self, lines: list[Text]) -> None:
-        """Print lines of others above the region."""
+        """Print lines of other writers above the region."""
         with self.lock:
             self.region.show(lines, self._below())

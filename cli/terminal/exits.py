@@ -19,7 +19,7 @@ from cortexmlx.errors import CortexError
 FAILED, SLOWER, INTERRUPTED, BROKEN_PIPE = 1, 3, 130, 141
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
-"""Of a signal, as the standard library has it."""
+"""A signal handler, as the standard library defines it."""
 
 
 @contextlib.contextmanager
@@ -56,12 +56,14 @@ def _break_at_words(usage: Any) -> None:
 
 
 def fail_unexpectedly(error: Exception, debug: bool) -> None:
-    """Report an error that nobody planned: its name, and how to see where it came from."""
+    """Report an unexpected error: its name, and how to see where it came from."""
     fail(f"unexpected {type(error).__name__}: {error}. Run it again with --debug for the traceback.", debug)
 
 
 def fail(message: str, debug: bool) -> None:
-    """Say on stderr what went wrong, with `debug` after the traceback of the current exception, and exit with 1."""
+    """Print what went wrong on stderr and exit with 1. With `debug`, the traceback of the current exception comes
+    first.
+    """
     if debug:
         traceback.print_exc()
     console.error(message)
@@ -70,7 +72,7 @@ def fail(message: str, debug: bool) -> None:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[None]:
-    """Let the first Ctrl-C raise KeyboardInterrupt. Another one while that unwinds ends the process at once with
+    """Let the first Ctrl-C raise KeyboardInterrupt. Another Ctrl-C while that unwinds ends the process at once with
     130.
     """
 
@@ -84,7 +86,7 @@ def interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end of this context. For moments only."""
+    """Delay Ctrl-C until the end of this context. Only for short work."""
     came: list[tuple[int, FrameType | None]] = []
     before: Handler = None
     try:
@@ -97,8 +99,8 @@ def uninterrupted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], object]) -> Iterator[Handler]:
-    """Handle Ctrl-C by `handler` in this context, and yield the old handler. In other threads than the main one, which
-    alone is interrupted, the program's own handler stays.
+    """Handle Ctrl-C by `handler` in this context, and yield the old handler. Only the main thread is interrupted, so
+    other threads keep the program's own handler.
     """
     try:
         before = signal.signal(signal.SIGINT, handler)

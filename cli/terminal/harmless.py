@@ -1,4 +1,4 @@
-"""Text that a terminal does not obey, whoever wrote it: models, files, folders, servers.
+"""Text without control sequences, whoever wrote it: models, files, folders, servers.
 
 On a terminal, stdout and stderr of a command write harmless text. Only `cortexmlx.cli.terminal` writes control
 sequences, past the guard (`unguarded`).
@@ -30,16 +30,16 @@ _TURNED: dict[int, int | None] = {
 _HIDDEN: dict[int, int | None] = dict.fromkeys(
     (0x180E, 0x200B, 0xFEFF, *range(0x2060, 0x2065), *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080))
 )
-"""Characters without a width, which hide text in text. Tags are among them."""
+"""Characters without a width, which can hide text inside text. Tags are among them."""
 
 TABLE: dict[int, int | None] = _OBEYED | _TURNED | _HIDDEN | {0x09: 0x09, 0x0A: 0x0A, 0x0D: None}
-"""For `str.translate`. Tabs and line feeds stay. A carriage return would write over the line."""
+"""Replacements for `str.translate`. Tabs and line feeds stay. A carriage return would write over the line."""
 
 _LINE = TABLE | {0x09: 0x2409, 0x0A: 0x240A, 0x0D: 0x240D}
 
 
 def harmless(text: str) -> str:
-    """Return `text` without what a terminal would obey."""
+    """Return `text` without the characters that control a terminal."""
     return text.translate(TABLE)
 
 
@@ -75,7 +75,7 @@ class Guarded(io.TextIOBase):
         return self.below.fileno()
 
     def writable(self) -> bool:
-        """Return True: it is for writing."""
+        """Return True: the stream is for writing."""
         return True
 
     def flush(self) -> None:
@@ -83,10 +83,10 @@ class Guarded(io.TextIOBase):
         self.below.flush()
 
     def close(self) -> None:
-        """Do nothing: the stream below belongs to others, and stays open."""
+        """Do nothing: the stream below belongs to other code and stays open."""
 
     def write(self, text: str) -> int:
-        """Write the text without what a terminal would obey."""
+        """Write the text without the characters that control a terminal."""
         self.below.write(harmless(text))
         return len(text)
 

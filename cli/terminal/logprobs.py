@@ -10,15 +10,13 @@ from functools import cache
 from cortexmlx.logprobs import TokenLogprob
 
 Text = Callable[[int], str]
-"""Returns the text of a token id."""
+"""A function that returns the text of a token id."""
 
 _WIDEST = 24
 
 
 def table(tokens: Sequence[TokenLogprob], text: Text) -> Iterator[str]:
-    """Yield a line for each token: its text, its log-probability, its probability, and the likeliest tokens in its
-    place.
-    """
+    """Yield a line for each token: its text, log-probability and probability, and the likeliest tokens at its place."""
     from rich.cells import cell_len, set_cell_size
 
     shown = cache(lambda token: json.dumps(text(token), ensure_ascii=False))
@@ -33,7 +31,7 @@ def table(tokens: Sequence[TokenLogprob], text: Text) -> Iterator[str]:
 
 
 def listed(tokens: Sequence[TokenLogprob], text: Text) -> list[dict[str, object]]:
-    """Return the same for `--json`. A token that is half a character has U+FFFD in its text."""
+    """Return the content of the table for `--json`. A token that is half a character has U+FFFD in its text."""
     shown = cache(text)
     return [
         {

@@ -25,13 +25,14 @@ LINE_SECONDS = 10.0
 
 _BAR = 12
 _WIDE = 64
-"""From this many columns on there is room for figures."""
+"""Columns from which on there is room for figures."""
 
 
 @contextmanager
 def loading(model: str) -> Iterator[OnProgress]:
-    """Yield a function for an engine's `on_progress`. The bar disappears when the model is loaded. A pipe gets lines of
-    a download only, since the rest takes seconds. An interrupted download says what is kept.
+    """Yield a function for an engine's `on_progress`. The bar disappears when the model is loaded.
+
+    A pipe gets only the lines of a download, since the rest takes seconds. An interrupted download says what is kept.
     """
     model = in_a_line(model)
     last: list[Progress] = []
@@ -58,7 +59,7 @@ def _bar(model: str) -> Iterator[OnProgress]:
     columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(bar_width=_BAR), figures)
     bar = rich.Progress(*columns, console=screen, transient=True)
     try:
-        with uninterrupted():  # a bar that has half begun cannot be ended: it would be drawn for ever
+        with uninterrupted():  # an interrupted start leaves a bar that cannot be ended
             bar.start()
             task = bar.add_task(f"loading {model}", total=None, figures="")
 
@@ -118,7 +119,7 @@ def how_far(news: Progress) -> str:
 
 
 class PrefillProgress:
-    """The bar of a long prompt. A prompt of one step has none."""
+    """The bar of a long prompt. A prompt that takes only one step has no bar."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -144,7 +145,7 @@ class PrefillProgress:
         self._bar.update(self._task, description=how_far(news), total=news.total, completed=news.done)
 
     def stopping(self) -> None:
-        """Show that Ctrl-C was noticed. The piece of the prompt in flight still ends."""
+        """Show that Ctrl-C was noticed. The piece of the prompt that is being computed still ends."""
         if self._bar is not None:
             self._bar.update(self._task, description=STOPPING)
             self._bar.refresh()

@@ -1,10 +1,14 @@
-"""Rows at the bottom of a terminal that come and go below the text that stays.
+"""Temporary rows at the bottom of a terminal, below the text that stays.
 
-The cursor rests at the beginning of the first of these rows, which is the beginning of a line. Wherever the terminal
-puts that line when its window changes, and however it breaks the other lines, erasing from there erases these rows and
-nothing else. A frame is one write, between the marks of a synchronized update for terminals that know them, so no half
-of it is seen. Rows that stay are overwritten, not erased. These rows never wrap. Text that stays wraps as the terminal
-does it, so nothing is lost if the window gets narrower than the program knows.
+The cursor rests at the beginning of the first temporary row, which is the beginning of a line. The terminal may move
+that line and break other lines when its window changes. Erasing from the cursor on still erases these rows and nothing
+else.
+
+A frame is one write. Terminals that know synchronized updates never show half of it, since the frame is between their
+marks. Rows that stay the same are overwritten, not erased.
+
+Temporary rows never wrap. The terminal wraps the text that stays, so nothing is lost if the window is narrower than the
+program knows.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ ERASE_BELOW, ERASE_REST = "\x1b[J", "\x1b[K"
 
 
 class Region:
-    """Temporary rows in a terminal that `console` writes to. Use it in a `with`; afterwards the rows are gone."""
+    """Temporary rows in the terminal of `console`, for use in a `with`. The rows are gone afterwards."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -54,7 +58,7 @@ class Region:
         for number, row in enumerate(rows):
             last, row = number == len(rows) - 1, row.copy()
             row.truncate(max(width - last, 1), overflow="ellipsis")
-            rest = "" if last or row.cell_len >= width else ERASE_REST  # at the edge it would erase what is there
+            rest = "" if last or row.cell_len >= width else ERASE_REST  # at the edge it would erase the last cell
             drawn.append(self._ansi(row) + rest)
         up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
         return NO_WRAP + "\n".join(drawn) + ERASE_BELOW + WRAP + up + "\r"
@@ -70,14 +74,14 @@ class Region:
 
 
 class Above(io.TextIOBase):
-    """Replaces stderr: whole lines that are written to it are printed by `show`, above the region."""
+    """A replacement for stderr. Whole lines that are written to it are printed by `show`, above the region."""
 
     def __init__(self, show: Callable[[list[Text]], None]) -> None:
         self._show = show
         self._begun = ""
 
     def isatty(self) -> bool:
-        """Return True: it is a terminal's."""
+        """Return True: the text goes to a terminal."""
         return True
 
     def write(self, text: str) -> int:

@@ -22,8 +22,8 @@ PASTE_MARKED, PASTE_PLAIN = "\x1b[?2004h", "\x1b[?2004l"
 
 
 class Suspension:
-    """Restores the terminal for the shell while the program is stopped. Make it while the terminal is as the shell left
-    it.
+    """A handler of Ctrl-Z that restores the terminal for the shell while the program is stopped. Make it while the
+    terminal is as the shell left it.
 
     The handler runs between any two statements of the main thread. So it writes past Python's buffers, and relies on
     how regions draw: the cursor rests where only temporary rows are below it, and where a frame begins.
@@ -46,8 +46,8 @@ class Suspension:
             self._drawing.remove(lock)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Stop, as the handler of SIGTSTP, and afterwards continue as before. In the background the kernel stops it
-        again, since it uses the terminal.
+        """Stop, as the handler of SIGTSTP, and continue as before afterwards. If the program continues in the
+        background, the kernel stops it again, since it uses the terminal.
         """
         with ExitStack() as held:
             for lock in self._drawing:
@@ -61,7 +61,7 @@ class Suspension:
             self._set(own)
             if own != self._usual:  # keys are read here
                 self._write(PASTE_MARKED)
-        signal.raise_signal(signal.SIGWINCH)  # the window may be another, and a prompt is drawn anew by it
+        signal.raise_signal(signal.SIGWINCH)  # the window may have changed; this also redraws a prompt
 
     def clear(self) -> None:
         """Erase the temporary rows, because the program ends at once."""
@@ -83,7 +83,7 @@ class Suspension:
     @staticmethod
     def _set(modes: list[Any] | None) -> None:
         if modes is not None:
-            with suppress(termios.error):  # of a terminal that has gone
+            with suppress(termios.error):  # the terminal may have gone
                 termios.tcsetattr(0, termios.TCSADRAIN, modes)
 
 
@@ -91,8 +91,8 @@ TWICE_SECONDS = 1.0
 
 
 class Interrupts:
-    """Counts Ctrl-C. `at_leave` are called before the program ends at once, to clean up. `away` handles the time in
-    which Ctrl-Z has stopped it.
+    """A counter of Ctrl-C. The functions `at_leave` clean up before the program ends at once. `away` handles the time
+    in which Ctrl-Z has stopped the program.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Interrupts:
         self._stop: Callable[[], None] | None = None
 
     def again(self) -> bool:
-        """Count one more. Return whether the last one was less than a second ago."""
+        """Count a Ctrl-C. Return whether the last one was less than a second ago."""
         now = time.monotonic()
         since, self._last = now - self._last, now
         return since < TWICE_SECONDS
@@ -137,7 +137,7 @@ class Interrupts:
 
 @contextmanager
 def counted_interrupts() -> Iterator[Interrupts]:
-    """Count Ctrl-C in this context, and let a signal that ends or stops the program leave the terminal as it was."""
+    """Count Ctrl-C in this context. A signal that ends or stops the program leaves the terminal as it was."""
     presses = Interrupts()
     before = {signal.SIGINT: signal.signal(signal.SIGINT, presses.handle)}
     handlers = {signal.SIGTERM: presses.end, signal.SIGHUP: presses.end, signal.SIGTSTP: presses.away.handle}

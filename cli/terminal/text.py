@@ -1,5 +1,5 @@
-"""Text as it really arrives, from arguments and pipes, with bytes that are no text; and as it is printed: names that
-fit, durations, results as JSON.
+"""Text from arguments and pipes, with bytes that are no text, and text as it is printed: names that fit, durations,
+results as JSON.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def decode(data: bytes, what: str) -> str:
 
 
 def read_stdin() -> str:
-    """Return all of stdin without the newline at its end. A pipe that stays silent is mentioned, since it looks like a
-    hang.
+    """Return all of stdin without the newline at its end. A note says so if a pipe stays silent, since that looks like
+    a hang.
     """
     if not sys.stdin.isatty() and not select.select([sys.stdin], [], [], _PATIENCE_SECONDS)[0]:
         console.note("waiting for the prompt on stdin ...")
@@ -83,7 +83,7 @@ def gather_prompt(arguments: list[str]) -> str:
 
 def to_json(record: Any) -> str:
     """Return a result as JSON. Infinity (of a token that a model never writes) becomes null. Half of a surrogate pair,
-    which an id may have and UTF-8 cannot hold, is written as an escape.
+    which UTF-8 cannot hold, is written as an escape: an id may have one.
     """
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False)
