@@ -133,7 +133,7 @@ def at_words(text: str, stream: TextIO) -> str:
 
 
 def harden_streams() -> None:
-    """Print characters that the terminal's encoding lacks as `?` instead of ending the program. Streams that were
+    """Print characters that are not in the terminal's encoding as `?` instead of ending the program. Streams that were
     closed when it began read as empty, and accept what is written.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

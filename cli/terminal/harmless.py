@@ -63,7 +63,7 @@ class Guarded(io.TextIOBase):
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]
-        """What happens with characters that the encoding lacks."""
+        """What happens with characters that are not in the encoding."""
         return self.below.errors
 
     def isatty(self) -> bool:
