@@ -17,7 +17,7 @@ OTHERS = {
     "docs/batch.md: jsonl": "tests/cli/test_batch_page.py reads it as input, or compares it with what is written",
     "docs/bench.md: | model   |      size": "tests/bench/report/test_speed.py has the table",
     "docs/chat.md: >>> what is wrong in": "tests/cli/chat/test_attachments.py has what is said of a file",
-    "docs/structured.md: jsonl": "tests/protocols/openai/test_forms.py reads it",
+    "docs/structured.md: jsonl": "tests/docs/test_structured_page.py reads it",
     "docs/cli.md: Examples:": "tests/cli/test_reference.py compares the page with the help",
 }
 """Blocks that are no commands and no Python, by page and kind (without one: by how they begin), and their judge."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from cortexmlx.protocols.openai import chat_completions, completions, responses
 from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.output import StructuredOutput
-from support.pages import blocks
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 FORM = StructuredOutput.json(SCHEMA)
@@ -111,15 +109,6 @@ def test_what_openais_library_sends_for_a_type_is_a_form() -> None:
     asked: Any = type_to_response_format_param(City)
     form = chat(response_format=asked).params.form
     assert form is not None and form.as_mapping()["json"]["properties"].keys() == {"name", "people"}
-
-
-def test_the_lines_of_the_page_are_requests_with_forms() -> None:
-    (block,) = (block for block in blocks("jsonl") if block.page == "docs/structured.md")
-    read = [simple.read(json.loads(line), Defaults(SamplingParams())) for line in block.text.splitlines()]
-    assert [request.params.form for request in read] == [
-        StructuredOutput.choice(["yes", "no"]),
-        StructuredOutput.json(),
-    ]
 
 
 @pytest.mark.parametrize(
