@@ -35,21 +35,26 @@ class Grammar:
         self.notes = tuple(self._matcher.get_grammar_warnings())
         self.first_mask = np.zeros((1, self.width), np.uint32)
         _fill([(self._matcher, 0)], self.first_mask)
+        self.first_forced: Sequence[int] = tuple(self._matcher.compute_ff_tokens())
         self.error = self._matcher.get_error()
 
-    def matcher(self) -> Matcher:
-        """Return a matcher for one answer, at its beginning."""
-        return Matcher(self, self._matcher.deep_copy())
+    def matcher(self, forced_tokens: bool = False) -> Matcher:
+        """Return a matcher for one answer, at its beginning. With `forced_tokens`, it chooses the tokens itself where
+        the grammar leaves one text only: see `Matcher.forced`.
+        """
+        return Matcher(self, self._matcher.deep_copy(), forced_tokens)
 
 
 class Matcher:
     """One answer on its way through a grammar. Used by one thread at a time."""
 
-    def __init__(self, grammar: Grammar, matcher: Any) -> None:
+    def __init__(self, grammar: Grammar, matcher: Any, forced_tokens: bool = False) -> None:
         self.grammar = grammar
         self.inner = matcher
         self.fresh = True
         """Whether no token was taken, so that the grammar's first mask holds."""
+        self._forces = forced_tokens
+        self._forced: Sequence[int] | None = grammar.first_forced if forced_tokens else ()
 
     @property
     def error(self) -> str:
@@ -62,24 +67,53 @@ class Matcher:
         an `error`.
         """
         self.fresh = False
+        if self._forces:
+            run = self._forced
+            self._forced = run[1:] if run and run[0] == token and len(run) > 1 else None
         return not self.inner.consume_token(token) or bool(self.inner.is_stopped())
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """The next tokens, where the grammar leaves one text only: the keys of an object, and what is between them.
+        They are the tokens that the tokenizer makes of that text. Often there are none.
+        """
+        if self._forced is None:
+            self._forced = self._forced_after(self.inner)
+        return self._forced
+
+    def masks(self, drafts: Sequence[int], out: Masks) -> None:
+        """Fill a mask for the next token, and one for each token after a draft, as if those before had been taken.
+        Masks after a draft that the grammar refuses are left as they are.
+        """
+        inner = self.inner.deep_copy()
+        for place, row in enumerate(out):
+            if run := self.forced if place == 0 else self._forced_after(inner):
+                _only(row, run[0])
+            else:
+                inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if place < len(drafts) and (not inner.consume_token(drafts[place]) or inner.is_stopped()):
+                return
+
+    def _forced_after(self, inner: Any) -> Sequence[int]:
+        return tuple(inner.compute_ff_tokens()) if self._forces else ()
 
 
 def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
     """Return the masks of the next tokens of several answers, computed on several threads.
 
     Each matcher has its drafted tokens, often none: it gets one row, and one more for each draft, as if the drafts
-    before had been taken. Rows after a draft that the grammar refuses allow every token: nobody uses them. Check the
-    `error` of each matcher afterwards.
+    before had been taken. Rows after a draft that the grammar refuses allow every token: nobody uses them. A forced
+    token is the only one of its row. Check the `error` of each matcher afterwards.
     """
     width = matchers[0][0].grammar.width
     masks = np.full((sum(1 + len(drafts) for _, drafts in matchers), width), _ALL)
     plain: list[tuple[Any, int]] = []
-    drafted: list[tuple[Any, int, list[int]]] = []
     row = 0
     for matcher, drafts in matchers:
         if drafts:
-            drafted.append((matcher.inner, row, list(drafts)))
+            matcher.masks(drafts, masks[row : row + 1 + len(drafts)])
+        elif forced := matcher.forced:
+            _only(masks[row], forced[0])
         elif matcher.fresh:
             masks[row] = matcher.grammar.first_mask[0]
         else:
@@ -87,9 +121,13 @@ def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
         row += 1 + len(drafts)
     if plain:
         _fill(plain, masks)
-    if drafted:
-        _executor().unsafe_compute_mask_ptr_with_draft_token(drafted, masks.ctypes.data, width * 4, len(masks))
     return masks
+
+
+def _only(mask: Masks, token: int) -> None:
+    """Allow one token."""
+    mask[:] = 0
+    mask[token // 32] = np.uint32(1 << token % 32)
 
 
 def _fill(matchers: list[tuple[Any, int]], masks: Masks) -> None:

@@ -77,6 +77,9 @@ class EngineConfig:
     pipeline: bool = True
     """Build a decode step before the last one is read."""
 
+    forced_tokens: bool = True
+    """Compute several tokens of a structured answer in one step, where its form leaves no choice."""
+
     dequantize: bool | None = None
     """Turn quantized weights into plain ones: see `load_model`."""
 

@@ -73,6 +73,7 @@ class EngineCore:
             self.runner.processors,
             lambda: self.loaded.tokenizer.detokenizer,
             self._job_numbers,
+            self.config.forced_tokens,
         )
 
     # -- the loop's body ----------------------------------------------------------------------------------------------

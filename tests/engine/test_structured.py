@@ -13,7 +13,7 @@ from cortexmlx import Engine, FinishReason, InvalidRequest, SamplingParams, Stru
 from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import TokenTable
 from support.engine.core_driver import Driver
-from support.engine.grammar_judge import constrained_greedy, judge_tokenizer, schema_grammar
+from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
 from support.models.thinking import SWITCHED, dictated, write_thinking
 from support.models.tiny import tokens_of
 
@@ -55,7 +55,7 @@ def judge(judged: Any) -> Any:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "llama4"])
 def test_a_ragged_batch_writes_the_tokens_of_the_judge(name: str, tiny: Any, judge: Any, theirs: Any) -> None:
     """Beside free answers, which stay as they are."""
-    driver = Driver(tiny(name), tokens=1024, max_rows=4)
+    driver = Driver(tiny(name), tokens=1024, max_rows=4, forced_tokens=False)
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(6)]
     handles = [driver.add(prompt, 48, ignore_eos=False, structured=SCHEMAS[i % 3]) for i, prompt in enumerate(prompts)]
     free = [driver.add(prompt, 30, ignore_eos=False) for prompt in prompts]
@@ -68,7 +68,7 @@ def test_a_ragged_batch_writes_the_tokens_of_the_judge(name: str, tiny: Any, jud
 
 
 def test_a_tight_arena_and_forks_change_no_token(tiny: Any, judge: Any) -> None:
-    driver = Driver(tiny("llama"), tokens=160, max_rows=3)
+    driver = Driver(tiny("llama"), tokens=160, max_rows=3, forced_tokens=False)
     prompts = [tokens_of(30, seed=i) for i in range(3)]
     handles = [driver.add(prompt, 60, ignore_eos=False, structured=PERSON, n=2) for prompt in prompts]
     driver.finish()
@@ -79,9 +79,42 @@ def test_a_tight_arena_and_forks_change_no_token(tiny: Any, judge: Any) -> None:
         assert [list(a.token_ids) for a in (answer, *answer.others)] == [expected, expected]
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("llama", {"max_rows": 1}),
+        ("llama", {"max_rows": 4}),
+        ("llama", {"tokens": 160, "max_rows": 3}),
+        ("llama", {"pipeline": False}),
+        ("gemma3_text", {}),
+        ("llama4", {}),
+        ("mamba", {}),
+        ("lfm2", {}),
+    ],
+)
+def test_forced_tokens_are_those_of_the_judge(name: str, setting: dict[str, Any], tiny: Any, judged: Any) -> None:
+    """Computed together where a sequence can be cut back, one by one with recurrent layers, in the same order."""
+    driver = Driver(tiny(name), **{"tokens": 1024, **setting})
+    model, tokenizer = judged(name)
+    vocabulary = judge_tokenizer(tokenizer)
+    asked = [(tokens_of(5 + 9 * i, seed=i), SCHEMAS[i % 3], 20 + 14 * i) for i in range(4)]
+    handles = [driver.add(p, count, ignore_eos=False, structured=schema, logprobs=0) for p, schema, count in asked]
+    driver.finish()
+    forced = 0
+    for (prompt, schema, count), handle in zip(asked, handles, strict=True):
+        expected, some = forced_greedy(model, prompt, schema_grammar(schema), count, vocabulary)
+        answer, forced = driver.result(handle), forced + some
+        assert list(answer.token_ids) == expected
+        assert answer.usage.completion_tokens == len(expected) and answer.logprobs is not None
+        assert [one.token_id for one in answer.logprobs] == expected
+    assert forced > 20
+    reasons = driver.core.stats().steps_by_reason
+    assert ("verify" in reasons) is (name not in ("mamba", "lfm2"))
+
+
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])
 def test_recurrent_models_too(name: str, tiny: Any, judge: Any) -> None:
-    driver = Driver(tiny(name), tokens=512)
+    driver = Driver(tiny(name), tokens=512, forced_tokens=False)
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(3)]
     handles = [driver.add(prompt, 32, ignore_eos=False, structured=PERSON) for prompt in prompts]
     driver.finish()
@@ -90,7 +123,7 @@ def test_recurrent_models_too(name: str, tiny: Any, judge: Any) -> None:
 
 
 def test_a_model_that_is_not_paged_too(tiny: Any, judge: Any, unpaged: None) -> None:
-    driver = Driver(tiny("llama"), tokens=512)
+    driver = Driver(tiny("llama"), tokens=512, forced_tokens=False)
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(2)]
     handles = [driver.add(prompt, 48, ignore_eos=False, structured=PERSON) for prompt in prompts]
     driver.finish()
@@ -134,7 +167,7 @@ def test_drafts_that_break_the_form_are_not_taken(tiny: Any, judge: Any) -> None
     prompt = tokens_of(20, seed=1)
     expected = judge("llama", prompt, PERSON, 48)
     for wrong in (None, 0, 2):
-        driver = Driver(tiny("llama"), tokens=512)
+        driver = Driver(tiny("llama"), tokens=512, forced_tokens=False)
         handle = driver.add(prompt, 48, ignore_eos=False, structured=PERSON)
         while not driver.core.idle:
             for job in driver.core.scheduler.jobs:

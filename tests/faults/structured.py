@@ -55,8 +55,16 @@ FAULTS = (
     ),
     Fault("a grammar without a token to choose goes on", REQUESTS, "error = matcher.error or (", 'error = "" or ('),
     Fault(
-        "answers share one matcher", MATCHER, "Matcher(self, self._matcher.deep_copy())", "Matcher(self, self._matcher)"
+        "answers share one matcher",
+        MATCHER,
+        "Matcher(self, self._matcher.deep_copy(), forced_tokens)",
+        "Matcher(self, self._matcher, forced_tokens)",
     ),
+    Fault(
+        "a forced run is not followed", MATCHER, "run[1:] if run and run[0] == token and len(run) > 1 else None", "run"
+    ),
+    Fault("a forced token is one of several", MATCHER, "    mask[:] = 0\n", ""),
+    Fault("the last token of a forced run comes first", MATCHER, "_only(row, run[0])", "_only(row, run[-1])"),
     Fault("the first mask is used twice", MATCHER, "        self.fresh = False\n", ""),
     Fault("drafts count for no row", MATCHER, "        row += 1 + len(drafts)\n", "        row += 1\n"),
     Fault(

@@ -1,0 +1,85 @@
+"""What forced tokens save: the time of documents of compact JSON with them over without, in pairs.
+
+    python -m cortexmlx.bench.studies.structured.forced [MODEL] [DOCUMENTS] [ROWS]
+
+Both engines write documents of the same schema to the same prompts, with keys that the schema forces. Their tokens
+may differ, since a forced text is tokenized as the tokenizer would, so the ratio is of seconds per document.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from cortexmlx import Engine, SamplingParams, StructuredOutput
+
+COMPACT = {
+    "x-guidance": {"whitespace_flexible": False},
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer", "minimum": 1, "maximum": 9999},
+        "customer_name": {"type": "string", "pattern": "^[A-Z][a-z]{2,8} [A-Z][a-z]{2,10}$"},
+        "subscription_status": {"enum": ["active", "invited", "suspended", "deleted"]},
+        "newsletter_subscribed": {"type": "boolean"},
+        "shipping_address": {
+            "type": "object",
+            "properties": {
+                "street_name": {"type": "string", "pattern": "^[A-Z][a-z]{3,12} (Street|Avenue|Road)$"},
+                "postal_code": {"type": "string", "pattern": "^[0-9]{5}$"},
+                "country_code": {"enum": ["DE", "FR", "GB", "US"]},
+            },
+            "required": ["street_name", "postal_code", "country_code"],
+            "additionalProperties": False,
+        },
+        "lifetime_value_euros": {"type": "integer", "minimum": 0, "maximum": 100000},
+    },
+    "required": [
+        "identifier",
+        "customer_name",
+        "subscription_status",
+        "newsletter_subscribed",
+        "shipping_address",
+        "lifetime_value_euros",
+    ],
+    "additionalProperties": False,
+}
+"""A record of a shop: half of its text are keys."""
+
+
+def seconds(engine: Engine, documents: int, first: int) -> tuple[float, int]:
+    """Return the seconds that some documents take, and how many tokens they have."""
+    params = SamplingParams(max_tokens=400, structured=StructuredOutput.json(COMPACT), temperature=0.7, seed=first)
+    prompts = [f"Customer number {first + i} of the shop as JSON:" for i in range(documents)]
+    started = time.perf_counter()
+    answers = engine.generate_batch(prompts, params)
+    took = time.perf_counter() - started
+    assert all(isinstance(answer.parsed, dict) for answer in answers)
+    return took, sum(answer.usage.completion_tokens for answer in answers)
+
+
+def main(model: str = "smollm2", documents: int = 100, rows: int = 16) -> None:
+    """Print the ratio, of as many documents as asked for in pairs of `rows`."""
+    times: dict[bool, float] = {False: 0.0, True: 0.0}
+    tokens: dict[bool, int] = {False: 0, True: 0}
+    with (
+        Engine(model, kv_memory="128MB", max_rows=rows, token_target=None, forced_tokens=False) as plain,
+        Engine(model, kv_memory="128MB", max_rows=rows, token_target=None) as forcing,
+    ):
+        for engine in (plain, forcing):
+            seconds(engine, min(rows, 2), 0)
+        for number, first in enumerate(range(0, documents, rows)):
+            for forced in (False, True) if number % 2 else (True, False):
+                took, written = seconds(forcing if forced else plain, rows, first)
+                times[forced] += took
+                tokens[forced] += written
+        steps = sum(forcing.stats().steps_by_reason.values()) / sum(plain.stats().steps_by_reason.values())
+    ratio = times[True] / times[False]
+    print(f"{rows} rows: {ratio:.3f} of the time per document, {steps:.3f} of the steps; tokens {tokens}")
+
+
+if __name__ == "__main__":
+    main(
+        sys.argv[1] if len(sys.argv) > 1 else "smollm2",
+        int(sys.argv[2]) if len(sys.argv) > 2 else 100,
+        int(sys.argv[3]) if len(sys.argv) > 3 else 16,
+    )
