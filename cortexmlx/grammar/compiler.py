@@ -120,5 +120,8 @@ def _refusal(output: StructuredOutput, error: str) -> str:
     reason = reason if len(reason) <= 300 else f"{reason[:297]}..."
     message = f"{what.get(output.form, 'this grammar')} cannot be enforced: {reason}"
     if output.form is Form.JSON and not output.lenient and "Unimplemented" in reason:
-        message += ". StructuredOutput.json(schema, lenient=True) ignores what cannot be enforced"
+        message += (
+            '. StructuredOutput.json(schema, lenient=True), or "strict": false in a body, ignores what '
+            "cannot be enforced"
+        )
     return message

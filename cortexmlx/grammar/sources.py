@@ -13,8 +13,10 @@ from cortexmlx.structured.output import Form, StructuredOutput
 _BLANKS = r"/[ \n\t\r]{1,64}/"
 """The blanks around a tag of thoughts."""
 
-_JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,40}"
-"""The blanks that JSON may have between its parts: no endless run of them, which small models otherwise write."""
+_JSON_BLANKS = r"(\x20|\x0A[\x20\x09]{0,40})"
+"""The blanks that JSON may have between its parts: a space, or a line break with an indent. Small models and repetition
+penalties lead to endless runs of blanks otherwise.
+"""
 
 Specials = Mapping[str, int]
 """The special tokens by the texts that tags write them as."""

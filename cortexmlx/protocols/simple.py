@@ -59,6 +59,8 @@ def _answer(answer: Completion, info: ReplyInfo) -> Body:
     }
     reason = answer.finish_reason.value
     said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
+    if answer.notes:
+        said["notes"] = list(answer.notes)
     if answer.logprobs is not None:
         said["logprobs"] = id_logprobs(answer.logprobs, info.token_bytes)
     if answer.prompt_logprobs is not None and not answer.index:

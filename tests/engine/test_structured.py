@@ -12,6 +12,9 @@ import pytest
 from cortexmlx import Engine, FinishReason, InvalidRequest, SamplingParams, StructuredOutput, StructuredOutputError
 from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import TokenTable
+from cortexmlx.protocols import simple
+from cortexmlx.protocols.reply import ReplyInfo
+from cortexmlx.protocols.request import Request
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
 from support.models.thinking import SWITCHED, dictated, write_thinking
@@ -225,7 +228,10 @@ def test_an_engine_takes_schemas_types_and_texts(tiny: Any) -> None:
             engine.generate("1", structured={"type": "array", "uniqueItems": True})
         assert refused.value.field == "structured"
         lenient = StructuredOutput.json({"type": "array", "uniqueItems": True, "maxItems": 1}, lenient=True)
-        assert any("uniqueItems" in note for note in engine.generate("1", structured=lenient).notes)
+        answer = engine.generate("1", structured=lenient)
+        assert any("uniqueItems" in note for note in answer.notes)
+        info = ReplyInfo("1", "m", 0, engine.token_bytes)
+        assert simple.write(Request(("1",), SamplingParams()), [[answer]], info)["notes"] == list(answer.notes)
         assert engine.generate("1", max_tokens=3).parsed is None
 
 

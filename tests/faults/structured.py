@@ -36,13 +36,6 @@ FAULTS = (
         "                rows += [p and p - 1 for p in places]\n",
     ),
     Fault("masks in another order than rows", REQUESTS, "masks[used])", "masks[used[::-1]])"),
-    Fault("a mask for a lane that has ended", REQUESTS, " if segment.live else None", ""),
-    Fault(
-        "a row of an older generation gets a mask",
-        REQUESTS,
-        "answer.matcher is not None and answer.job.generation == segment.generation:\n                yield",
-        "answer.matcher is not None:\n                yield",
-    ),
     Fault(
         "tokens are not followed", REQUESTS, "not stop_token and answer.matcher.take(token)", "not stop_token and False"
     ),
@@ -81,7 +74,7 @@ FAULTS = (
         "self.special_token_ids = [] and sorted(",
     ),
     Fault("a refused schema is ignored", COMPILER, "        if grammar.error:\n", "        if False:\n"),
-    Fault("endless blanks", SOURCES, "{1,40}", "+"),
+    Fault("endless blanks", SOURCES, "{0,40})", "*)"),
     Fault(
         "the tag that closes thoughts is a word's end",
         SOURCES,

@@ -124,5 +124,6 @@ def test_forms(form: StructuredOutput, whole: list[str], wrong: list[str], token
 
 def test_blanks_between_the_parts_of_json_are_bounded(tokenizer: Any) -> None:
     source = source_of(FORM, None, False, SPECIALS)
-    assert follows(tokenizer, source, '{"a":' + " " * 40 + "1}")
-    assert follows(tokenizer, source, '{"a":' + " " * 41 + "1}") is None
+    assert follows(tokenizer, source, '{"a": ' + "1}") and follows(tokenizer, source, '{"a":\n' + " " * 40 + "1}")
+    for blanks in ("  ", "\n\n", " \n", "\n" + " " * 41, "\t"):
+        assert follows(tokenizer, source, '{"a":' + blanks + "1}") is None

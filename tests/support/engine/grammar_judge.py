@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-BLANKS = r"[\x20\x0A\x0D\x09]{1,40}"
+BLANKS = r"(\x20|\x0A[\x20\x09]{0,40})"
 """The blanks that an answer in JSON may have: every schema of a judge needs them, too."""
 
 
