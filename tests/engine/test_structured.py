@@ -199,12 +199,13 @@ def test_cancel_stop_strings_and_a_cut_end_an_answer_early(tiny: Any) -> None:
     assert driver.core.requests._matchers == 0
 
 
-def test_what_leaves_no_token_fails_its_request_alone(tiny: Any, theirs: Any) -> None:
-    """An expression whose automaton is too large for a step, and one that no token of the vocabulary can continue."""
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_what_leaves_no_token_fails_its_request_alone(ignore_eos: bool, tiny: Any, theirs: Any) -> None:
+    """A matcher that has failed allows the end token, which must not end the answer as if it were whole."""
     driver = Driver(tiny("llama"), tokens=512)
     prompt = tokens_of(9, seed=1)
     free = driver.add(prompt, 30)
-    lost = driver.add(prompt, 30, structured=StructuredOutput.regex("ab"))
+    lost = driver.add(prompt, 30, structured=StructuredOutput.regex("ab"), ignore_eos=ignore_eos)
     driver.step(2)
     (answer,) = (a for a in driver.core.requests.answers.values() if a.matcher is not None)
     assert answer.matcher is not None

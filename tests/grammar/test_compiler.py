@@ -13,6 +13,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.compiler import MOST_KEPT, GrammarCompiler
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.request import Thoughts
 from cortexmlx.structured.output import StructuredOutput
 
 X = 87
@@ -30,6 +31,8 @@ def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
     first = compiler.compile(form)
     assert compiler.has(form) and compiler.compile(StructuredOutput.json('{"type": "object"}')) is first
     assert compiler.compile(StructuredOutput.json({"type": "object"}, lenient=True)) is not first
+    thinking = compiler.compile(form, Thoughts("<think>", "</think>"))
+    assert thinking is not first and compiler.compile(form, Thoughts("<think>", "</think>")) is thinking
     for number in range(MOST_KEPT):
         compiler.compile(StructuredOutput.choice([str(number)]))
     assert not compiler.has(form)
