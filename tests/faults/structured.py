@@ -46,7 +46,6 @@ FAULTS = (
         "            if answer.matcher is not None and answer.matcher.error:\n",
         "            if answer.matcher is None:\n",
     ),
-    Fault("a grammar without a token to choose goes on", REQUESTS, "error = matcher.error or (", 'error = "" or ('),
     Fault(
         "answers share one matcher",
         MATCHER,
