@@ -9,6 +9,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.chat_completions import thoughts
+from cortexmlx.protocols.openai.choices import notes
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
@@ -59,8 +60,7 @@ def _answer(answer: Completion, info: ReplyInfo) -> Body:
     }
     reason = answer.finish_reason.value
     said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
-    if answer.notes:
-        said["notes"] = list(answer.notes)
+    said.update(notes(answer))
     if answer.logprobs is not None:
         said["logprobs"] = id_logprobs(answer.logprobs, info.token_bytes)
     if answer.prompt_logprobs is not None and not answer.index:

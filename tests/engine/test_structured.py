@@ -8,11 +8,13 @@ from typing import Any
 
 import jsonschema
 import pytest
+from openai.types.chat import ChatCompletion
 
 from cortexmlx import Engine, FinishReason, InvalidRequest, SamplingParams, StructuredOutput, StructuredOutputError
 from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import TokenTable
 from cortexmlx.protocols import simple
+from cortexmlx.protocols.openai import chat_completions, completions, responses
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
 from support.engine.core_driver import Driver
@@ -33,6 +35,7 @@ PERSON = {
 }
 LISTS = {"type": "array", "items": {"enum": [1, 22, 333, "four", None, True]}, "minItems": 3, "maxItems": 5}
 """The form of `PERSON` has no blanks, of which random models write as many as they may."""
+PROTOCOLS = (simple, chat_completions, completions, responses)
 THINKS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]{{ '<think>' }}"
 """A template that opens the thoughts."""
 SCHEMAS: tuple[dict[str, Any], ...] = (
@@ -232,7 +235,9 @@ def test_an_engine_takes_schemas_types_and_texts(tiny: Any) -> None:
         answer = engine.generate("1", structured=lenient)
         assert any("uniqueItems" in note for note in answer.notes)
         info = ReplyInfo("1", "m", 0, engine.token_bytes)
-        assert simple.write(Request(("1",), SamplingParams()), [[answer]], info)["notes"] == list(answer.notes)
+        said = [p.write(Request(("1",), SamplingParams()), [[answer]], info) for p in PROTOCOLS]
+        assert [(body.get("choices") or [body])[0]["notes"] for body in said] == [list(answer.notes)] * len(PROTOCOLS)
+        ChatCompletion.model_validate(said[1])
         assert engine.generate("1", max_tokens=3).parsed is None
 
 

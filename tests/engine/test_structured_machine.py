@@ -118,7 +118,16 @@ def _check(mine: Completion, alone: Completion, form: Any) -> None:
         jsonschema.validate(mine.parsed, SCHEMA)
 
 
-@pytest.mark.parametrize(("name", "examples"), [("llama", 25), ("gemma3_text", 10)])
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [
+        ("llama", 10),
+        ("gemma3_text", 5),
+        pytest.param("llama", 150, marks=pytest.mark.slow),
+        pytest.param("gemma3_text", 60, marks=pytest.mark.slow),
+        pytest.param("mamba", 40, marks=pytest.mark.slow),
+    ],
+)
 def test_every_answer_is_the_one_that_its_request_gets_alone(name: str, examples: int, tiny: Any) -> None:
     Machine.folder = tiny(name)
     run_state_machine_as_test(  # type: ignore[no-untyped-call]

@@ -47,6 +47,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
             "index": index,
             "message": {"role": "assistant", "content": answer.text, **thoughts(answer)},
             **choices.scored_prompt(request, answer, info),
+            **choices.notes(answer),
             "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, info),
             "finish_reason": answer.finish_reason.value,
         }

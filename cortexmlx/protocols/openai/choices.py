@@ -34,6 +34,11 @@ def scored_prompt(request: Request, answer: Completion, info: ReplyInfo) -> Body
     return {"prompt_logprobs": id_logprobs(answer.prompt_logprobs, info.token_bytes)}
 
 
+def notes(answer: Completion) -> Body:
+    """What of a lenient schema was not enforced, in a field of our own."""
+    return {"notes": list(answer.notes)} if answer.notes else {}
+
+
 def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """The tokens of all answers to each prompt. A prompt counts once, however many answers it has."""
     prompts = [own[0].usage for own in answers]

@@ -100,7 +100,7 @@ def _choice(request: Request, prompt: Asked, answer: Completion, info: ReplyInfo
         lists.add_tokens((token.token_id for token in answer.logprobs), answer.logprobs)
         lists.add_text(text)
         logprobs = lists.take(whole=True)
-    said = {"text": text, **choices.scored_prompt(request, answer, info)}
+    said = {"text": text, **choices.scored_prompt(request, answer, info), **choices.notes(answer)}
     return {**said, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
-from cortexmlx.protocols.openai import forms, parameters
+from cortexmlx.protocols.openai import choices, forms, parameters
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
@@ -93,6 +93,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         "max_output_tokens": request.params.max_tokens,
         "metadata": request.body.get("metadata") or {},
         "model": info.model,
+        **choices.notes(answer),
         "output": [*_thoughts(answer, status, info), message],
         "parallel_tool_calls": False,
         "temperature": request.params.temperature,
