@@ -1,8 +1,7 @@
-"""Legality of Metal text by a GPU front end: what a Mac's compiler would refuse, found without a Mac.
+"""Legality checks for Metal text: what a Mac's compiler would refuse, found without a Mac.
 
->>> from cortexmlx.metal import legal
->>> legal.complaints("[[kernel]] void k(device float* x [[buffer(0)]]) { double d = 1; }")
-[Complaint(line=1, message='Metal has no double')]
+>>> from cortexmlx.metal import legal >>> legal.complaints("[[kernel]] void k(device float* x [[buffer(0)]]) { double d
+= 1; }") [Complaint(line=1, message='Metal has no double')]
 """
 
 from .diagnostics import Language

@@ -1,6 +1,6 @@
-"""`python -m cortexmlx.metal.legal FILE...`: what a Metal compiler would refuse, at each language level.
+"""`python -m cortexmlx.metal.legal FILE...`: list what a Metal compiler would refuse, at each language level.
 
-A file is judged as the text of a kernel that MLX compiles: after MLX's own preamble.
+Each file is checked as the text of a kernel that MLX compiles: MLX's own preamble comes before it.
 """
 
 import sys
@@ -13,7 +13,7 @@ from .judge import complaints
 def main(paths: list[str]) -> int:
     """Print `FILE:LINE: MESSAGE (Metal LEVELS)` for every complaint.
 
-    Returns 0 if there is none, 1 if there is one, 2 for wrong use.
+    Return 0 for no complaint, 1 for at least one, 2 for wrong use.
     """
     if not paths:
         print("usage: python -m cortexmlx.metal.legal FILE...", file=sys.stderr)

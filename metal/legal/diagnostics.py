@@ -1,4 +1,4 @@
-"""Which of the front end's diagnostics Metal's compiler has too, at which language level, and in which words."""
+"""The front end's diagnostics that Metal's compiler shares: at which language level, and in which words."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Language(Enum):
-    """The language level at which MLX compiles a kernel: by the version of macOS."""
+    """The language level at which MLX compiles a kernel. The version of macOS decides it."""
 
     METAL_3_1 = "3.1"
     """macOS 14; C++14."""
@@ -14,16 +14,16 @@ class Language(Enum):
     """macOS 26; C++17, with lambdas."""
 
 
-# OpenCL cannot copy a struct out of `constant` memory, and its temporaries lie in a space of their own; Metal can, and
-# does not care.
+# OpenCL cannot copy a struct out of `constant` memory, and its temporaries have an address space of their own. Metal
+# copies such a struct, and the space of a temporary does not matter to it.
 _COPIES = re.compile(r"implicit (?:copy|move) (?:constructor|assignment operator)\) not viable: .*'__constant'", re.S)
-# A literal becomes a pointer to char that is not const, as it does in every clang, with a warning.
+# A literal converts to a pointer to non-const char. Every clang accepts this with a warning.
 _LITERAL = re.compile(r"no known conversion from 'const __constant char\[\d+\]' to '__constant char \*")
 # OpenCL has no built-in operator that adds an object which converts to a number to a pointer (MLX's Int<1>).
 _POINTER_AND_NUMBER = re.compile(
     r"^invalid operands to binary expression \('[^']*\*(?:__private)?' and '[^']*\bintegral_constant<"
 )
-# `this` points to thread memory in Metal, to any in OpenCL. (The last but one follows from an error before it.)
+# `this` points to thread memory in Metal, to any memory in OpenCL. (The last but one follows from an error before it.)
 _ONLY_THE_SPACE = re.compile(
     r"conflicting types for parameter '\w+' \('(?:__private |__generic )?(.*)' vs\. '(?:__private |__generic )?\1'\)"
 )
@@ -39,10 +39,10 @@ _FROM_THIS = re.compile(
 )
 # An object in `constant` memory is constructed like any other in Metal.
 _CONSTRUCTS = re.compile(r"cannot be used to construct an object in address space '?__constant")
-# half and bfloat convert into each other when asked to (and only then).
+# half and bfloat convert into each other by an explicit cast only.
 _ASKED = re.compile(r"cast from .*(?:\bhalf'.*__bf16'|__bf16'.*half').* is not allowed")
 
-# What text.py adds to name an instantiation says once more that there is none.
+# text.py adds a function that names the instantiation. This error there repeats that the instantiation does not exist.
 _NAMED_TWICE = re.compile(r"^address of overloaded function .* cannot be cast to type 'void'")
 
 _REASONS = (
@@ -56,12 +56,12 @@ _REASONS = (
     ),
 )
 _CPP17 = re.compile(r" (?:is|are) (?:a C\+\+17|incompatible with C\+\+ standards before C\+\+17)")
-# Apple's compiler takes these in C++14, as extensions: MLX's own headers, which it compiles on macOS 14, use them.
+# Apple's compiler accepts these in C++14 as extensions. MLX's own headers use them, and it compiles those on macOS 14.
 _TAKEN_IN_CPP14 = ("constexpr if", "inline variables", "'static_assert' with no message")
 
-# Operands that are properties, as swizzles are here: where a template is instantiated, the front end looks for no
-# operator of the vectors' class, if the text has one of its own for another class (as MLX's preamble has), and so it
-# names no candidates. What the class has is decided here; of a swizzle that is updated not even the type is known.
+# Operands that are properties: the dialect's swizzles. A text may define an operator for a class of its own, as MLX's
+# preamble does. Then, in an instantiated template, the front end ignores the operators of the vectors' class and names
+# no candidates. This module decides which operators that class has. The type of an updated swizzle is unknown.
 _OPERANDS = re.compile(r"^invalid (?:operands|argument type .*) to (?:bi|u)nary expression")
 _UPDATED = "<pseudo-object type>"
 _OPERAND = re.compile(r"'([^']*)'(?: \(aka '([^']*)'\))?")
@@ -73,14 +73,16 @@ _INTEGER = re.compile(r"(?:unsigned |signed )?(?:char|short|int|long)|u(?:char|s
 
 
 def _becomes(scalar: str, element: str) -> bool:
-    """Whether a scalar becomes a vector of such elements by itself, as __implicit of the dialect says."""
+    """Whether `scalar` converts implicitly to a vector of `element`. The rule is `__implicit` in
+    dialect/legal/vectors.h.
+    """
     if _INTEGER.fullmatch(scalar) or scalar == element:
         return True
     return scalar in _FLOATS and element != "__bf16" and (scalar, element) != ("__bf16", "half")
 
 
 def _has_operator(message: str, operator: str) -> bool:
-    """Whether Metal's vectors have the operator that a message says there is none of."""
+    """Whether Metal's vectors have the operator that the message reports as missing."""
     operands = [_QUALIFIER.sub("", known or named) for named, known in _OPERAND.findall(message)]
     updates = operator.endswith("=") and operator not in ("==", "!=", "<=", ">=")
     found = [_VECTOR.fullmatch(operand) for operand in operands]
@@ -97,8 +99,8 @@ def _has_operator(message: str, operator: str) -> bool:
 def verdict(
     message: str, notes: Sequence[str], error: bool, option: str | None, language: Language, token: str = ""
 ) -> str | None:
-    """What Metal has against the text, or None if this is a peculiarity of OpenCL or of this front end. `token` is what
-    the front end points at.
+    """Return what Metal's compiler has against the text, in Metal's words. Return None if only OpenCL or this front end
+    objects. `token` is the word or operator that the front end points at.
     """
     if not error:
         return _warning(message, option, language)

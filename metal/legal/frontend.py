@@ -1,4 +1,4 @@
-"""libclang as a GPU front end: parses Metal text, gives its diagnostics in Metal's words and its syntax tree."""
+"""libclang as a GPU front end: it parses Metal text and gives diagnostics in Metal's words and the syntax tree."""
 
 import atexit
 import ctypes
@@ -45,7 +45,7 @@ _VALUE_SPACE = re.compile(r"'(?:__private|__generic) ([^'*&]*)'")
 
 @dataclass(frozen=True, order=True)
 class Complaint:
-    """One thing that a Metal compiler would refuse, and the line of the text it is on."""
+    """One thing that a Metal compiler would refuse, and its line in the text."""
 
     line: int
     message: str
@@ -53,20 +53,21 @@ class Complaint:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A parsed text: what the front end said about it, the tree for what it does not judge by itself, and the lines
-    that the preprocessor left out.
-    """
+    """A parsed Metal text."""
 
     unit: Any
+    """libclang's translation unit: the tree, for rules that the front end does not check itself."""
     text: str
     language: Language
     complaints: tuple[Complaint, ...]
+    """The front end's own complaints, those about the preamble first."""
     dead: frozenset[int]
+    """The lines that the preprocessor skipped."""
 
 
 @cache
 def _cindex() -> Any:
-    """The bindings.
+    """Return libclang's Python bindings.
 
     Raises:
         ToolchainMissing: the wheel is not installed.
@@ -86,18 +87,20 @@ def available() -> bool:
 
 
 def template_of(cursor: Any) -> Any | None:
-    """The template, or the member of one, that a function was instantiated from."""
+    """Return the template, or the member of a template, that a function is an instance of. Return None for other
+    functions.
+    """
     return _cindex().conf.lib.clang_getSpecializedCursorTemplate(cursor)
 
 
 class _Ranges(ctypes.Structure):
-    """libclang's CXSourceRangeList; its ranges are opaque here."""
+    """libclang's CXSourceRangeList. Its ranges are opaque here."""
 
     _fields_ = (("count", ctypes.c_uint), ("ranges", ctypes.c_void_p))
 
 
 def dead_lines(unit: Any) -> set[int]:
-    """The lines of the text that the preprocessor left out."""
+    """Return the lines of the text that the preprocessor skipped."""
     cindex = _cindex()
     skipped = cindex.conf.lib.clang_getSkippedRanges
     skipped.argtypes, skipped.restype = [cindex.c_object_p, ctypes.c_void_p], ctypes.POINTER(_Ranges)
@@ -112,7 +115,7 @@ def dead_lines(unit: Any) -> set[int]:
 
 @cache
 def _index() -> Any:
-    atexit.register(_index.cache_clear)  # before the library that frees it is gone
+    atexit.register(_index.cache_clear)  # so that it is freed before its library is gone
     return _cindex().Index.create()
 
 
@@ -135,7 +138,9 @@ def _arguments(language: Language, includes: Sequence[Path], header: bool = Fals
 
 
 def _virtual(preamble: str) -> list[tuple[str, str]]:
-    """Files that need not lie on disk: the swizzles, the names by which the library is included, the preamble."""
+    """Return files that need not be on disk: the swizzles, the library under each name that texts include, the
+    preamble.
+    """
     library = '#pragma once\n#include "legal/library.h"\n'
     return [
         (str(DIALECT / "legal" / "swizzles.h"), swizzles.header()),
@@ -147,8 +152,8 @@ def _virtual(preamble: str) -> list[tuple[str, str]]:
 
 @cache
 def _compiled(preamble: str, language: Language, includes: tuple[Path, ...]) -> tuple[Path, tuple[Complaint, ...]]:
-    """The library and the preamble, read once for the texts that follow: a precompiled header of this process, and
-    what is wrong with them.
+    """Precompile the library and the preamble, once per process for all texts. Return the header and the complaints
+    about it.
     """
     folder = tempfile.mkdtemp(prefix="metal-legal-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -164,7 +169,7 @@ def _compiled(preamble: str, language: Language, includes: tuple[Path, ...]) -> 
 
 
 def parse(text: str, language: Language, includes: Sequence[Path], preamble: str = PREAMBLE) -> Parsed:
-    """Parse Metal text after `preamble`, with `includes` for the headers that the two name."""
+    """Parse Metal text after `preamble`. `includes` are the folders of the headers that the two include."""
     folders = tuple(includes)
     library, complaints = _compiled(preamble, language, folders)
     files = [(MAIN, to_opencl(text)), *_virtual(preamble), *_included(preamble + text, folders)]
@@ -175,13 +180,15 @@ def parse(text: str, language: Language, includes: Sequence[Path], preamble: str
 
 @cache
 def _header(path: Path) -> tuple[str, str]:
-    """A header's text as the front end reads it, and as it was."""
+    """Return a header's text twice: as the front end reads it, and as it is on disk."""
     text = path.read_text()
     return to_opencl(text), text
 
 
 def _included(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-    """The headers that the text includes, directly or not, each as the front end reads it."""
+    """Yield the path of each header that the text includes, directly or not, with its text as the front end reads
+    it.
+    """
     seen: set[Path] = set()
     waiting = [text]
     while waiting:
@@ -195,7 +202,7 @@ def _included(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]
 
 
 def in_metal(message: str) -> str:
-    """A message of the front end with Metal's names for the address spaces."""
+    """Return a message of the front end with Metal's names for the address spaces."""
     message = _VALUE_SPACE.sub(r"'\1'", message)
     message = _SPACE.sub("", message)
     for opencl, metal in _WORDS:
@@ -204,7 +211,9 @@ def in_metal(message: str) -> str:
 
 
 def _place(diagnostic: Any) -> int | None:
-    """The line of the text that a diagnostic is about: its own, or the one that asked for the instantiation."""
+    """Return the line of the text that a diagnostic is about: its own, or the line that caused the instantiation.
+    Return None if the diagnostic is not about the text.
+    """
     for one in (diagnostic, *diagnostic.children):
         included = one.spelling.startswith("in file included from")
         if not included and one.location.file is not None and one.location.file.name == MAIN:
@@ -213,7 +222,7 @@ def _place(diagnostic: Any) -> int | None:
 
 
 def _token(unit: Any, location: Any) -> str:
-    """The word or operator at a place."""
+    """Return the word or operator at a location."""
     extent = _cindex().SourceRange.from_locations(location, location)
     return next((str(token.spelling) for token in unit.get_tokens(extent=extent)), "")
 

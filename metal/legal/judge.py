@@ -1,4 +1,4 @@
-"""List what a Metal compiler would refuse in a text, line by line."""
+"""The list of what a Metal compiler would refuse in a text, line by line."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -24,12 +24,13 @@ def complaints(
     preamble: str = PREAMBLE,
     includes: Sequence[Path] | None = None,
 ) -> list[Complaint]:
-    """What is wrong with a text that MLX would compile after `preamble`, in the order of lines; nothing if it is legal.
+    """Return what is wrong with a text that MLX would compile after `preamble`, in the order of lines. The list of a
+    legal text is empty.
 
-    Templates are judged as they are written and as they are instantiated in the text.
+    Templates are checked as they are written and as the text instantiates them.
 
     Raises:
-        ToolchainMissing: the libclang wheel or MLX's headers are not there.
+        ToolchainMissing: the libclang wheel or MLX's headers are missing.
     """
     parsed = parse(text, language, _includes() if includes is None else includes, preamble)
     nodes = walk(parsed)

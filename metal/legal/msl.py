@@ -1,6 +1,6 @@
-"""Metal text as such, before anybody asks what it means: what MLX puts before it, comments, literals, brackets, lists.
+"""Metal text before any parsing: what MLX puts before it, comments, literals, brackets, lists.
 
-No position moves where something is blanked: line n, column m of the result is that of the text.
+Blanking moves nothing: line n, column m of the result is line n, column m of the text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 KERNEL_FOLDER = "mlx/backend/metal/kernels/"
-"""Where MLX's own kernels are, below its folder of headers."""
+"""The folder of MLX's own kernels, in its folder of headers."""
 
 UTILS = KERNEL_FOLDER + "utils.h"
 PREAMBLE = f'#include "{UTILS}"\n'
@@ -20,7 +20,7 @@ FUNCTION_CONSTANT = re.compile(
     r"\bconstant\s+(?P<type>[\w:]+)\s+(?P<name>\w+)\s*\[\[\s*function_constant\(\s*\d+\s*\)\s*\]\]\s*;"
 )
 PARAMETER = re.compile(r"(?P<type>.*?)(?P<name>\w+)\s*\[\[(?P<attribute>.*)\]\]", re.S)
-"""A parameter of a kernel function, as a whole."""
+"""A whole parameter of a kernel function."""
 
 _BLANKED = re.compile(
     r"(?P<comment>//(?:\\\n|[^\n])*|/\*.*?\*/)"
@@ -32,17 +32,17 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def _spaces(text: str) -> str:
-    """Spaces for everything but line breaks, with the backslashes that a macro needs."""
+    """Replace everything but line breaks by spaces. Backslashes before line breaks stay, because macros need them."""
     return re.sub(r"\\(?!\n)|[^\\\n]", " ", text)
 
 
 def blank_comments(text: str) -> str:
-    """The text with comments replaced by spaces; line breaks and literals stay."""
+    """Replace comments by spaces. Line breaks and literals stay."""
     return _BLANKED.sub(lambda found: _spaces(found.group()) if found["comment"] else found.group(), text)
 
 
 def blank(text: str) -> str:
-    """The text with comments and the inside of literals as spaces."""
+    """Replace comments and the inside of literals by spaces. Line breaks stay."""
 
     def blanked(found: re.Match[str]) -> str:
         if literal := found["literal"]:
@@ -53,7 +53,7 @@ def blank(text: str) -> str:
 
 
 def closing(text: str, at: int) -> int | None:
-    """Where the bracket that opens at `at` is closed, if it is; the other kinds do not count."""
+    """Return the position of the bracket that closes the one at `at`, or None. Brackets of other kinds do not count."""
     opens = text[at]
     closes = _CLOSING[_OPENING.index(opens)]
     depth = 0
@@ -65,9 +65,10 @@ def closing(text: str, at: int) -> int | None:
 
 
 def at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
-    """The characters outside of parentheses, brackets, braces and template arguments, but with those themselves.
+    """Yield the position and the character of everything outside of parentheses, brackets, braces and template
+    arguments. The opening and closing characters themselves are included.
 
-    Ends where something closes that was opened before `start`.
+    Stop at the first closing character whose opening one is before `start`.
     """
     inside: list[str] = []
     for at in range(start, len(text)):
@@ -87,7 +88,7 @@ def at_top(text: str, start: int = 0) -> Iterator[tuple[int, str]]:
 
 
 def split(text: str) -> list[str]:
-    """What stands between the commas outside of brackets; nothing for a blank text."""
+    """Return the parts between the commas that are outside of brackets. The list of a blank text is empty."""
     cuts = [at for at, c in at_top(text) if c == ","]
     parts = [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
     return parts if text.strip() else []

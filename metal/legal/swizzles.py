@@ -1,6 +1,6 @@
 """The swizzles of Metal's vectors (MSL 2.2) as member declarations: `v.xy`, `v.bgr`, `v.wwww`.
 
-A swizzle is a property of the vector's class; one that names an element twice can be read only.
+A swizzle is a property of the vector's class. A swizzle that repeats an element can only be read.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def _of_width(names: str, width: int) -> Iterator[str]:
 
 
 def header() -> str:
-    """One macro of declarations for each width: LEGAL_SWIZZLES_2, _3 and _4."""
+    """Return one macro of declarations for each width: LEGAL_SWIZZLES_2, _3 and _4."""
     lines = ["#pragma once"]
     for width in (2, 3, 4):
         members = " ".join(declaration for names in ELEMENTS for declaration in _of_width(names, width))

@@ -1,12 +1,14 @@
-"""Metal text as C++ for OpenCL: the few constructs that macros cannot carry over. No line moves.
+"""Metal text as C++ for OpenCL: the few constructs that macros cannot translate. No line moves.
 
-- an attribute of Metal's becomes an annotation, which the syntax tree shows;
-- a threadgroup variable becomes a static, the only kind that OpenCL lets live in a function that is no OpenCL kernel;
-- `const thread T&` takes a value, to which OpenCL lets it bind no temporary: an annotation says what it was;
-- a function constant gets a value, without which OpenCL takes no constant;
-- `1.5bf` becomes a conversion; an explicit instantiation of a kernel is also named, so that the tree leads to it;
-- `this` in Metal points to thread memory, in OpenCL to any memory. So `return member;` in a function that returns
-  `thread T&` goes through `__thread_memory`, which takes no other space;
+- A Metal attribute becomes an annotation, which the syntax tree shows.
+- A threadgroup variable becomes a static. OpenCL allows no other kind in a function that is not an OpenCL kernel.
+- A `const thread T&` parameter becomes a value, because OpenCL binds no temporary to such a reference. An annotation
+  records the original type.
+- A function constant gets a value, because OpenCL requires one.
+- `1.5bf` becomes a conversion.
+- An explicit instantiation of a kernel is also named in a function, so that the tree leads to it.
+- `this` points to thread memory in Metal and to any memory in OpenCL. So `return member;` in a function that returns
+  `thread T&` goes through `__thread_memory`, which takes no other named space.
 - `reinterpret_cast<thread T*>(...)` becomes a cast that OpenCL allows from any memory except `device`.
 """
 
@@ -29,9 +31,9 @@ _BFLOAT = re.compile(r"(?<![\w.])((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:bf|BF)
 _CONST_REFERENCE = re.compile(
     r"(?P<before>[(,]\s*)(?:const\s+thread|thread\s+const)\s+(?P<type>(?:typename\s+)?[\w:]+(?:<[^();&*]*>)?(?:::\w+)*)\s*&(?!&)(?=\s*\w*\s*[,)=])"
 )
-# The qualifier of a member function that is called on thread memory, as one without it is.
+# The qualifier of a member function that is called on thread memory. A function without it is called so, too.
 _THREAD_MEMBER = re.compile(r"(\)\s*)((?:const\b\s*)?)thread\b(\s*const\b)?(?=\s*(?:[{;:=]|\\|->|noexcept))")
-# A constexpr function whose body is refused takes part in nothing; OpenCL refuses a thread reference into *this.
+# OpenCL refuses a thread reference into *this. A constexpr function with a refused body is left out of everything.
 _CONSTEXPR_REFERENCE = re.compile(r"\bconstexpr\b(?=\s+(?:const\s+)?thread\b[^;{}()=]*[&*][^;{}=]*\()")
 _STATEMENT = re.compile(r"(?<![\w])(?:alignas\s*\([^()]*\)\s*)?(?:(?:const|volatile)\s+)?threadgroup\b([^;{}]*)")
 _WORD = re.compile(r"\s*[A-Za-z_]\w*")
@@ -46,12 +48,12 @@ _BODY = re.compile(r"[^;{}()]*\{")
 
 
 def _line_breaks(text: str) -> str:
-    """The line breaks of a text, with the backslashes that a macro needs."""
+    """Return the line breaks of a text. Backslashes before them stay, because macros need them."""
     return "".join(re.findall(r"\\?\n", text))
 
 
 def _annotated(match: re.Match[str]) -> str:
-    """`[[buffer(0), ...]]` as annotations; attributes of C++ itself stay."""
+    """Turn `[[buffer(0), ...]]` into annotations. Attributes of C++ itself stay."""
     out = []
     for part in split(match.group(1)):
         found = _ATTRIBUTE.match(part)
@@ -79,7 +81,7 @@ def _starts_statement(text: str, at: int) -> bool:
 
 
 def _is_variable(declared: str) -> bool:
-    """`T name[N], other = ...` and not a pointer, a reference or a function."""
+    """Whether a declaration is `T name[N], other = ...`, not a pointer, a reference or a function."""
     depth = 0
     name = ""
     for at, c in enumerate(declared):
@@ -121,7 +123,7 @@ def _named_instantiations(text: str) -> str:
 
 
 def to_opencl(text: str) -> str:
-    """Metal text as the front end reads it; line n of the one is line n of the other."""
+    """Return Metal text as the front end reads it. Line n of the result is line n of the text."""
     text = blank_comments(text)
     text = _named_instantiations(text)
     text = _FUNCTION_CONSTANT.sub(lambda found: "= {}" + _line_breaks(found.group()), text)
@@ -135,7 +137,7 @@ def to_opencl(text: str) -> str:
 
 
 def _in_thread_memory(text: str) -> str:
-    """The text with the results of its functions and its casts in the thread's memory. Lines stay."""
+    """Give function results and casts thread memory, where the text says `thread`. No line moves."""
     text = _REINTERPRETED.sub(r"(\1)", text)
     out, at = [], 0
     for header in _RETURNS_REFERENCE.finditer(text):

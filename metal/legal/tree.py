@@ -1,7 +1,7 @@
-"""The syntax tree of a text, walked once: what is written in it, and every instantiation of its templates.
+"""The syntax tree of a text as a list of nodes: the text as it is written, and every instantiation of its templates.
 
-libclang shows a template as it is written. An instantiation is found where it is used (a call, an explicit
-instantiation that text.py has named) and followed from there, each once.
+libclang shows a template as it is written. The walk finds an instantiation at a call or at an explicit instantiation
+that text.py has named. It visits each instantiation once.
 """
 
 from __future__ import annotations
@@ -19,43 +19,46 @@ _USES = {"CALL_EXPR", "DECL_REF_EXPR", "MEMBER_REF_EXPR", "OVERLOADED_DECL_REF"}
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """A place of the tree. `instantiated` says that it is a copy of something that is written elsewhere."""
+    """A place in the tree."""
 
     cursor: Any
     kind: str
     parent: Node | None
     instantiated: bool
+    """Whether this is part of an instantiation: a copy of what is written elsewhere."""
 
     @property
     def line(self) -> int:
-        """The line of the text."""
+        """The line in the text."""
         return int(self.cursor.location.line)
 
     @property
     def type(self) -> str:
-        """The type with all names resolved and the front end's names of the spaces."""
+        """The canonical type: all names resolved, address spaces by the front end's names."""
         return str(self.cursor.type.get_canonical().spelling)
 
     def above(self) -> Iterator[Node]:
-        """What this stands in, from the inside out."""
+        """Yield the nodes around this one, from the inside out."""
         node = self.parent
         while node is not None:
             yield node
             node = node.parent
 
     def function(self) -> Node | None:
-        """The function that this stands in."""
+        """Return the function around this node, or None."""
         return next((node for node in self.above() if node.kind in FUNCTIONS), None)
 
 
 def in_text(cursor: Any) -> bool:
-    """Whether the cursor is about the text itself, not about a header."""
+    """Whether the cursor is in the text itself, not in a header."""
     file = cursor.location.file
     return file is not None and file.name == MAIN
 
 
 def kind_of(cursor: Any) -> str:
-    """The kind's name; kinds that the bindings do not know are none of ours."""
+    """Return the name of the cursor's kind, or "UNKNOWN" for a kind that the bindings do not know. No rule needs such a
+    kind.
+    """
     try:
         return str(cursor.kind.name)
     except ValueError:
@@ -63,7 +66,7 @@ def kind_of(cursor: Any) -> str:
 
 
 def marks(cursor: Any) -> list[str]:
-    """The attributes of Metal's that a declaration has."""
+    """Return the Metal attributes of a declaration."""
     return [
         child.spelling.removeprefix("metal ")
         for child in cursor.get_children()
@@ -72,7 +75,7 @@ def marks(cursor: Any) -> list[str]:
 
 
 def unwrapped(cursor: Any) -> Any:
-    """An expression without the conversions and parentheses around it."""
+    """Return an expression without the implicit conversions and parentheses around it."""
     while kind_of(cursor) in ("UNEXPOSED_EXPR", "PAREN_EXPR"):
         inside = list(cursor.get_children())
         if len(inside) != 1:
@@ -106,7 +109,7 @@ class _Walk:
 
 
 def walk(parsed: Parsed) -> list[Node]:
-    """Every node of the text, in the order of the text, and after them those of the instantiations."""
+    """Return every node of the text in order, then the nodes of the instantiations."""
     found = _Walk()
     for cursor in parsed.unit.cursor.get_children():
         if in_text(cursor):

@@ -1,1 +1,1 @@
-"""What the syntax tree shows and the front end does not say: one module for each family of rules."""
+"""The rules that the front end does not check and the syntax tree shows. Each module has one family of rules."""

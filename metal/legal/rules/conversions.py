@@ -1,6 +1,7 @@
-"""What converts by itself: a bfloat becomes a float, no float becomes a bfloat (MSL 2.1); and what has no address.
+"""Implicit conversions: a bfloat becomes a float, no float becomes a bfloat (MSL 2.1). And addresses of vector
+elements.
 
-The quotation from the specification in MLX's bf16_math.h is the rule.
+The rule for bfloat is the specification, as MLX's bf16_math.h quotes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,7 @@ def _to_bfloat(node: Node) -> Iterator[Complaint]:
 
 
 def _initialized(node: Node) -> Iterator[Complaint]:
-    """Initializers in braces, which the tree shows as they are written, without their conversions."""
+    """Check initializers in braces. The tree shows them as they are written, without their conversions."""
     type_ = node.cursor.type.get_canonical()
     values = list(node.cursor.get_children())
     if type_.kind.name == "CONSTANTARRAY":
@@ -61,7 +62,7 @@ def _updated(node: Node) -> Iterator[Complaint]:
 
 
 def _is_element(cursor: Any) -> bool:
-    """Whether an expression is an element of a vector, by its name."""
+    """Whether an expression is an element of a vector by name: x, y, z or w."""
     found = unwrapped(cursor)
     if kind_of(found) != "MEMBER_REF_EXPR" or found.spelling not in _ELEMENTS or found.referenced is None:
         return False
@@ -70,7 +71,7 @@ def _is_element(cursor: Any) -> bool:
 
 
 def _element(node: Node) -> Iterator[Complaint]:
-    """A pointer or reference to an element of a vector."""
+    """Refuse a pointer or a reference to an element of a vector."""
     inside = list(node.cursor.get_children())
     if node.kind == "UNARY_OPERATOR":
         first = next((token.spelling for token in node.cursor.get_tokens()), "")
@@ -90,7 +91,7 @@ def _element(node: Node) -> Iterator[Complaint]:
 
 
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
-    """Conversions that nobody asked for, and references to parts of vectors."""
+    """Yield implicit conversions to bfloat, and pointers and references to elements of vectors."""
     for node in nodes:
         if node.kind == "UNEXPOSED_EXPR":
             yield from _to_bfloat(node)

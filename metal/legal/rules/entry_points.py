@@ -1,4 +1,7 @@
-"""Kernels (MSL 5.1, 5.2.3): they return nothing; what is no buffer says what it is."""
+"""Rules for kernels (MSL 5.1, 5.2.3): a kernel returns void, and an attribute names the source of each other argument.
+
+An argument that is a pointer or reference needs no attribute. It lies in device, constant or threadgroup memory.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -39,7 +42,7 @@ def _dependent(kind: str) -> bool:
 
 
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
-    """Kernels whose signature cannot be launched."""
+    """Yield kernels that cannot be launched with their signature."""
     for node in nodes:
         if node.kind in FUNCTIONS and not node.instantiated and "kernel" in marks(node.cursor):
             yield from _kernel(node)

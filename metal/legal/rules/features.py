@@ -1,4 +1,4 @@
-"""C++ that Metal leaves out (MSL 1.5.4), by the syntax tree and by the words of the text."""
+"""Features of C++ that Metal leaves out (MSL 1.5.4), found in the syntax tree and in the words of the text."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _WORDS = (
     (re.compile(r"\bprintf\s*\("), "Metal has no printf: os_log of Metal 3.2 is what there is"),
     (re.compile(r"\bdouble\b"), "Metal has no double"),
 )
-# Words that say what a function is for; one that is followed by this is used as a name.
+# Words that say what a function is for. A word that one of these characters follows is used as a name.
 _STAGE = re.compile(r"\b(kernel|vertex|fragment)\b(?=\s*(?:[=;,)+\-*/%.<>&|^?\[:]|\]))(?!\s*\]\])")
 _VARIABLE_STAGE = re.compile(r"\[\[[^\]]*\]\]")
 _NODES = {
@@ -65,7 +65,7 @@ def _node(node: Node, language: Language) -> Iterator[Complaint]:
 
 
 def complaints(parsed: Parsed, nodes: Sequence[Node]) -> Iterator[Complaint]:
-    """What Metal has not."""
+    """Yield uses of features that Metal does not have."""
     yield from (complaint for complaint in _words(parsed.text) if complaint.line not in parsed.dead)
     for node in nodes:
         if not node.instantiated:

@@ -1,4 +1,4 @@
-"""Address spaces that nobody named, and uses of an object in a space for which its function is not made (MSL 4)."""
+"""Address spaces (MSL 4): pointers and references that name none, and calls that do not fit the space of an object."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,13 +22,13 @@ SPACES = "device, constant, threadgroup or thread"
 
 
 def space_of(spelling: str) -> str | None:
-    """Metal's name of the space that an object of this type lies in, if it is not the thread's."""
+    """Return Metal's name of the address space of an object of this type, or None for thread memory."""
     outer = spelling.split("<", 1)[0]
     return next((metal for opencl, metal in _OTHER_SPACE.items() if re.search(rf"\b{opencl}\b", outer)), None)
 
 
 def _own_space(type_: Any) -> bool:
-    """Whether the outermost qualifiers of a type name a space."""
+    """Whether the outermost qualifiers of a type name an address space."""
     spelled = str(type_.get_canonical().spelling)
     while (shorter := re.sub(r"<[^<>]*>|\([^()]*\)", "", spelled)) != spelled:
         spelled = shorter
@@ -37,7 +37,7 @@ def _own_space(type_: Any) -> bool:
 
 
 def unspaced(type_: Any, depth: int = 0) -> bool:
-    """Whether a pointer or reference somewhere in the type leads to memory in no named space."""
+    """Whether the type has a pointer or reference to memory in no named address space."""
     kind = type_.kind.name
     if kind in ("CONSTANTARRAY", "INCOMPLETEARRAY", "VARIABLEARRAY", "DEPENDENTSIZEDARRAY"):
         return unspaced(type_.element_type, depth)
@@ -51,7 +51,7 @@ def unspaced(type_: Any, depth: int = 0) -> bool:
         if "auto" in pointee.spelling.split() or pointee.kind.name == "AUTO":
             return False
         if kind == "LVALUEREFERENCE" and pointee.kind.name == "POINTER" and not unspaced(pointee, depth):
-            return False  # `const device T*& x`: MLX's quantized kernels have it, so Metal takes it
+            return False  # `const device T*& x`: MLX's quantized kernels use it, so Metal accepts it
         forwards = kind == "RVALUEREFERENCE" and pointee.get_canonical().kind.name in ("UNEXPOSED", "DEPENDENT")
         return (not forwards and not _own_space(pointee)) or unspaced(pointee, depth)
     if depth < 3:
@@ -97,7 +97,7 @@ def _deduced_result(cursor: Any) -> bool:
 
 
 def _called_object(node: Node) -> Iterator[Complaint]:
-    """A member function that is not marked for the space of its object."""
+    """Refuse a call of a member function that is not marked for the space of its object."""
     callee = next(iter(node.cursor.get_children()), None)
     if callee is None or kind_of(callee) != "MEMBER_REF_EXPR":
         return
@@ -126,7 +126,7 @@ def _copies(constructor: Any) -> bool:
 
 
 def _bound_arguments(node: Node) -> Iterator[Complaint]:
-    """An object of another space that is given to a `const thread T&` (text.py takes it by value)."""
+    """Refuse an argument from another space for a `const thread T&` (text.py makes this parameter a value)."""
     function = node.cursor.referenced
     if function is None or not in_text(function):
         return
@@ -147,7 +147,7 @@ def _bound_arguments(node: Node) -> Iterator[Complaint]:
 
 
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
-    """What is wrong with the address spaces of a text, beyond what the front end says itself."""
+    """Yield what is wrong with the address spaces of a text and the front end does not report itself."""
     for node in nodes:
         if not node.instantiated:
             yield from _undeclared(node)

@@ -1,4 +1,4 @@
-"""Where variables may live (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics."""
+"""The places of variables (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics."""
 
 from collections.abc import Iterator, Sequence
 
@@ -38,7 +38,7 @@ def _variable(node: Node) -> Iterator[Complaint]:
 
 
 def _template(node: Node) -> Iterator[Complaint]:
-    """A variable template, of which the tree shows only the words."""
+    """Refuse a variable template that is not `constant`. The tree shows only its words."""
     words = [token.spelling for token in node.cursor.get_tokens()]
     before = words[: words.index(node.cursor.spelling)] if node.cursor.spelling in words else []
     if (
@@ -50,7 +50,7 @@ def _template(node: Node) -> Iterator[Complaint]:
 
 
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
-    """Variables in the wrong place."""
+    """Yield variables in the wrong place."""
     for node in nodes:
         if node.kind == "VAR_DECL" and not node.instantiated:
             yield from _variable(node)
