@@ -1,7 +1,7 @@
 """`python -m cortexmlx.metal.agx [--build] [--all] [--json FILE] [words]`: what Mesa's compiler for Apple GPUs says.
 
-The first time, the compiler must be built: about ten minutes, once. See "What an Apple compiler makes of it" in
-metal/README.md for how far the table can be trusted.
+The compiler must be built once, in about ten minutes. See "What an Apple compiler makes of it" in metal/README.md for
+how far the table can be trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cortexmlx.metal.shape import DTYPES
 
 
 def main() -> int:
-    """Print the table; the exit status is 1 if the compiler is not there, or if it does not take a kernel."""
+    """Print the table. Return 1 if the compiler is missing or refuses a kernel, 0 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.agx", description=__doc__)
     parser.add_argument("--build", action="store_true", help="build the compiler if it is not there, without asking")
     parser.add_argument(
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def _built(agreed: bool) -> Compiler:
-    """The compiler, built now if the user agrees."""
+    """Build the compiler if the user agrees, and return it."""
     if not agreed:
         if not sys.stdin.isatty():
             raise ToolchainMissing(
@@ -73,7 +73,9 @@ def _built(agreed: bool) -> Compiler:
 
 
 def _chosen(words: list[str], every: bool) -> Iterator[Workload]:
-    """The kernels whose line contains all words, each text once: those of the cost sheet's shapes among them."""
+    """Yield the kernels with all `words` in their line, each text once. They include the kernels of the cost sheet's
+    shapes.
+    """
     seen: set[str] = set()
     compared = (*SHAPES, *WIDE_SHAPES, *QUANTIZED, *(shapes(*DTYPES) if every else ()))
     ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))

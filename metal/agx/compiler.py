@@ -1,4 +1,4 @@
-"""Mesa's compiler for Apple GPUs on this machine: where it lies, how it is built, and what it says of a kernel."""
+"""Mesa's compiler for Apple GPUs on this machine: where it is, how it is built, and what it says of a kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WARNING = re.compile(r"^SPIR-V WARNING:\n(?:[ \t].*\n)*", re.M)
 
 @dataclass(frozen=True)
 class Output:
-    """What the compiler printed of one kernel: its instructions, and the line of statistics."""
+    """What the compiler printed for one kernel: its instructions, and the line of statistics."""
 
     listing: str
     statistics: str
@@ -35,17 +35,18 @@ class Output:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A built compiler. `llvm` is the version of the clang and the SPIR-V translator that stand before it."""
+    """A built compiler."""
 
     folder: Path
     mesa: str
     llvm: int
+    """The version of clang and of the SPIR-V translator, which run before Mesa."""
 
     def compile(self, unit: str) -> Output:
         """Compile a translation unit in C++ for OpenCL that holds one kernel.
 
         Raises:
-            KernelCompileError: clang, the translator or Mesa refuses it; the message says which, and what it said.
+            KernelCompileError: clang, the translator or Mesa refuses it. The message names the tool and quotes it.
         """
         with tempfile.TemporaryDirectory() as place:
             source, text, module, words = (Path(place, f"kernel.{suffix}") for suffix in ("clcpp", "ll", "bc", "spv"))
@@ -64,7 +65,9 @@ class Compiler:
         return Output(output, statistics)
 
     def _clang(self, language: str) -> list[str]:
-        """Nothing is optimised here: that is Mesa's work, and it knows names for the kernel's arguments only so."""
+        """Return clang's command. It optimises nothing: that is Mesa's work, and optimised code would not give Mesa the
+        names of the kernel's arguments.
+        """
         typed = ["-Xclang", "-no-opaque-pointers"] if self.llvm == 15 else []
         target = ["-target", "spir64-unknown-unknown", "-x", language]
         return [f"clang-{self.llvm}", *target, "-Xclang", "-disable-llvm-passes", *typed, "-emit-llvm", "-w"]
@@ -94,8 +97,8 @@ class Compiler:
 
 
 def cache_folder() -> Path:
-    """Where the compiler is kept: in `$CORTEXMLX_AGX_CACHE`, or in the user's cache folder; one for each version of the
-    build script and its edits.
+    """Return the compiler's folder, in `$CORTEXMLX_AGX_CACHE` or in the user's cache folder. Each version of the build
+    script and its edits has its own.
     """
     digest = hashlib.sha256()
     for name in ("build.sh", "edits.py"):
@@ -105,7 +108,7 @@ def cache_folder() -> Path:
 
 
 def find_compiler() -> Compiler | None:
-    """The compiler if it has been built, or None."""
+    """Return the compiler, or None if it is not built."""
     folder = cache_folder()
     try:
         lines = (folder / "versions").read_text().split()
@@ -116,7 +119,7 @@ def find_compiler() -> Compiler | None:
 
 
 def build_compiler() -> Compiler:
-    """Build the compiler, with what the script says on stderr.
+    """Build the compiler. The script's output goes to stderr.
 
     Raises:
         ToolchainMissing: it cannot be built here.

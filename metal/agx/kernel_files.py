@@ -1,7 +1,7 @@
 """The kernels as files for Apple's compiler: `python -m cortexmlx.metal.agx.kernel_files FOLDER`.
 
-MLX compiles its own headers, the kernel's text and a generated signature as one text, at run time. Here each kernel of
-each variant is that text in a file of its own, which `xcrun metal -c` compiles anywhere; no GPU is needed to write it.
+At run time MLX compiles its own headers, the kernel's text and a generated signature as one text. This module writes
+that text to a file for each kernel of each variant, which needs no GPU. `xcrun metal -c` compiles the files anywhere.
 `.ci/compile-metal` compiles them all.
 """
 
@@ -26,20 +26,20 @@ from cortexmlx.metal.sim.translation.source import KernelText
 from cortexmlx.metal.work import SMALL
 
 CHECKED: tuple[Variant | PrefillVariant, ...] = (*VARIANTS, *PREFILL_VARIANTS)
-"""The variants of every kernel that are checked as such."""
+"""The variants that `cortexmlx doctor` checks, of every kernel."""
 
 _LONGEST_NAME = 200
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
 def kernel_texts(variant: Variant | PrefillVariant) -> Iterator[KernelText]:
-    """The kernels that a variant launches, as MLX generates them for inputs of at least `SMALL` elements, which is what
-    the engine gives it.
+    """Yield the kernels that a variant launches, as MLX generates them. Their inputs have at least `SMALL` elements, as
+    those of the engine have.
     """
     made: list[KernelText] = []
 
     def recording(**options: Any) -> Any:
-        """In the place of `mx.fast.metal_kernel`: keeps the text of a call and computes nothing."""
+        """A replacement of `mx.fast.metal_kernel` that keeps the text of a call and computes nothing."""
         kernel = metal_kernel(**options)
 
         def call(*, inputs: Any, template: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
@@ -89,8 +89,8 @@ def _prefill_inputs(variant: PrefillVariant) -> PrefillInputs:
 
 
 def preamble() -> str:
-    """The text that MLX puts before every kernel: its `utils.h` and what that includes, each header once, behind what
-    it includes itself.
+    """Return the text that MLX puts before every kernel: its `utils.h` and all headers that this includes. Each header
+    is there once, after the headers that it includes itself.
     """
     done: list[str] = []
     parts: list[str] = []
@@ -102,7 +102,7 @@ def preamble() -> str:
         text = (mlx_headers() / name).read_text()
         for included in INCLUDE.findall(text):
             add(included)
-        alone = _ONCE.sub("", INCLUDE.sub("", text))  # empty lines in their place: every other line keeps its number
+        alone = _ONCE.sub("", INCLUDE.sub("", text))  # empty lines replace them, so line numbers stay
         parts.append(f'#line 1 "{name}"\n{alone.rstrip()}\n')
 
     add(UTILS)
@@ -110,8 +110,8 @@ def preamble() -> str:
 
 
 def file_name(kernel: KernelText) -> str:
-    """The file of a kernel: its name in Metal, which has all its template arguments and input types. What a file's name
-    has no room for is a digest.
+    """Return the file name of a kernel: its name in Metal, which has all its template arguments and input types. A long
+    name is cut, and a digest of the whole name replaces its end.
     """
     name = kernel.name.removeprefix("custom_kernel_")
     if len(name) > _LONGEST_NAME:
@@ -120,13 +120,13 @@ def file_name(kernel: KernelText) -> str:
 
 
 def metal_file(kernel: KernelText) -> str:
-    """The whole of what MLX compiles for a kernel. A diagnostic names the line of a header or of this file."""
+    """Return the whole text that MLX compiles for a kernel. A diagnostic names the line of a header or of this file."""
     before = preamble()
     return f'{before}#line {before.count(chr(10)) + 2} "{file_name(kernel)}"\n{kernel.text}'
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write every kernel of `CHECKED` once into the folder that is named."""
+    """Write every kernel of `CHECKED` once into the given folder. Return the exit status."""
     if len(arguments) != 1:
         print("usage: python -m cortexmlx.metal.agx.kernel_files FOLDER", file=sys.stderr)
         return 2

@@ -22,12 +22,9 @@ from cortexmlx.metal.vector import lane_numbers
 
 @dataclass(frozen=True)
 class Workload:
-    """A kernel to be compiled, and what its loops work on.
+    """A kernel to compile, and what its loops work on. A kernel that reads no keys has None for all of the latter.
 
-    `key_bytes` and `value_bytes` are what one lane loads of a token's key and value: from them and the loads of a loop
-    follows how many tokens one turn of it does. `heads` is the query heads that a simdgroup holds; `slice_tokens` the
-    tokens of one turn of the loop around the loops over keys and values, where there is one. A kernel that reads no
-    keys has None for all four.
+    The tokens of one turn of a loop follow from `key_bytes`, `value_bytes` and the bytes that the turn loads.
     """
 
     name: str
@@ -35,16 +32,20 @@ class Workload:
     source: str
     threads: int
     heads: int | None = None
+    """Query heads that a simdgroup holds."""
     key_bytes: float | None = None
+    """Bytes that one lane loads of a token's key."""
     value_bytes: float | None = None
+    """Bytes that one lane loads of a token's value."""
     slice_tokens: int | None = None
+    """Tokens in one turn of the loop around the loops over keys and values. None if there is no such loop."""
 
 
 def our_kernels(variant: Variant) -> Iterator[Workload]:
-    """The decode and the reduce kernel of a variant, from the text that MLX would compile."""
+    """Yield the decode kernel and the reduce kernel of a variant, from the text that MLX would compile."""
     decode, reduce = kernel_texts(variant)
     geometry = variant.geometry
-    shared = geometry.parts if variant.kernel is Kernel.WIDE else 1  # of the keys: each part loads its share
+    shared = geometry.parts if variant.kernel is Kernel.WIDE else 1  # each part loads its share of the keys
     dims = variant.key_dim // shared, 0 if variant.latent else variant.value_dim // geometry.parts
     key_bytes, value_bytes = (_lane_bytes(variant, dim) for dim in dims)
     yield Workload(
@@ -67,14 +68,18 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
 
 
 def prefill_kernel(variant: PrefillVariant) -> Workload:
-    """The prefill kernel of a variant. Its loops do no fixed share of a token, so nothing is counted in them."""
+    """Return the prefill kernel of a variant. Its loops do no fixed share of a token, so their instructions are not
+    counted.
+    """
     [text] = kernel_texts(variant)
     return Workload(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
 
 
 def _lane_bytes(variant: Variant, dim: int) -> float:
-    """What a lane loads of a token's key or value of `dim` numbers. For matrices the lanes of a simdgroup share each
-    token, and what is left of a byte is left out; scales and biases are loaded by the four lanes that have its row.
+    """Return the bytes that a lane loads of a token's key or value of `dim` numbers.
+
+    In the matrix and wide kernels the lanes of a simdgroup share each token, and a fraction of a byte is dropped. In
+    the matrix kernel the four lanes of a row load its scales and biases.
     """
     item, bits = ITEMSIZE[variant.kv_dtype], variant.kv_bits
     if bits is None or variant.quant_group is None:
@@ -90,7 +95,7 @@ def _unit(kernel: KernelText, threads: int) -> str:
 
 
 def mlx_kernels() -> Iterator[Workload]:
-    """MLX's attention of one query token, as its host code instantiates and launches it."""
+    """Yield MLX's attention kernels for one query token, as its host code instantiates and launches them."""
     text = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
     for dtype in ("float16", "bfloat16"):
         for dim in (64, 96, 128, 192, 256):

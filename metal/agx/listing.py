@@ -1,6 +1,6 @@
-"""What Mesa's compiler prints of a kernel: its instructions in blocks, the loops among them, and its statistics.
+"""A reader of what Mesa's compiler prints for a kernel: its instructions in blocks, the loops, and the statistics.
 
-A listing is a sequence of blocks, each with the blocks that may follow it:
+A listing is a sequence of blocks. Each block names the blocks that may follow it:
 
     block1 {
        r4l...r5h = device_load u0:u1, r4.abs, xyzw, #0, slot 0
@@ -53,31 +53,32 @@ CLASSES: dict[str, tuple[str, ...]] = {
     "move": ("mov", "mov_imm", "get_sr", "get_sr_barrier", "swap", "uniform_store"),
     "wait": ("wait", "memory_barrier", "memory_barrier_2", "memory_barrier_3"),
 }
-"""The kinds of instruction that the table counts, each with the compiler's names for them."""
+"""The classes of instructions that the table counts, each with the compiler's names of its instructions."""
 
 _CLASS_OF = {operation: name for name, operations in CLASSES.items() for operation in operations}
 
 
 class UnknownListing(CortexError):
-    """The compiler printed something that this reader does not know: another version of it, perhaps."""
+    """The compiler printed something that this reader does not know. Perhaps it is another version."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its name, and the bytes that it writes to a lane's registers."""
+    """One instruction."""
 
     operation: str
     written: int
+    """Bytes that it writes to a lane's registers."""
 
     @property
     def kind(self) -> str:
-        """The class that it is counted in."""
+        """The class that counts this instruction."""
         return _CLASS_OF[self.operation]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions that run one after the other, and the numbers of the blocks that may follow."""
+    """Instructions that run in order, and the numbers of the blocks that may follow."""
 
     number: int
     instructions: tuple[Instruction, ...]
@@ -86,14 +87,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: the instructions of one turn (of both sides of a branch), without those of the loops inside it."""
+    """A loop."""
 
     inner: int
+    """The number of loops inside it."""
     instructions: tuple[Instruction, ...]
+    """The instructions of one turn, with both sides of a branch, without the loops inside."""
 
     @property
     def kinds(self) -> Counter[str]:
-        """Instructions by class."""
+        """The number of instructions of each class."""
         return Counter(i.kind for i in self.instructions)
 
     @property
@@ -104,24 +107,26 @@ class Loop:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the compiler says of a kernel: registers of 16 bits, of which a thread has 256 at most; threads that the
-    register file of a GPU core holds at once, 1024 at most; stores and loads of spilled registers.
-    """
+    """What the compiler says of a kernel."""
 
     instructions: int
     code_bytes: int
     half_registers: int
+    """Registers of 16 bits per thread, at most 256."""
     uniforms: int
     resident_threads: int
+    """Threads that the register file of a GPU core holds at once, at most 1024."""
     spills: int
+    """Stores of spilled registers."""
     fills: int
+    """Loads of spilled registers."""
 
 
 def read_statistics(text: str) -> Statistics:
-    """The statistics in the compiler's line of them.
+    """Return the statistics from the compiler's line of them.
 
     Raises:
-        UnknownListing: there is no such line, or more than one.
+        UnknownListing: the text has no such line, or more than one.
     """
     found = list(_STATISTICS.finditer(text))
     if len(found) != 1:
@@ -130,10 +135,10 @@ def read_statistics(text: str) -> Statistics:
 
 
 def read_blocks(text: str) -> tuple[Block, ...]:
-    """The blocks of the one kernel in the compiler's output, in order; its preamble, run once, is left out.
+    """Return the blocks of the one kernel in the compiler's output, in order, without its preamble, which runs once.
 
     Raises:
-        UnknownListing: there is not one kernel, or it has an instruction that belongs to no class.
+        UnknownListing: the output has no kernel, several kernels, or an instruction that belongs to no class.
     """
     kernels = list(_MAIN.finditer(text))
     if len(kernels) != 1:
@@ -160,7 +165,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _bytes(registers: str) -> int:
-    """The bytes of a register or of a range of registers, `r4l...r5h`."""
+    """Return the bytes of a register or of a range of registers, `r4l...r5h`."""
     found = [(int(m[1]), m[2]) for m in _REGISTER.finditer(registers)]
     if not found:
         return 0
@@ -169,7 +174,9 @@ def _bytes(registers: str) -> int:
 
 
 def find_loops(blocks: tuple[Block, ...]) -> tuple[Loop, ...]:
-    """The loops, outer before inner: wherever a block leads back, from where it leads to up to the last that does."""
+    """Return the loops, outer before inner. A loop goes from a block that a later block, or the block itself, jumps
+    back to, up to the last block that does.
+    """
     at = {block.number: place for place, block in enumerate(blocks)}
     ends: dict[int, int] = {}
     for place, block in enumerate(blocks):

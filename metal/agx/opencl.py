@@ -1,8 +1,10 @@
-"""A Metal kernel's text as C++ for OpenCL: the same helpers and body behind `dialect.h`, and another signature.
+"""A Metal kernel's text as C++ for OpenCL: the same helpers and body after `dialect.h`, and another signature.
 
-What a header cannot do happens here. In OpenCL a kernel is no template, takes no references, and has no attributes:
-types and numbers of the template become names before the kernel and at the top of its body, a reference to a constant
-becomes its value (a GPU has both in its uniform registers), and what Metal passes by attribute a local variable.
+This module does what a header cannot do. A kernel in OpenCL is no template, takes no references and has no attributes.
+
+- Types of the template become names before the kernel, numbers become names at the top of its body.
+- A reference to a constant becomes its value. A GPU keeps both in its uniform registers.
+- A parameter that Metal passes by attribute becomes a local variable.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class Instance:
-    """One kernel function with its template's arguments, as text, and the threads of a threadgroup."""
+    """One kernel function, the arguments of its template as text, and the threads of a threadgroup."""
 
     function: str
     arguments: Mapping[str, str]
@@ -43,9 +45,10 @@ class Instance:
 
 
 def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | None = None) -> str:
-    """A translation unit whose one kernel, `instance.function`, is that of the Metal text.
+    """Return a translation unit with one kernel: `instance.function` of the Metal text.
 
-    `constants` gives values to function constants; the others are false or 0, and buffers that depend on one are null.
+    `constants` gives values to function constants. The others are false or 0, and a buffer that depends on one of them
+    is null.
 
     Raises:
         KernelCompileError: the text has no such kernel, or a parameter that this dialect does not know.
@@ -78,7 +81,7 @@ def opencl_unit(text: str, instance: Instance, constants: Mapping[str, str] | No
 
 
 def _template(parameters: str, instance: Instance) -> tuple[str, str]:
-    """The template's parameters as type names, and as constants for the top of the body."""
+    """Return the template's parameters: types as type names, numbers as constants for the top of the body."""
     types, numbers = "", ""
     for parameter in split(parameters):
         declared, _, default = (part.strip() for part in parameter.partition("="))
@@ -94,7 +97,7 @@ def _template(parameters: str, instance: Instance) -> tuple[str, str]:
 
 
 def _signature(parameters: list[str], constants: Mapping[str, str]) -> tuple[str, str]:
-    """The parameters of an OpenCL kernel, and the local variables for the rest."""
+    """Return the parameters of an OpenCL kernel, and local variables for Metal's other parameters."""
     passed, locals_ = [], ""
     for parameter in parameters:
         match = PARAMETER.fullmatch(parameter.strip())
@@ -104,7 +107,7 @@ def _signature(parameters: list[str], constants: Mapping[str, str]) -> tuple[str
         needs = re.search(r"function_constant\(\s*(\w+)\s*\)", attribute)
         if attribute in _ATTRIBUTES:
             locals_ += f"  const {kind} {name} = {_ATTRIBUTES[attribute]};\n"
-        elif attribute == "threadgroups_per_grid":  # as on the GPU, from the command: the compiler has no name for it
+        elif attribute == "threadgroups_per_grid":  # from the command, as on a GPU: it has no name here
             passed.append(", ".join(f"const uint {name}_{axis}" for axis in "xyz"))
             locals_ += f"  const {kind} {name} = (uint3)({name}_x, {name}_y, {name}_z);\n"
         elif not attribute.startswith("buffer("):
@@ -121,12 +124,12 @@ def _signature(parameters: list[str], constants: Mapping[str, str]) -> tuple[str
 
 
 def _argument(kind: str) -> str:
-    """A type as an argument of a kernel: there a pointer to `size_t` is not allowed."""
+    """Return a type as an argument of an OpenCL kernel, which may not be a pointer to `size_t`."""
     return re.sub(r"\bsize_t\b", "ulong", kind)
 
 
 def _end(text: str, at: int) -> int:
-    """Where the bracket that opens at `at` is closed."""
+    """Return the position where the bracket that opens at `at` is closed."""
     if (end := closing(text, at)) is None:
         raise KernelCompileError(f"'{text[at]}' is never closed: {text[at : at + 60]!r}")
     return end

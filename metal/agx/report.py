@@ -1,4 +1,4 @@
-"""The table: what Mesa's compiler makes of each kernel, per kernel and per token and query head."""
+"""The table of what Mesa's compiler makes of each kernel: per kernel, and per token and query head."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from cortexmlx.metal.agx.listing import (
 
 @dataclass(frozen=True)
 class Result:
-    """A kernel as it was compiled.
-
-    `per_token_head` counts the instructions that a simdgroup carries out for one token and one query head, by class:
-    those of the loops over keys and values, and the share of what is done once for a slice of tokens. Of a branch both
-    sides count. None for a kernel that has no such loops. `tokens` is how many tokens a turn of each loop does.
-    """
+    """A compiled kernel."""
 
     workload: Workload
     statistics: Statistics
     per_token_head: dict[str, float] | None
+    """Instructions that a simdgroup runs for one token and one query head, by class. They are those of the loops over
+    keys and values, and a share of those that run once for a slice of tokens. Both sides of a branch count. None for a
+    kernel without such loops.
+    """
     tokens: tuple[float, ...]
+    """Tokens that a turn of each loop does."""
 
     def record(self) -> dict[str, Any]:
-        """The result in plain types, without the kernel's text."""
+        """Return the result in plain types, without the kernel's text."""
         kernel = asdict(self.workload)
         del kernel["source"]
         return {
@@ -45,7 +45,7 @@ class Result:
 
 
 def read_result(workload: Workload, output: Output) -> Result:
-    """What the compiler's output says of a kernel.
+    """Return what the compiler's output says of a kernel.
 
     Raises:
         UnknownListing: the output is not understood, or its loops do not load whole keys and values.
@@ -64,21 +64,23 @@ def read_result(workload: Workload, output: Output) -> Result:
 
 
 def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, float]]:
-    """The loops that all tokens pass through, each with the tokens of one turn: of a turn that has a part of each of
-    several tokens, as many as it amounts to.
+    """Return the loops that all tokens pass through, each with the tokens of one turn. If a turn does a part of each of
+    several tokens, their number is the sum of the parts.
     """
     assert workload.key_bytes is not None and workload.value_bytes is not None
     both = workload.key_bytes + workload.value_bytes
     largest = max(loops, key=lambda loop: loop.loaded)
     if workload.slice_tokens is None:
-        return [(largest, _tokens(largest, both))]  # of an unrolled loop and its remainder, the unrolled one
+        return [(largest, _tokens(largest, both))]  # the unrolled loop, not its remainder
     for place, outer in enumerate(loops):
         inside = [inner for inner in loops[place + 1 : place + 1 + outer.inner] if inner.loaded]
-        if len(inside) == 1 and outer.loaded >= workload.slice_tokens * workload.value_bytes:  # beside a loop over keys
+        if (
+            len(inside) == 1 and outer.loaded >= workload.slice_tokens * workload.value_bytes
+        ):  # the inner loop is over keys only
             return [(inside[0], inside[0].loaded / workload.key_bytes), (outer, workload.slice_tokens)]
         if len(inside) == 1:
             return [(inside[0], _tokens(inside[0], both)), (outer, workload.slice_tokens)]
-        if len(inside) in (2, 3):  # each of two loops over keys has half of the tokens
+        if len(inside) in (2, 3):  # two loops over keys have half of the tokens each
             *keys, values = inside
             return [
                 *((loop, _tokens(loop, workload.key_bytes) * len(keys)) for loop in keys),
@@ -118,13 +120,15 @@ _COLUMNS = {
 
 
 def heading() -> str:
-    """The first line of the table: what is said of a kernel, and after the bar per token and query head."""
+    """Return the first line of the table: a kernel's columns, and after the bar those per token and query head."""
     kinds = "".join(f"{name:>8}" for name in _COLUMNS)
     return f"{'kernel':<72}{'inst':>5}{'regs':>5}{'threads':>8}{'spills':>7} |{'all':>6}{kinds}"
 
 
 def row(result: Result) -> str:
-    """A kernel's line of the table; `spills` is stores and loads of spilled registers in the whole kernel."""
+    """Return a kernel's line of the table. `spills` are the stores and loads of spilled registers in the whole
+    kernel.
+    """
     s, counts = result.statistics, result.per_token_head
     spills = f"{s.spills}:{s.fills}"
     label = f"{result.workload.kernel} {result.workload.name}"

@@ -1,4 +1,4 @@
 """A model of what the decode kernels cost on an Apple GPU: instructions counted here, cycles and chips as published.
 
-No GPU was at hand: nothing in this package was measured by it. `python -m cortexmlx.metal.cost` prints the sheet.
+No GPU was available: nothing in this package is measured by it. `python -m cortexmlx.metal.cost` prints the sheet.
 """

@@ -11,7 +11,7 @@ from cortexmlx.metal.rules import VARIANTS
 
 
 def main() -> None:
-    """Print the sheet, or keep what a compiler made of the kernels."""
+    """Print the sheet or a table, or record what a compiler made of the kernels."""
     parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.cost", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every variant that cortexmlx doctor checks")
     parser.add_argument("--record", type=Path, metavar="FILE", help="a result of python -m cortexmlx.metal.agx --json")

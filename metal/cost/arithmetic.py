@@ -1,9 +1,9 @@
 """The arithmetic of the decode kernels per token and KV head, counted from their text.
 
-A lower bound: the products, the online softmax and the selections that the text asks for. Addresses, loop counters,
-moves and masks of active lanes, which a compiler adds, are not in it. Halves count as floats: an instruction takes
-either as an operand at no cost (philipturner/metal-benchmarks). An exponential is a multiplication by log2(e) and an
-exp2.
+It is a lower bound: the products, the online softmax and the selections that the text asks for. It leaves out what a
+compiler adds: addresses, loop counters, moves and masks of active lanes. Halves count as floats, because an instruction
+takes either as an operand at no cost (philipturner/metal-benchmarks). An exponential is a multiplication by log2(e) and
+an exp2.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.vector import VectorGeometry, lane_numbers
 
 SLICE = 32
-"""Tokens of a slice in paged_decode.metal: a lane has the softmax of as many of them as a tile has heads."""
+"""Tokens of a slice in paged_decode.metal. A lane computes the softmax of as many of them as a tile has heads."""
 _BIAS = 3
-"""What ALiBi adds to a score: a difference of positions, as a float, in an fma."""
+"""Instructions that ALiBi adds to a score: a difference of positions, its conversion to float, an fma."""
 
 
 def paged_decode(variant: Variant) -> dict[Kind, float]:
-    """paged_decode.metal. A last tile that is not full computes as if it were.
+    """Return the arithmetic of paged_decode.metal. An incomplete last tile costs as much as a full one.
 
-    Per head and token the products of key and value. Per step of `ahead` tokens and tile: an addition for each sum that
-    is exchanged (the first of heads are part of a product's fma), two selections for each exchange of tokens, and the
-    selections of the score and of the weight among those that a lane keeps. Per slice and tile: for each of a lane's
-    scores the scale, two selections of what is live, the maximum, an exponential of a difference, the sum; the maximum
-    among lanes, and all that was summed rescaled.
+    - Per head and token: the products of key and value.
+    - Per step of `ahead` tokens and tile: an addition for each sum that lanes exchange, two selections for each
+      exchange of
+      tokens, and the selections of the score and the weight from those that a lane keeps. The additions of the first
+      exchange of heads cost nothing: they are part of a product's fma.
+    - Per slice and tile, for each of a lane's scores: the scale, two selections for what is live, the maximum, an
+      exponential of a difference, the sum.
+    - Per slice and tile: the maximum among lanes, and the rescaling of all sums.
     """
     geometry = VectorGeometry(variant)
     tile, ahead, tiles = geometry.tile, geometry.ahead, geometry.tiles
@@ -45,10 +48,11 @@ def paged_decode(variant: Variant) -> dict[Kind, float]:
 
 
 def paged_matrix(variant: Variant) -> dict[Kind, float]:
-    """paged_matrix.metal. A last tile that is not full computes as if it were; each part of a value has the scores.
+    """Return the arithmetic of paged_matrix.metal. An incomplete last tile costs as much as a full one. Each part of a
+    value computes all scores.
 
-    Per slice and lane, for two queries each: of four scores the scaling, the maximum, two selections of what is live,
-    the difference in base 2 and the sum; the rescaling of the output.
+    Per slice and lane, for each of two queries: the rescaling of the output, and for each of four scores the scaling,
+    the maximum, two selections for what is live, the difference in base 2 and the sum.
     """
     geometry = variant.geometry
     simdgroups = geometry.tiles * geometry.parts
@@ -63,9 +67,10 @@ def paged_matrix(variant: Variant) -> dict[Kind, float]:
 
 
 def paged_wide(variant: Variant) -> dict[Kind, float]:
-    """paged_wide.metal. A last tile that is not full computes as if it were; each part has all scores of its tile.
+    """Return the arithmetic of paged_wide.metal. An incomplete last tile costs as much as a full one. Each part
+    computes all scores of its tile.
 
-    Per slice and lane, for one query: of its scores the sum of the parts', and then as in the matrix kernel.
+    Per slice and lane, for one query: the sum of the parts' scores, and then the same as in the matrix kernel.
     """
     geometry = variant.geometry
     simdgroups = geometry.tiles * geometry.parts
@@ -82,9 +87,11 @@ def paged_wide(variant: Variant) -> dict[Kind, float]:
 
 
 def mlx_decode(dim: int, group: int) -> dict[Kind, float]:
-    """MLX's `sdpa_vector`, `_2pass_1` and `_2pass_1_gqa`: the same in every lane for each head and token.
+    """Return the arithmetic of MLX's `sdpa_vector`, `_2pass_1` and `_2pass_1_gqa`. Every lane does the same per head
+    and token.
 
-    Two exponentials of differences, the maximum, the sum, the product with the key, the output rescaled and added to.
+    It is two exponentials of differences, the maximum, the sum, the product with the key, and the output, which is
+    rescaled and added to.
     """
     numbers = dim / 32
     return {Kind.ARITHMETIC: group * (2 * 2 + 1 + 1 + numbers + 2 * numbers), Kind.EXPONENT: group * 2.0}

@@ -1,4 +1,4 @@
-"""Both kernels of a partition, shape by shape: what each spends, and which of them `rules.py` chooses."""
+"""The cost of the vector and the matrix kernel for each shape, and which of them `rules.py` chooses."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from cortexmlx.metal.shape import Kernel
 
 DIMS = (64, 80, 96, 112, 128, 192, 256)
 GROUPS = (1, 2, 4, 8, 16)
-"""Query heads of a KV head. 3 cost what 4 do, 5 to 7 what 8 do: both kernels compute as if their tiles were full."""
+"""Query heads per KV head. 3 heads cost what 4 do, and 5 to 7 what 8 do: both kernels compute incomplete tiles like
+full ones.
+"""
 
 
 def shapes(*dtypes: str) -> Iterator[Variant]:
-    """The shapes of the table."""
+    """Return the shapes of the table."""
     return (Variant(t, t, dim, dim, 32, group) for t in dtypes for dim in DIMS for group in GROUPS)
 
 
 def spent(variant: Variant) -> dict[Kernel, float]:
-    """Cycles per token and KV head by the sheet, of every kernel that serves a shape."""
+    """Return cycles per token and KV head by the sheet, for every kernel that serves the shape."""
     return {candidate.kernel: cycles(paged(candidate).work) for candidate in candidates(variant)}
 
 
 def table() -> Iterator[str]:
-    """Cycles per token and KV head of the vector and the matrix kernel, a * at the chosen one, and what the chip of the
-    list with the least time for a byte leaves them.
+    """Yield the lines of the table: cycles per token and KV head of the vector and the matrix kernel. A * marks the
+    chosen one. The last column is the cycles that memory leaves on the chip with the smallest budget.
     """
     yield f"{'':<14}" + "".join(f"{group:>8} per KV head" for group in GROUPS) + "    memory"
     yield f"{'':<14}" + f"{'vector  matrix':>20}" * len(GROUPS) + "    leaves"

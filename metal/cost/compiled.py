@@ -1,8 +1,8 @@
-"""The same arithmetic as a compiler for Apple GPUs makes it: moves, addresses and masks of active lanes included.
+"""The same arithmetic in a compiler's output for Apple GPUs: moves, addresses and masks of active lanes included.
 
-`python -m cortexmlx.metal.agx --all --json FILE` compiles the kernels; `python -m cortexmlx.metal.cost --record FILE`
-keeps what the sheet needs of it in compiled.json, with a digest of each kernel's text. A record of another text is not
-used, and the sheet says so.
+`python -m cortexmlx.metal.agx --all --json FILE` compiles the kernels. `python -m cortexmlx.metal.cost --record FILE`
+keeps what the sheet needs in compiled.json, with a digest of each kernel's text. The sheet does not use the record of
+another text, and says so.
 """
 
 from __future__ import annotations
@@ -39,63 +39,66 @@ _KINDS = {
     "wait": Kind.CONTROL,
     "spill": Kind.LOAD,
 }
-"""The compiler's classes of arithmetic, and what an instruction of each costs at least."""
+"""The compiler's classes of arithmetic, each with the kind of instruction that gives its least cost."""
 
 _COUNTED_ELSEWHERE = ("shuffle", "reduce", "matrix", "device load", "device store", "threadgroup")
 
 SELECTIONS = 3
-"""Of a shuffle by a lane that it does not know the compiler makes four, one for each lane of a quad, and so many
-selections among them: they are in the published cycles of such a shuffle, so they are not counted again. (What it takes
-to make the four indices is, at most 8 instructions.)"""
+"""Selections in a shuffle by a lane that the compiler does not know. The compiler makes four shuffles, one for each
+lane of a quad, and selects from their results. The published cycles of such a shuffle contain the selections, so they
+are not counted twice. The instructions for the four indices, at most 8, are counted twice.
+"""
 
 
 class UnusableRecord(CortexError):
-    """A file that is no record of compiled kernels."""
+    """A file is not a record of compiled kernels."""
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """Instructions for one token and one query head, by the compiler's classes. `kernel` and `name` are those of its
-    table: a kernel's function, and the variant or the dtype and head_dim. A core holds `threads` threads of it, and it
-    has `spills` stores and loads of spilled registers.
-    """
+    """One kernel of the record."""
 
     kernel: str
+    """The kernel's function, as in the compiler's table."""
     name: str
+    """The variant, or the dtype and head_dim, as in the compiler's table."""
     threads: int
+    """Threads that a GPU core holds."""
     spills: int
+    """Stores and loads of spilled registers."""
     per_token_head: Mapping[str, float]
+    """Instructions for one token and one query head, by the compiler's classes."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was compiled, by which compiler, and the digests of the texts."""
+    """The compiled kernels, the compiler, and the digests of the texts."""
 
     compiler: str
     texts: Mapping[str, str]
     kernels: tuple[CompiledKernel, ...]
 
     def stale(self) -> list[str]:
-        """The texts that have changed since."""
+        """Return the names of the texts that have changed since."""
         now = texts()
         return sorted(name for name, digest in self.texts.items() if now.get(name) != digest)
 
     def find(self, kernel: str, name: str) -> CompiledKernel | None:
-        """The kernel, if it is here and its text is still the same."""
+        """Return the kernel, or None if it is not recorded or its text has changed since."""
         if _text_of(kernel) in self.stale():
             return None
         return next((k for k in self.kernels if (k.kernel, k.name) == (kernel, name)), None)
 
     def dump(self) -> str:
-        """As it is kept: JSON, a kernel in each line."""
+        """Return the text of the record's file: JSON, with a kernel on each line."""
         kernels = ",\n  ".join(json.dumps(asdict(kernel)) for kernel in self.kernels)
         head = json.dumps({"compiler": self.compiler, "texts": dict(self.texts)}, indent=1).removesuffix("\n}")
         return f'{head},\n "kernels": [\n  {kernels}\n ]\n}}\n'
 
 
 def work(compiled: CompiledKernel, heads: int, exponents: float, shuffles: float) -> dict[Kind, float]:
-    """The arithmetic for one token and `heads` query heads of a KV head. `exponents` of the compiler's floats are
-    exponentials; `shuffles` shuffles are by a lane known at run time.
+    """Return the arithmetic for one token and `heads` query heads of a KV head. `exponents` of the compiler's floats
+    are exponentials. `shuffles` is the number of shuffles by a lane known at run time.
     """
     counts = dict.fromkeys(_KINDS.values(), 0.0)
     for name, kind in _KINDS.items():
@@ -105,7 +108,7 @@ def work(compiled: CompiledKernel, heads: int, exponents: float, shuffles: float
 
 
 def texts() -> dict[str, str]:
-    """Digests of the texts that are compiled: ours, and MLX's header as installed."""
+    """Return the digests of the compiled texts: ours, and MLX's header as installed."""
     ours, matrix, wide = (
         g.entry + (g.quantized_entry or "") + kernel_text(g.file)
         for g in (VectorGeometry, MatrixGeometry, WideGeometry)
@@ -121,7 +124,8 @@ def _text_of(kernel: str) -> str:
 
 
 def make_record(result: Any) -> Record:
-    """The record of a result of `python -m cortexmlx.metal.agx --json`, made from the texts as they are now.
+    """Return the record of a result of `python -m cortexmlx.metal.agx --json`, with the digests of the texts as they
+    are now.
 
     Raises:
         UnusableRecord: it is something else, or has a class of instructions that the sheet has no price for.
@@ -152,7 +156,11 @@ def make_record(result: Any) -> Record:
 
 
 def read_record(text: str) -> Record:
-    """A record as `dump` wrote it."""
+    """Return the record in a text that `dump` wrote.
+
+    Raises:
+        UnusableRecord: the text is something else.
+    """
     try:
         kept = json.loads(text)
         return Record(kept["compiler"], kept["texts"], tuple(CompiledKernel(**k) for k in kept["kernels"]))
@@ -162,12 +170,12 @@ def read_record(text: str) -> Record:
 
 @cache
 def kept_record() -> Record:
-    """The record that comes with the package."""
+    """Return the record that comes with the package."""
     return read_record((files("cortexmlx.metal.cost") / "compiled.json").read_text())
 
 
 def keep(source: Path, target: Path) -> Record:
-    """Make the record of a compiler's result and write it to `target`."""
+    """Make the record of a compiler's result, write it to `target` and return it."""
     record = make_record(json.loads(source.read_text()))
     target.write_text(record.dump())
     return record

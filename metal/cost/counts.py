@@ -1,7 +1,7 @@
-"""What a kernel does per token and KV head beside arithmetic, counted in the simulator: `Counted`.
+"""What a kernel does besides arithmetic, per token and KV head, counted in the simulator.
 
-The counts are of instructions of a simdgroup. What is done once for many tokens (the queries, the merging of slices,
-the partial results) is in them as the fraction that falls on a token.
+The counts are instructions of a simdgroup. Some work is done once for many tokens: the queries, the merging of slices,
+the partial results. A token's count contains its fraction of that work.
 """
 
 from __future__ import annotations
@@ -13,43 +13,46 @@ from cortexmlx.metal.cost.cycles import Kind, Work
 from cortexmlx.metal.sim.report import BufferReport, LaunchReport
 
 LANE_BYTES = 16
-"""What a lane loads at most with one instruction: four numbers of 32 bits."""
+"""The most bytes that a lane loads with one instruction: four numbers of 32 bits."""
 _UNIFORM_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Per token and KV head: `live_bytes` of keys and values that must be read, `loaded` that are (repeats included),
-    `threadgroup_bytes` read and written, and the instructions that `work` counts.
-    """
+    """Counts per token and KV head."""
 
     live_bytes: float
+    """Bytes of keys and values that must be read."""
     loaded: float
+    """Bytes of keys and values that are read, repeats included."""
     threadgroup_bytes: float
+    """Bytes of threadgroup memory that are read and written."""
     work: Work
+    """The number of instructions of each kind."""
 
     @property
     def amplification(self) -> float:
-        """How often a live byte is loaded."""
+        """Loads of each live byte."""
         return self.loaded / self.live_bytes
 
 
 def count(
     report: LaunchReport, slabs: Iterable[str], tokens: float, row_bytes: float, apart: Iterable[str] = ()
 ) -> Counted:
-    """Counts of a launch for `tokens` tokens times KV heads.
+    """Return the counts of a launch that computes `tokens`, the product of tokens and KV heads.
 
     Args:
         report: a launch that was recorded with coalescing, which counts accesses of simdgroups.
         slabs: the names of the buffers that hold keys and values.
-        row_bytes: bytes of a key or value of a token, the mean of the two.
-        apart: buffers that hold a part of them in loads of their own: scales and biases.
+        row_bytes: bytes of a token's key or value: the mean of the two.
+        apart: the names of buffers that hold a part of the keys and values and are loaded separately: scales and
+            biases.
     """
     names = set(slabs)
     apart = set(apart)
     wide = sum(report.buffers[name].bytes_read for name in names)
     loaded = wide + sum(report.buffers[name].bytes_read for name in apart)
-    # Neighbouring loads of a lane are merged by every GPU compiler; the simulator's may leave them apart.
+    # Every GPU compiler merges neighbouring loads of a lane. The simulator's compiler may leave them separate.
     row_loads = wide / min(row_bytes, 32 * LANE_BYTES)
     others = sum(b.simd_accesses for b in report.buffers.values() if b.name not in names and not _uniform(b))
     in_group = report.threadgroup_bytes_read + report.threadgroup_bytes_written
@@ -77,11 +80,11 @@ _EXCHANGES = {
     "active": Kind.VOTE,
     "matrix_multiply": Kind.MATRIX_HALF,
 }
-"""What the simulator calls the operations of simdgroups. Loads and stores of matrices are counted by their bytes."""
+"""The simulator's names for the operations of simdgroups. Loads and stores of matrices are counted by their bytes."""
 
 
 def _exchanges(report: LaunchReport) -> dict[Kind, int]:
-    """What the lanes of simdgroups did together."""
+    """Return the counts of the operations among the lanes of simdgroups."""
     counted: dict[Kind, int] = {}
     for name, kind in _EXCHANGES.items():
         counted[kind] = counted.get(kind, 0) + report.simd_instructions[name]
@@ -89,5 +92,5 @@ def _exchanges(report: LaunchReport) -> dict[Kind, int]:
 
 
 def _uniform(buffer: BufferReport) -> bool:
-    """A single number, which a GPU reads once and keeps where all simdgroups see it."""
+    """Whether a buffer is a single number. A GPU reads it once and keeps it where all simdgroups see it."""
     return buffer.bytes <= _UNIFORM_BYTES

@@ -1,13 +1,14 @@
-"""What an instruction of one simdgroup costs its scheduler, as measured on an M1 by philipturner/metal-benchmarks.
+"""The cycles that one simdgroup's instruction costs its scheduler, measured on an M1 by philipturner/metal-benchmarks.
 
-Two pipelines run beside each other: one for floats, 32-bit additions, comparisons and moves, and one for integer
-multiplication, shifts, conversions and transcendentals. An instruction of the second keeps it busy for its published
-throughput and takes two issue slots of the scheduler. So a transcendental or a multiplication with two additions takes
-4 cycles and with three takes 5, as the mixed workloads published there do (tests/metal/cost/test_cycles.py has them).
+Two pipelines run in parallel. One does floats, 32-bit additions, comparisons and moves. The other does integer
+multiplication, shifts, conversions and transcendentals. An instruction of the second pipeline keeps it busy for its
+published throughput and takes two issue slots of the scheduler. So a transcendental or a multiplication takes 4 cycles
+with two additions and 5 with three, as in the mixed workloads published there (tests/metal/cost/test_cycles.py).
 
-Of operations among lanes no mixture was published: `cycles` takes them to keep the scheduler busy, `cycles_beside` to
-run beside arithmetic. What was not published at all (loads, stores, barriers, branches) counts the one slot that it
-takes to issue it. Both are too low where an instruction was not counted or costs more than its slot.
+For operations among lanes, no mixed workload is published. `cycles` assumes that they keep the scheduler busy,
+`cycles_beside` that they run in parallel with arithmetic. Loads, stores, barriers and branches are not published at
+all. They cost one issue slot here. Both functions give too few cycles where an instruction is not counted or costs
+more.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """A kind of instruction: its issue slots, and the cycles that it keeps the second pipeline busy."""
+    """A kind of instruction: what it is, its issue slots, and the cycles for which it keeps the second pipeline
+    busy.
+    """
 
     ARITHMETIC = ("float and 32-bit integer: fma, add, multiply, compare, select, bitwise", 1.0, 0.0)
     MOVE = ("moves between registers and constants into them", 1.0, 0.0)
@@ -47,16 +50,16 @@ class Kind(Enum):
 
 
 Work = Mapping[Kind, float]
-"""How many instructions of each kind; fractions are what is done once for several tokens."""
+"""The number of instructions of each kind. A fraction is an instruction that runs once for several tokens."""
 
 
 def together(*parts: Work) -> dict[Kind, float]:
-    """The sum of several works."""
+    """Return the sum of several works."""
     return {kind: total for kind in Kind if (total := sum(part.get(kind, 0.0) for part in parts))}
 
 
 def cycles(work: Work) -> float:
-    """Cycles of one scheduler when enough simdgroups are ready to hide every latency."""
+    """Return the cycles of one scheduler when enough simdgroups are ready to hide every latency."""
     issue = sum(kind.issue * count for kind, count in work.items())
     second = sum(kind.second * count for kind, count in work.items())
     return max(issue, second)
@@ -66,6 +69,6 @@ _AMONG_LANES = (Kind.SHUFFLE_FIXED, Kind.SHUFFLE_SAME, Kind.SHUFFLE_ANY, Kind.RE
 
 
 def cycles_beside(work: Work) -> float:
-    """The same if lanes exchanged beside arithmetic: the longer of the two."""
+    """Return the same for exchanges among lanes that run in parallel with arithmetic: the longer of the two."""
     exchanges = {kind: count for kind, count in work.items() if kind in _AMONG_LANES}
     return max(cycles(exchanges), cycles({kind: count for kind, count in work.items() if kind not in exchanges}))

@@ -1,4 +1,4 @@
-"""What the decode kernels are to reach, and what they do by the record, the simulator and the sheet."""
+"""The goals of the decode kernels, and what the record, the simulator and the sheet say of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cortexmlx.metal.rules import THREADS, VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
 
 SERVED = tuple(Variant("float16", "float16", dim, dim, 32, group) for dim in (64, 128) for group in (4, 8))
-"""What most models are."""
+"""The shapes of most models."""
 
 SIXTEEN = tuple(replace(SERVED[0], key_dim=dim, value_dim=dim, group=16) for dim in (64, 128))
-"""The most heads whose share of partial results is looked at."""
+"""The shapes with the most heads for which the share of partial results is a goal."""
 
 VECTOR = Variant("float16", "float16", 128, 128, 32, 8, forced=Kernel.VECTOR)
 TOKENS = 1024
@@ -26,32 +26,37 @@ TOKENS = 1024
 
 @dataclass(frozen=True)
 class Goal:
-    """`found` is to be at most `limit`, or `at_least` that; `where` it was found, the worst of all."""
+    """A limit, and the worst value among the kernels."""
 
     what: str
+    """The name of the value."""
     limit: float
     found: float
     where: str
+    """The variant with the worst value."""
     at_least: bool = False
+    """Whether `found` must be at least `limit`. Otherwise it must be at most `limit`."""
 
     @property
     def met(self) -> bool:
-        """Whether it is."""
+        """Whether `found` keeps the limit."""
         return self.found >= self.limit if self.at_least else self.found <= self.limit
 
     def line(self) -> str:
-        """A line of the table."""
+        """Return the goal's line of the table."""
         limit = f"{'>=' if self.at_least else '<='} {self.limit:g}"
         return f"{self.what:<58}{limit:>8}{self.found:>8.4g}  {'yes' if self.met else 'NO':<4}{self.where}"
 
 
 def of_partition(variant: Variant) -> CompiledKernel | None:
-    """A variant's kernel of a partition, in which there are no sinks."""
+    """Return the record of the kernel that computes a variant's partitions, or None. It is the same with and without
+    sinks.
+    """
     return kept_record().find(variant.geometry.name, replace(variant, sinks=False).label)
 
 
 def compiled_goals() -> Iterator[Goal]:
-    """What the record of compiled kernels says of every variant of doctor that it has."""
+    """Yield what the record of compiled kernels says of all doctor variants in it."""
     known = [(v, kernel) for v in VARIANTS if (kernel := of_partition(v)) is not None]
     if not known:
         return
@@ -69,7 +74,7 @@ def compiled_goals() -> Iterator[Goal]:
 
 
 def counted_goals() -> Iterator[Goal]:
-    """What follows from counts in the simulator."""
+    """Yield the goals that follow from counts in the simulator."""
     heads = VECTOR.group
     yield Goal("cycles of the vector kernel per token and head", 26, cycles(paged(VECTOR).work) / heads, VECTOR.label)
     bounds = {
@@ -86,7 +91,7 @@ def counted_goals() -> Iterator[Goal]:
 
 
 def table() -> Iterator[str]:
-    """The goals, line by line."""
+    """Yield the goals, line by line."""
     yield f"{'':<58}{'goal':>8}{'found':>8}  met where (the worst)"
     for goal in (*compiled_goals(), *counted_goals()):
         yield goal.line()

@@ -1,6 +1,6 @@
-"""The decode kernels of the sheet, ours and MLX's, each with its counts and its arithmetic: `Cost`.
+"""The decode kernels of the sheet, ours and MLX's, each with its counts and its arithmetic.
 
-Second passes are left out on both sides: what is here is the pass that reads the keys and values.
+Each cost is of the pass that reads the keys and values. Second passes are left out, of ours and of MLX's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
 
 BLOCK_TOKENS = 128
-"""Tokens of a block of MLX's two passes: what its host code gives to one at 32,768 tokens on a Pro or Max."""
+"""Tokens of a block of MLX's two passes, as its host code chooses at 32,768 tokens on a Pro or Max."""
 
 _BLOCKS = 4
 _PARTITIONS = 2
@@ -31,19 +31,19 @@ _PARTITIONS = 2
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel spends per token and KV head: its counts, its arithmetic by the `text`, and as it was `compiled`
-    (None if there is no record of this text).
-    """
+    """What a kernel spends per token and KV head."""
 
     kernel: str
     group: int
     counted: Counted
     text: Work
+    """The arithmetic that the kernel's text asks for."""
     compiled: Work | None
+    """The arithmetic of the compiled kernel. None if the record does not have this text."""
 
     @property
     def work(self) -> Work:
-        """All instructions, as far as they are known."""
+        """All known instructions: those of the compiled kernel, or those of the text if it is not compiled."""
         return self.least if self.compiled is None else together(self.counted.work, self.compiled)
 
     @property
@@ -59,7 +59,7 @@ class Cost:
 
 @cache
 def paged(variant: Variant) -> Cost:
-    """The kernel of a variant on one row, all of it in the arena."""
+    """Return the cost of a variant's kernel on one row whose tokens are all in the arena."""
     geometry = variant.geometry
     tokens = _PARTITIONS * geometry.partition
     decode, _ = launches(variant, tokens)
@@ -78,7 +78,7 @@ def paged(variant: Variant) -> Cost:
 
 @cache
 def mlx(kernel: str, dtype: str, dim: int, group: int) -> Cost:
-    """One of MLX's kernels, by its name, on one row of contiguous keys and values."""
+    """Return the cost of one of MLX's kernels, by its name, on one row of contiguous keys and values."""
     shape = Shape(dtype, dim, group, _BLOCKS * BLOCK_TOKENS)
     with sim.recording() as recorded:
         if kernel == "sdpa_vector":
@@ -100,13 +100,13 @@ def _compiled(kernel: str, name: str, heads: int, counted: Counted, text: Work) 
 
 
 def candidates(variant: Variant) -> list[Variant]:
-    """A variant on every kernel that serves it, first on the one that is chosen."""
+    """Return the variant for every kernel that serves it. The chosen kernel is the first."""
     others = (replace(variant, forced=kernel) for kernel in GEOMETRIES if kernel is not variant.kernel)
     return [variant, *(other for other in others if refusal(other) is None)]
 
 
 def beside(variant: Variant) -> Iterator[Cost]:
-    """Our kernel, our other one, and those of MLX that would do the same."""
+    """Yield the costs of our kernels and of MLX's kernels for the same shape. Our chosen kernel is the first."""
     yield from map(paged, candidates(variant))
     dim = variant.key_dim
     plain = variant.kv_bits is None and not (variant.softcap or variant.alibi)

@@ -1,9 +1,9 @@
-"""What prefill costs per square: 8 queries of a head by 8 keys that they see, in our kernel and in MLX's.
+"""The cost of prefill per square: 8 queries of a head by 8 keys that they see, in our kernel and in MLX's.
 
-A square takes (key_dim + value_dim) / 8 products of matrices, whoever computes it; the rest is what is lost. Products,
-loads, traffic of threadgroup memory and barriers are counted in the simulator, the arithmetic of the softmax in the
-texts; addresses are not counted. An unfused attention is not run: its products are those of all squares, seen or not,
-and every score goes to memory and back four times (`UNFUSED_BYTES`).
+Every kernel needs (key_dim + value_dim) / 8 products of matrices for a square. The rest is loss. The simulator counts
+products, loads, traffic of threadgroup memory and barriers. The arithmetic of the softmax is counted in the texts.
+Addresses are not counted. An unfused attention is modelled, not run: it computes the products of all squares, seen or
+not, and every score goes to memory and back, as `UNFUSED_BYTES` says.
 """
 
 from __future__ import annotations
@@ -30,34 +30,37 @@ from cortexmlx.metal.work import SMALL, prefill_list
 FIRST, END = 384, 512
 """The queries are these tokens of a row."""
 UNFUSED_BYTES = 13
-"""Bytes of a score of 2 bytes that move: written by the product, read and written with a mask's byte, read and written
-by the softmax, read by the second product."""
+"""Bytes that move for a score of 2 bytes: the product writes it, it is read and written with a mask's byte, the softmax
+reads and writes it, the second product reads it.
+"""
 
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """What a kernel spends on a square that must be computed: `counted`, and the arithmetic of its `text`."""
+    """What a kernel spends on a square."""
 
     kernel: str
     squares: float
+    """The squares that its queries see."""
     counted: Counted
     text: Work
+    """The arithmetic of the softmax."""
 
     @property
     def work(self) -> dict[Kind, float]:
-        """All that is known of it."""
+        """All instructions that are counted."""
         return together(self.counted.work, self.text)
 
 
 def squares(heads: int, window: int | None = None) -> float:
-    """The squares that the queries of so many heads see."""
+    """Return the number of squares that the queries of `heads` heads see."""
     token = np.arange(FIRST, END)
     return heads * float(np.minimum(token + 1, window or END).sum()) / 64
 
 
 @cache
 def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
-    """The prefill kernel, for one KV head."""
+    """Return the cost of the prefill kernel for one KV head."""
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     blocks = -(-END // variant.block_size)
     work = prefill_list(
@@ -85,7 +88,9 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
 
 @cache
 def steel(dtype: str, dim: int, group: int, window: int | None = None) -> PrefillCost:
-    """MLX's fused attention, for one KV head; with a window behind a mask, from what the first query sees on."""
+    """Return the cost of MLX's fused attention for one KV head. With a window it runs with a mask, on the keys from the
+    first that the first query sees.
+    """
     begin = 0 if window is None else max(0, FIRST + 1 - window)
     with sim.recording():
         report = steel_attention(dtype, dim, group, FIRST - begin, END - begin, masked=window is not None)
@@ -95,8 +100,10 @@ def steel(dtype: str, dim: int, group: int, window: int | None = None) -> Prefil
 
 
 def softmax(value_dim: int, slice_tokens: int) -> Work:
-    """Of a square each lane has two scores: each is scaled, compared, subtracted, raised and summed; once in a slice
-    the factor is raised and the output rescaled, two numbers of each of its matrices."""
+    """Return the arithmetic of the softmax for a square. Each lane has two scores: each is scaled, compared,
+    subtracted, raised and summed. Once per slice the factor is raised and the output rescaled: two numbers of each of
+    its matrices.
+    """
     slices = 8 / slice_tokens
     return {
         Kind.ARITHMETIC: 2 * (1 + 1 + 2 + 1) + slices * 2 * (2 + value_dim / 8),
@@ -105,7 +112,7 @@ def softmax(value_dim: int, slice_tokens: int) -> Work:
 
 
 def table() -> Iterator[str]:
-    """The table, line by line."""
+    """Yield the table, line by line."""
     yield "per square of 8 queries by 8 keys that they see  products  loads  group bytes  barriers  cycles  of products"
     for window in (None, 128):
         for dim in (64, 128, 256):
@@ -132,7 +139,9 @@ def _line(cost: PrefillCost, needed: float) -> str:
 
 
 def _unfused(dim: int, window: int | None) -> str:
-    """An attention without a kernel of its own: dense products, and as many cycles as the scores take in memory."""
+    """Return the line of an attention without a kernel of its own: dense products, and the cycles that its scores take
+    in memory.
+    """
     seen = END if window is None else min(END, END - FIRST + window - 1)
     dense = (END - FIRST) * seen / 64 / squares(1, window)
     chip = CHIPS["M2 Max"]

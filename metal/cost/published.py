@@ -1,7 +1,6 @@
-"""What others measured of MLX's decode attention on Apple GPUs, to hold the model against. Nothing is fitted to it.
+"""Published measurements of MLX's decode attention on Apple GPUs, to check the model. Nothing is fitted to them.
 
-All are long contexts with the caches defeated (buffers in turn), where a kernel's steady state shows: GB/s of keys and
-values counted once. `stream` is what the same machine reads in a dense product or a plain reduction.
+All are of long contexts with the caches defeated (buffers in turn), so they show a kernel's steady state.
 """
 
 from __future__ import annotations
@@ -14,19 +13,22 @@ SHARED = "sdpa_vector_2pass_1_gqa"
 
 @dataclass(frozen=True)
 class Measured:
-    """One published measurement of `kernel`: bandwidth and `stream` in GB/s, `group` query heads per KV head."""
+    """One published measurement of `kernel`."""
 
     chip: str
     kernel: str
     group: int
+    """Query heads per KV head."""
     dim: int
     bandwidth: float
+    """GB/s of keys and values, each byte counted once."""
     stream: float
+    """GB/s that the same machine reads in a dense product or a plain reduction."""
     source: str
 
 
 def _rate(kv_heads: int, dim: int, tokens: int, microseconds: float) -> float:
-    """GB/s of half-width keys and values that are read once in a measured time."""
+    """Return GB/s of half-width keys and values that are read once in `microseconds`."""
     return 2 * kv_heads * dim * 2 * tokens / microseconds / 1000
 
 
@@ -49,7 +51,10 @@ MEASURED: tuple[Measured, ...] = (
 )
 """The measurements, those of a chip from fast to slow.
 
-M5 Max: 40 cores, bfloat16, 32,768 tokens, times of the comment of 2026-08-17; its author measured the stream in
-mlx#3837. M5 Pro: 32,768 tokens, a report that names neither its cores (20 assumed, there are parts with 16) nor the
-head_dim where KV heads are 32 or 8 (128 assumed). M1 Ultra: 100,000 tokens, mlx 0.32.0, the middle of 170 to 190 GB/s.
+- M5 Max: 40 cores, bfloat16, 32,768 tokens, times of the comment of 2026-08-17. Its author measured the stream in
+  mlx#3837.
+- M5 Pro: 32,768 tokens. The report names no number of cores (20 assumed, some have 16). It names no head_dim for 32 or
+  8
+  KV heads (128 assumed).
+- M1 Ultra: 100,000 tokens, mlx 0.32.0, the middle of 170 to 190 GB/s.
 """

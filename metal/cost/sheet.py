@@ -1,4 +1,4 @@
-"""The cost sheet as text: what each kernel spends, what share of a chip's bandwidth that leaves, what was measured."""
+"""The cost sheet as text: what each kernel spends, its share of a chip's bandwidth, and published measurements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUANTIZED = tuple(
     for dim in (64, 128)
     for group in (1, 2, 4, 8)
 )
-"""The same with quantized keys and values."""
+"""The shapes of `SHAPES` with quantized keys and values."""
 
 SHOWN = ("M2 Max", "M4 Max", "M5")
 _COMPUTING = (Kind.ARITHMETIC, Kind.MOVE, Kind.ADD64, Kind.MULTIPLY, Kind.SHIFT, Kind.CONVERT, Kind.CONTROL)
@@ -54,7 +54,7 @@ Nothing in it is tuned to fit."""
 
 
 def chips() -> Iterator[str]:
-    """The chips, and their budgets for a token of one KV head in halves."""
+    """Yield the chips, and their budgets in cycles for a token of one KV head in halves."""
     yield "chip       cores    GHz   GB/s   budget d = 64    128   clock"
     for chip in CHIPS.values():
         budgets = f"{chip.budget(4 * 64):>16.0f}{chip.budget(4 * 128):>7.0f}"
@@ -62,7 +62,7 @@ def chips() -> Iterator[str]:
 
 
 def costs(variants: Iterable[Variant]) -> Iterator[str]:
-    """A line for each kernel of each shape: instructions of a simdgroup per token and KV head, cycles, shares."""
+    """Yield a line for each kernel of each shape: instructions of a simdgroup per token and KV head, cycles, shares."""
     titles = "".join(f"{title:>{width}}" for title, width, _ in _COLUMNS)
     shuffles = titles.index("fixed")
     above = f"{'':<27}bytes{'':<{shuffles}}{'shuffles':<{len(titles) - shuffles}}"
@@ -92,7 +92,9 @@ def _sum(work: Work, kinds: Iterable[Kind]) -> float:
 
 
 def compiler() -> Iterator[str]:
-    """Who compiled what is shown as compiled, and what was not because its text has changed since."""
+    """Yield the compiler of the record, and the texts that have changed since. The sheet shows those as not
+    compiled.
+    """
     record = kept_record()
     yield f"code: {record.compiler}"
     for text in record.stale():
@@ -100,18 +102,18 @@ def compiler() -> Iterator[str]:
 
 
 def modelled(measured: Measured, spent: Callable[[Cost], float] = lambda cost: cycles(cost.work)) -> float:
-    """GB/s that the model gives for a published measurement, on a machine that streams what that one does."""
+    """Return the GB/s that the model predicts for a published measurement, on a machine with the measured stream."""
     cost = mlx(measured.kernel, "float16", measured.dim, measured.group)
     return CHIPS[measured.chip].gigabytes(cost.live_bytes, spent(cost), measured.stream)
 
 
 def comparable() -> list[Measured]:
-    """The published measurements of kernels that the installed MLX has."""
+    """Return the published measurements of kernels that the installed MLX has."""
     return [m for m in MEASURED if m.kernel != SHARED or (m.dim in HELD and has_two_pass_gqa())]
 
 
 def calibration() -> Iterator[str]:
-    """The model beside what was published."""
+    """Yield a line for each published measurement, with what the model predicts."""
     yield "chip      kernel                    heads    d   measured   least  beside    code   measured / code   source"
     for m in comparable():
         least = modelled(m, lambda cost: cycles(cost.least))
@@ -125,8 +127,8 @@ def calibration() -> Iterator[str]:
 
 
 def ranking() -> tuple[int, int, int]:
-    """Of all pairs of measurements on one chip: how many the model orders as measured, how many it cannot tell apart
-    because memory bounds both, and how many it orders the other way.
+    """Count pairs of measurements on one chip: those that the model orders as measured, those that it cannot tell apart
+    because memory bounds both, and those that it orders the other way.
     """
     outcome = []
     for a, b in combinations(comparable(), 2):
@@ -137,7 +139,7 @@ def ranking() -> tuple[int, int, int]:
 
 
 def sheet(variants: Iterable[Variant] = (*SHAPES, *WIDE_SHAPES, *QUANTIZED)) -> Iterator[str]:
-    """The whole sheet, line by line."""
+    """Yield the whole sheet, line by line."""
     yield from costs(variants)
     yield from compiler()
     yield ""
