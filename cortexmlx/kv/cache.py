@@ -85,17 +85,17 @@ class KVCache:
     def allocate_for(
         self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, load: DiskLoad | None = None
     ) -> tuple[BlockCopy, ...]:
-        """Begin a sequence with room for `tokens` tokens, in one run per group if there is such a run. A windowed group
-        gets only the blocks that its queries see.
+        """Begin a sequence with room for `tokens` tokens, in one run per group if possible. A windowed group gets only
+        the blocks that its queries see.
 
         seq: the number of the new sequence.
-        headroom: so many more tokens get room, too, if they fit into the run of the last needed block.
+        headroom: more tokens that get room, too, if they fit into the run of the last needed block.
         match: cached blocks with which the sequence begins. Full blocks are shared. The partial block is taken over if
             no other sequence uses it, and copied otherwise. What the sequence stores is shared under the match's salt.
         load: blocks that continue the match, which then has no partial block. See `load`.
 
         Return the copies that the caller must make in the arena. Their sources stay cached until `let_go_sources`.
-        Raises KVCacheFull; then nothing has changed.
+        Raises KVCacheFull. Then nothing has changed.
         """
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")

@@ -1,5 +1,6 @@
-"""Other people's formats: a protocol's reader makes a `Request` of a body, its writer makes bodies of the answers.
+"""Formats of requests and replies. A protocol's reader turns a body into a `Request`, its writer turns answers into
+bodies.
 
-`openai/` has the OpenAI API; a protocol of somebody else gets a folder beside it. `simple.py` is our own JSON, and
-`batch.py` has the lines and records of batch files in all of them. Nothing here imports mlx.
+`openai/` has the OpenAI API. A protocol of another vendor gets a folder of its own. `simple.py` is our own JSON, and
+`batch.py` has the lines and records of batch files in all protocols. Nothing here imports mlx.
 """

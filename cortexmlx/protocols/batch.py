@@ -1,7 +1,7 @@
-"""The lines and records of a batch file: a request or why it is none, and its answer or the error in its place.
+"""The lines and records of a batch file. A line is a request or an error, a record is its answer or the error.
 
-A record holds nothing that depends on how a run went, such as the moment or what was cached: a run that was
-interrupted and went on ends with the same bytes as one that was not.
+A record holds nothing that depends on how a run went, such as the time or the cached tokens. So the output of an
+interrupted and resumed run has the same bytes as that of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.request import Completion
 
 Identity = str | int
-"""An id as a user gives it."""
+"""An id from the user."""
 
 ENVELOPE = ("custom_id", "id", "method", "url", "body")
 INVALID = "invalid_request"
 _LONGEST_MESSAGE = 1000
 _WHOLE = "the answers of a batch are whole"
 UNSERVED = {"stream": Unserved(_WHOLE, (False,)), "stream_options": Unserved(_WHOLE)}
-"""What no line of a batch is served, beside what its protocol does not serve."""
+"""Fields that no line of a batch is served. The unserved fields of its protocol come on top."""
 
 
 class Style(str, Enum):
-    """The shape of an input line, and so of its output record."""
+    """The shape of an input line and of its output record."""
 
     CHAT = chat_completions.URL
     COMPLETIONS = completions.URL
@@ -43,13 +43,13 @@ class Style(str, Enum):
 
 
 class Protocol(typing.Protocol):
-    """What the module of a protocol has."""
+    """The functions in the module of a protocol."""
 
     def read(self, body: Mapping[str, Any], defaults: Defaults) -> Request:
-        """The request of a body. Raises InvalidRequest."""
+        """Return the request in a body. Raises InvalidRequest."""
 
     def write(self, request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-        """The body of a reply."""
+        """Return the body of a reply. `answers` are the answers to each prompt."""
 
 
 PROTOCOLS: Mapping[Style, Protocol] = {
@@ -66,31 +66,31 @@ class BatchRequest:
     """One request of a batch."""
 
     line: int
-    """From 1."""
+    """The number of the line, from 1."""
     id: Identity
-    """The user's, or the line."""
+    """The user's id, or the number of the line."""
     style: Style
     request: Request
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that is no request, and why."""
+    """A line without a valid request, and the reason."""
 
     line: int
     id: Identity | None
-    """None where the line does not say it."""
+    """None if the line does not say it."""
     style: Style
     message: str
 
 
 def key_of(identity: Identity | None, line: int) -> str:
-    """What names a request and its record in all runs of a batch: its id, else its line."""
+    """Return the key of a request and its record in all runs of a batch: the id, or the number of the line."""
     return f"line {line}" if identity is None else json.dumps(identity)
 
 
 def identity_of(data: Mapping[str, Any], line: int) -> Identity:
-    """The id of a line, or its number if it has none. Raises InvalidRequest for what is no id."""
+    """Return the id of a line, or the number of the line if it has no id. Raises InvalidRequest for an invalid id."""
     names = [name for name in ("custom_id", "id") if data.get(name) is not None]
     if not names:
         return line
@@ -103,7 +103,7 @@ def identity_of(data: Mapping[str, Any], line: int) -> Identity:
 
 
 def style_of(data: Mapping[str, Any]) -> Style:
-    """The style of a line. One with a `url` that nobody serves is a chat's."""
+    """Return the style of a line. A line with an unknown `url` has the style of a chat."""
     url = data.get("url")
     if "body" not in data and "url" not in data:
         return Style.SIMPLE
@@ -111,7 +111,7 @@ def style_of(data: Mapping[str, Any]) -> Style:
 
 
 def read_line(data: Mapping[str, Any], style: Style, defaults: Defaults) -> Request:
-    """The request of a line. Raises InvalidRequest."""
+    """Return the request in a line. Raises InvalidRequest."""
     if style is not Style.SIMPLE:
         _check_envelope(data)
         data = data["body"]
@@ -136,15 +136,17 @@ def _check_envelope(data: Mapping[str, Any]) -> None:
 
 
 class Recorder:
-    """Makes the records of one run: `model` is the name of the one that answers, `created` when the run first began,
-    in seconds since 1970, `token_bytes` says what tokens stand for.
+    """Makes the records of one run.
+
+    `model` is the name of the model that answers. `created` is the time when the run first began, in seconds since
+    1970. `token_bytes` gives the bytes of a token id.
     """
 
     def __init__(self, model: str, created: int, token_bytes: TokenBytes) -> None:
         self._info = partial(ReplyInfo, model=model, created=created, token_bytes=token_bytes, repeatable=True)
 
     def answer(self, item: BatchRequest, answers: Sequence[Sequence[Completion]]) -> Body:
-        """The record of a request: `answers` to each of its prompts."""
+        """Return the record of a request. `answers` are the answers to each of its prompts."""
         body = PROTOCOLS[item.style].write(item.request, answers, self._info(str(item.line)))
         if item.style is Style.SIMPLE:
             return {"id": item.id, **body}
@@ -153,8 +155,8 @@ class Recorder:
 
 
 def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID) -> Body:
-    """What stands in the place of an answer: the error, with the number of the line it came from. What repeats a value
-    of any length is cut in its middle.
+    """Return the record with an error in the place of an answer, and the number of the line. A message over 1,000
+    characters is cut in its middle, because it may repeat a value of any length.
     """
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 2 :]}"
@@ -165,7 +167,9 @@ def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID
 
 
 def key_of_record(record: Body) -> str | None:
-    """The key of the request that a record belongs to (see `key_of`); None if it is no record of a batch."""
+    """Return the key of the request that a record belongs to (see `key_of`), or None if it is not a record of a
+    batch.
+    """
     identity: Identity | None = record.get("custom_id", record.get("id"))
     error = record.get("error")
     line = error.get("line") if isinstance(error, dict) else None

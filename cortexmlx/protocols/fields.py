@@ -1,6 +1,6 @@
-"""The fields of a body: those that are served, those without effect, and those that are refused by name.
+"""The fields of a body: served fields, fields without effect, and fields that are refused by name.
 
-Any other field is refused, too: it may be misspelt, and an answer without it would answer another question.
+Any other field is refused, too. It may be misspelt, and an answer without it would answer another question.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Unserved:
 
     why: str
     harmless: tuple[Any, ...] = ()
-    """The values that ask for what happens anyway."""
+    """Values that do not change the answer. A field with one of them is accepted."""
 
     def check(self, name: str, value: Any) -> None:
         """Raise InvalidRequest unless the value is harmless."""
@@ -43,31 +43,33 @@ class Fields:
     unserved: Mapping[str, Unserved]
 
     def without(self, unserved: Mapping[str, Unserved]) -> Fields:
-        """These fields where some of them are not served, either."""
+        """Return a copy that does not serve these fields."""
         return replace(self, served=self.served - unserved.keys(), unserved={**self.unserved, **unserved})
 
     def given(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The served fields of a body, without those that are null: null means what a missing field means. Raises
-        InvalidRequest for the first unserved field, and for all unknown ones together.
+        """Return the served fields of a body. Null fields are left out: null means the same as a missing field. Raises
+        InvalidRequest for the first unserved field, and for all unknown fields together.
         """
         return self.known(self.accepted(body))
 
     def accepted(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a body that are not null. Raises InvalidRequest for the first that is not served."""
+        """Return the fields of a body that are not null, without the unserved ones. Raises InvalidRequest for the first
+        unserved field whose value is not harmless.
+        """
         said = {name: value for name, value in body.items() if value is not None}
         for name in sorted(said.keys() & self.unserved.keys()):
             self.unserved[name].check(name, said.pop(name))
         return said
 
     def known(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of the accepted fields that have an effect. Raises InvalidRequest for fields that nobody knows."""
+        """Return the accepted fields that have an effect. Raises InvalidRequest for unknown fields."""
         effective = {name: value for name, value in said.items() if name not in self.no_effect}
         check_fields(effective, self.served, self.what)
         return effective
 
 
 def check_fields(names: Collection[str], known: Collection[str], what: str) -> None:
-    """Raise InvalidRequest if there are fields that `what` does not have, with the names that they may stand for."""
+    """Raise InvalidRequest if `what` does not have one of the fields. The message suggests known names for it."""
     strange = [name for name in names if name not in known]
     if strange:
         shown = ", ".join(repr(name) + meant(name, known) for name in strange[:_MOST_NAMED])
@@ -77,7 +79,7 @@ def check_fields(names: Collection[str], known: Collection[str], what: str) -> N
 
 
 def checked(name: str, value: object, kind: type[Kind], must_be: str) -> Kind:
-    """The value of a field. Raises InvalidRequest if it is not of this kind."""
+    """Return the value of a field. Raises InvalidRequest if it is not of this kind."""
     if not isinstance(value, kind):
         raise InvalidRequest(f"{name} is {value!r:.80}, but must be {must_be}", field=name)
     return value

@@ -10,18 +10,18 @@ Body = dict[str, Any]
 """A JSON object."""
 
 TokenBytes = Callable[[int], bytes]
-"""The bytes that a token id stands for: `Engine.token_bytes`."""
+"""A function from a token id to its bytes: `Engine.token_bytes`."""
 
 
 @dataclass(frozen=True)
 class ReplyInfo:
-    """What every body and every chunk of one reply repeats."""
+    """The fields that every body and every chunk of one reply repeats."""
 
     id: str
-    """Without the prefix that a protocol puts before it."""
+    """The id without the protocol's prefix."""
     model: str
     created: int
     """Seconds since 1970."""
     token_bytes: TokenBytes
     repeatable: bool = False
-    """Leave out what differs from run to run: how much of the prompt was cached."""
+    """Whether to leave out what differs from run to run: how much of the prompt was cached."""

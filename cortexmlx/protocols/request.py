@@ -1,4 +1,4 @@
-"""A request of any protocol as the engine takes it."""
+"""A request of any protocol, as the engine takes it."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class Request:
     """A body that was read and checked."""
 
     prompts: tuple[Asked, ...]
-    """More than one only where a completions body has a list of them."""
+    """One prompt, or more if a completions body has a list of them."""
     params: SamplingParams
     template_vars: TemplateVars = field(default_factory=dict)
     """The variables of the chat template."""
     raw: bool = False
-    """A text is the prompt as it is, without the chat template."""
+    """Whether a text is the prompt as it is, without the chat template."""
     echo: bool = False
-    """The answer begins with its prompt."""
+    """Whether the answer begins with its prompt."""
     stream: bool = False
     include_usage: bool = False
-    """A stream ends with the usage."""
+    """Whether a stream ends with the usage."""
     body: Mapping[str, Any] = field(default_factory=dict)
-    """What was read. Some replies repeat parts of it."""
+    """The body itself. Some replies repeat parts of it."""
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What whoever reads a body sets for all of them."""
+    """The values for what a body does not set."""
 
     params: SamplingParams
-    """The parameters that a body does not set."""
+    """The sampling parameters."""
     template_vars: TemplateVars = field(default_factory=dict)
-    """The variables of the chat template that a body does not set."""
+    """The variables of the chat template."""
     raw: bool = False
-    """Texts of our own JSON do not go through the chat template."""
+    """Whether texts of our own JSON skip the chat template."""
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
-    """Fields that the protocol has, and that are not served here."""
+    """Fields of the protocol that are not served here."""
 
 
 def checked_text(text: str) -> str:
-    """The same text. Raises InvalidRequest if it is empty, or no text that UTF-8 can hold."""
+    """Return the same text. Raises InvalidRequest if it is empty or cannot be encoded as UTF-8."""
     if not text:
         raise InvalidRequest("the prompt is empty")
     if not is_text(text):
@@ -60,7 +60,7 @@ def checked_text(text: str) -> str:
 
 
 def read_prompt(prompt: Any, what: str) -> Asked:
-    """A prompt that is a text or a list of token ids. `what` names it in the error. Raises InvalidRequest."""
+    """Return a prompt that is a text or a list of token ids. `what` is its name in errors. Raises InvalidRequest."""
     if isinstance(prompt, str):
         return checked_text(prompt)
     if is_tokens(prompt):
@@ -69,5 +69,5 @@ def read_prompt(prompt: Any, what: str) -> Asked:
 
 
 def is_tokens(prompt: Any) -> bool:
-    """Whether it is a list of token ids."""
+    """Whether the prompt is a list of token ids with at least one of them."""
     return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)

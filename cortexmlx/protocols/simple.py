@@ -1,4 +1,4 @@
-"""Our own JSON: a `prompt` or `messages` with sampling parameters, and the answer in one flat object."""
+"""Our own JSON: a `prompt` or `messages` with sampling parameters. The answer is one flat object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIELDS = Fields(
 
 
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """The request of an object. Raises InvalidRequest."""
+    """Return the request in an object. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
     params = parameters.sampling_params(defaults.params, parameters.sampling_values(said), said)
     prompt = _prompt(said)
@@ -35,7 +35,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """The first answer to the prompt, with the `others` if there are any."""
+    """Return the first answer to the prompt, with the `others` if there are any."""
     first, *others = [_answer(answer, info) for answer in answers[0]]
     return {**first, **({"others": others} if others else {})}
 

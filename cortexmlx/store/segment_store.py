@@ -379,9 +379,7 @@ def _in_the_way(error: sqlite3.Error) -> bool:
 
 
 def _passes(error: Exception) -> bool:
-    """Return whether an error means that the process or the machine lacks something for now, and not that the file is
-    damaged.
-    """
+    """Whether an error is temporary: about the process or the machine at this moment, not about a damaged file."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NOT_THE_FILE)
 
 

@@ -74,9 +74,7 @@ def _parts(workload: Workload, loops: tuple[Loop, ...]) -> list[tuple[Loop, floa
         return [(largest, _tokens(largest, both))]  # the unrolled loop, not its remainder
     for place, outer in enumerate(loops):
         inside = [inner for inner in loops[place + 1 : place + 1 + outer.inner] if inner.loaded]
-        if (
-            len(inside) == 1 and outer.loaded >= workload.slice_tokens * workload.value_bytes
-        ):  # the inner loop is over keys only
+        if len(inside) == 1 and outer.loaded >= workload.slice_tokens * workload.value_bytes:  # inside: keys only
             return [(inside[0], inside[0].loaded / workload.key_bytes), (outer, workload.slice_tokens)]
         if len(inside) == 1:
             return [(inside[0], _tokens(inside[0], both)), (outer, workload.slice_tokens)]

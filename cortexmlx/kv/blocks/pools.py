@@ -63,7 +63,7 @@ class BlockPools:
 
     @property
     def unused_entries(self) -> int:
-        """Cached entries that no sequence uses and no pin names, counted in the group that sees farthest back."""
+        """Cached entries that no sequence uses and no pin names, counted in the group that sees the most tokens."""
         pool = self._pools[self._widest]
         return pool.evictable - len(pool.pinned)
 
@@ -186,7 +186,7 @@ class BlockPools:
     def drop_cached(self, entries: int | None = None) -> int:
         """Evict unused cached blocks, the least recently used first. Return how many were evicted.
 
-        `entries` is the most blocks to evict in the group that sees farthest back. Blocks of the same tokens in other
+        `entries` is the most blocks to evict in the group that sees the most tokens. Blocks of the same tokens in other
         groups go with them. None evicts all unused blocks of all groups.
         """
         dropped = 0

@@ -1,1 +1,1 @@
-"""The formats of the OpenAI API, with what vLLM adds to them."""
+"""The formats of the OpenAI API, with vLLM's additions."""

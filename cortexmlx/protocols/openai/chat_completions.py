@@ -25,7 +25,7 @@ FIELDS = Fields(
 
 
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """The request of a body. Raises InvalidRequest."""
+    """Return the request in a body. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
     values = parameters.sampling_values(said)
     number = "true or false: the number is `top_logprobs`"
@@ -41,7 +41,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """The body of a reply: `answers` are those to each prompt, of which there is one."""
+    """Return the body of a reply. `answers` has the answers to the only prompt."""
     written = [
         {
             "index": index,
@@ -57,7 +57,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
 
 
 class Chunks(choices.Chunks):
-    """The chunks of a streamed reply. The first of each choice has the role."""
+    """The chunks of a streamed reply. The first chunk of each choice has the role."""
 
     KIND = "chat.completion.chunk"
 
@@ -81,7 +81,7 @@ class Chunks(choices.Chunks):
 
 
 def thoughts(answer: Completion) -> Body:
-    """What the model thought before it answered, if it did, in vLLM's field."""
+    """Return vLLM's field with what the model thought before its answer, or no field if it thought nothing."""
     return {"reasoning_content": answer.thinking} if answer.thinking else {}
 
 

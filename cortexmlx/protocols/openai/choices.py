@@ -1,4 +1,4 @@
-"""Numbered choices of chat completions and completions, whole or as a stream of chunks."""
+"""The numbered choices of chat completions and completions, in one body or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cortexmlx.request import Completion, FinishReason, TokenEvent
 
 
 def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
-    """A reply, or a chunk of one, of the `kind` that `object` names."""
+    """Return a reply or a chunk. `kind` is the value of its field `object`."""
     return {
         "id": f"cmpl-{info.id}",
         "object": kind,
@@ -26,8 +26,8 @@ def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
 
 
 def scored_prompt(request: Request, answer: Completion, info: ReplyInfo) -> Body:
-    """vLLM's field for the log-probabilities of the prompt, in the first choice of each prompt. An echo has them in the
-    `logprobs` of its choice.
+    """Return vLLM's field for the log-probabilities of the prompt, for the first choice of each prompt. With `echo`
+    they are in the choice's `logprobs` instead.
     """
     if answer.prompt_logprobs is None or request.echo or answer.index:
         return {}
@@ -40,7 +40,7 @@ def notes(answer: Completion) -> Body:
 
 
 def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """The tokens of all answers to each prompt. A prompt counts once, however many answers it has."""
+    """Return the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
     prompts = [own[0].usage for own in answers]
     asked = sum(usage.prompt_tokens for usage in prompts)
     written = sum(answer.usage.completion_tokens for own in answers for answer in own)
@@ -52,7 +52,7 @@ def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body
 
 @dataclass
 class _Written:
-    """How much of a choice is in the chunks so far."""
+    """How much of a choice the chunks so far contain: characters, and tokens with log-probabilities."""
 
     text: int = 0
     thinking: int = 0
@@ -62,7 +62,7 @@ class _Written:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a choice grows by."""
+    """The next piece of a choice."""
 
     text: str
     thinking: str
@@ -73,10 +73,11 @@ class Piece:
 
 
 class Chunks(ABC):
-    """The chunks of a streamed reply, from the engine's events. All chunks together say what the whole body says.
+    """The chunks of a streamed reply, from the engine's events. Together they say the same as the body of a whole
+    reply.
 
-    All choices begin in their order before one of them goes on: the OpenAI package fails if another one than the first
-    begins.
+    All choices begin in order before one of them continues. The OpenAI package fails if a choice other than the first
+    begins first.
     """
 
     KIND: str
@@ -88,8 +89,8 @@ class Chunks(ABC):
         self._answers: dict[int, tuple[Completion, ...]] = {}
 
     def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
-        """The chunks of one event of the answers to a prompt, often one, and none for an event of progress. The error
-        of a request that failed takes the place of a chunk.
+        """Return the chunks of one event of the answers to a prompt. Often it is one chunk. An event of progress has no
+        chunks. The error of a failed request takes the place of a chunk.
         """
         if event.error is not None:
             return [error_body(event.error)]
@@ -115,7 +116,10 @@ class Chunks(ABC):
         return [self._chunk(number, *said) for said in self._said(number, piece, reason)]
 
     def _end(self, completion: Completion, prompt: int) -> list[Body]:
-        """What the chunks so far have not said of the answers: all of it, where the best were chosen in the end."""
+        """Return chunks with the part of each answer that no chunk has said yet. With `best_of` that is the whole
+        answer, because the best answers are chosen at the end. After the answers to all prompts comes the usage, if the
+        request asks for it.
+        """
         chunks, self._answers[prompt] = [], (completion, *completion.others)
         for answer in self._answers[prompt]:
             number = self._number(prompt, answer.index)
@@ -139,14 +143,16 @@ class Chunks(ABC):
 
     @abstractmethod
     def _first(self, number: int) -> Iterator[Body]:
-        """What a choice says before its answer."""
+        """Yield what a choice says before its answer."""
 
     @abstractmethod
     def _said(
         self, number: int, piece: Piece, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
-        """What a choice says of a piece, in one chunk each. `reason` ends the choice, and goes with the last chunk."""
+        """Yield what a choice says of a piece, one chunk each. `reason` ends the choice and belongs to the last
+        chunk.
+        """
 
     @abstractmethod
     def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
-        """The usage of the whole reply."""
+        """Return the usage of the whole reply."""

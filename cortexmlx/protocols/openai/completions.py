@@ -27,7 +27,7 @@ _MOST_PROMPTS = 2048
 
 
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """The request of a body: its prompts are taken as they are."""
+    """Return the request in a body. Its prompts do not go through the chat template."""
     said = FIELDS.without(defaults.unserved).given(body)
     echo = parameters.flag(said, "echo")
     values = parameters.sampling_values(said)
@@ -41,7 +41,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """The body of a reply: the answers to each prompt are its choices, one after the other."""
+    """Return the body of a reply. Its choices are the answers to all prompts, in order."""
     each = [(prompt, answer) for prompt, own in zip(request.prompts, answers, strict=True) for answer in own]
     written = [{"index": index, **_choice(request, *one, info)} for index, one in enumerate(each)]
     return {**choices.reply_body(KIND, info, written), "usage": choices.usage_body(answers, info)}

@@ -7,12 +7,12 @@ from cortexmlx.protocols.reply import Body
 
 
 def is_refusal(error: CortexError) -> bool:
-    """Whether the request is at fault, so that it fails again as it is: status 400."""
+    """Whether the request is at fault: status 400. The same request fails again."""
     return isinstance(error, InvalidRequest | PromptTooLong)
 
 
 def error_body(error: CortexError) -> Body:
-    """`param` is the path of the field that is wrong, if the error names one."""
+    """Return the body of an error. `param` is the path of the wrong field, if the error names one."""
     return {
         "error": {
             "message": str(error),

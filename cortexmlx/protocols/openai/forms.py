@@ -16,7 +16,7 @@ _SCHEMA = ("name", "description", "schema", "strict")
 
 
 def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
-    """Return `structured` as a body sets it; nothing if it does not. Raises InvalidRequest."""
+    """Return `structured` as a body sets it, or nothing if the body does not set it. Raises InvalidRequest."""
     asked = [name for name in sorted(FIELDS) if name in said]
     if len(asked) > 1:
         raise InvalidRequest(f"there are both {asked[0]!r} and {asked[1]!r}: give one of them", field=asked[1])
@@ -29,7 +29,7 @@ def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
 
 
 def response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return the form of a `response_format`; None if it asks for plain text. Raises InvalidRequest."""
+    """Return the form in a `response_format`, or None if it asks for plain text. Raises InvalidRequest."""
     kind = value.get("type")
     if kind in ("text", "json_object"):
         check_fields(value, ("type",), "`response_format`")
@@ -42,15 +42,17 @@ def response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
 
 
 def text_format(value: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return the form of the `format` of responses, where a schema's fields stand beside its type."""
+    """Return the form in the `format` of responses. There the fields of a schema are beside its type, not in an
+    object.
+    """
     if value.get("type") != "json_schema":
         return response_format(value)
     return json_schema({name: part for name, part in value.items() if name != "type"})
 
 
 def json_schema(value: Mapping[str, Any]) -> StructuredOutput:
-    """Return the form of a schema with its `name`. What cannot be enforced is ignored only if `strict` is false: a body
-    that says nothing is refused, as one that says true.
+    """Return the form of a schema with its `name`. Keywords that cannot be enforced are ignored only if `strict` is
+    false. A missing `strict` counts as true, and such a schema is refused.
     """
     check_fields(value, _SCHEMA, "`json_schema`")
     strict = checked("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
@@ -65,7 +67,7 @@ def _named(value: Mapping[str, Any]) -> StructuredOutput:
 
 
 def _located(make: Callable[[Any], StructuredOutput], value: Any, name: str) -> StructuredOutput:
-    """Return `make(value)`. What it refuses is named as the body names it."""
+    """Return `make(value)`. An InvalidRequest gets the name that the body has for the field."""
     try:
         return make(value)
     except InvalidRequest as error:

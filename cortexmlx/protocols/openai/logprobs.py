@@ -10,11 +10,11 @@ from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.reply import Body, TokenBytes
 
 LEAST = -9999.0
-"""What the OpenAI API writes for minus infinity, the log-probability of a token that is never written."""
+"""The OpenAI API's number for minus infinity: the log-probability of a token that is never written."""
 
 
 def token_name(data: bytes) -> str:
-    """A token as text; one that is no whole character by its bytes, like `bytes:\\xe2\\x80`."""
+    """Return a token as text. A token that is not valid UTF-8 is named by its bytes, like `bytes:\\xe2\\x80`."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -22,7 +22,9 @@ def token_name(data: bytes) -> str:
 
 
 def chat_logprobs(told: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list[Body]:
-    """For chat completions and responses: each token by text and bytes, with the likeliest at its place."""
+    """Return each token by text and bytes, with the likeliest tokens at its place: for chat completions and
+    responses.
+    """
 
     def one(token: int, logprob: float) -> Body:
         data = token_bytes(token)
@@ -32,7 +34,9 @@ def chat_logprobs(told: Iterable[TokenLogprob], token_bytes: TokenBytes) -> list
 
 
 def id_logprobs(told: Iterable[TokenLogprob | None], token_bytes: TokenBytes) -> list[Body | None]:
-    """For what the OpenAI API has no shape for: each token by id and text, with the likeliest at its place."""
+    """Return each token by id and text, with the likeliest tokens at its place: for fields that the OpenAI API does not
+    have.
+    """
 
     def one(token: int, logprob: float) -> Body:
         return {"token_id": token, "token": token_name(token_bytes(token)), "logprob": logprob}
@@ -47,11 +51,11 @@ class _Token(NamedTuple):
 
 
 class CompletionLogprobs:
-    """The `logprobs` of a choice of completions: parallel lists, made while tokens and text arrive.
+    """The `logprobs` of a choice of completions: parallel lists that grow with tokens and text.
 
-    `text_offset` is the character at which a token begins. What a stop string cuts off begins at the end of the text,
-    so a token waits until the text has reached it. The space that marks a text's first token, and that the text goes
-    without, has no place.
+    `text_offset` is the character at which a token begins. A token that a stop string cuts off begins at the end of the
+    text. So a token waits until the text has reached it. Some tokenizers mark a text's first token with a space that
+    the text does not have. This space does not count in offsets.
     """
 
     def __init__(self, token_bytes: TokenBytes) -> None:
@@ -64,7 +68,7 @@ class CompletionLogprobs:
         self._stripped = True  # the text begins without one
 
     def add_tokens(self, ids: Iterable[int], told: Iterable[TokenLogprob | None]) -> None:
-        """Take tokens with their log-probabilities. The first token of a prompt has None."""
+        """Add tokens with their log-probabilities. The first token of a prompt has None."""
         for token, logprob in zip(ids, told, strict=True):
             data = self._token_bytes(token)
             if self._marked is None:
@@ -73,14 +77,14 @@ class CompletionLogprobs:
             self._next += len(self._decoder.decode(data))
 
     def add_text(self, text: str) -> None:
-        """Take a piece of the choice's text."""
+        """Add a piece of the choice's text."""
         if text and not self._length:
             self._stripped = not text.startswith(" ")
         self._length += len(text)
 
     def take(self, *, whole: bool) -> Body:
-        """The lists of the tokens that the text has reached, each token once; of all tokens if the text is `whole`.
-        Where two of the likeliest tokens have one name, the likelier one has it.
+        """Return the lists of the tokens that the text has reached, or of all waiting tokens if the text is `whole`.
+        Each token is returned once. If two of the likeliest tokens have the same name, the likelier one is listed.
         """
         missing = int(bool(self._marked) and self._stripped)
         reached = self._length + missing if self._length else 0

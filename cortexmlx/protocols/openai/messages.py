@@ -17,12 +17,13 @@ _CALL = ("id", "type", "function", "index")
 
 
 def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
-    """Messages of the OpenAI API as chat templates read them: without nulls, each text in one piece, the arguments of
-    tool calls as objects, and a developer's message as the system's.
+    """Return messages of the OpenAI API as chat templates read them.
 
-    Raises InvalidRequest, with the number of the message, for what is no message or not served. Nothing is left out in
-    silence: an answer without it would answer another question. `paths` say where each message stands in its body, if
-    not in `messages`.
+    They have no nulls, each text is one piece, the arguments of tool calls are objects, and a developer's message is a
+    system message. `paths` are the messages' places in their body, if they are not in `messages`.
+
+    Raises InvalidRequest with the number of an invalid or unserved message. Nothing is left out silently: an answer
+    without it would answer another question.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
@@ -37,8 +38,10 @@ def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
 
 
 def messages_in(content: object) -> list[Message] | None:
-    """The messages in the content of a file: a list of them, one alone, an object with `messages`, such as the body of
-    a request, or a list of one such object. None if it is nothing of that kind. Raises InvalidRequest.
+    """Return the messages in a file's content, or None if it is something else. Raises InvalidRequest.
+
+    The content is a list of messages, one message, an object with `messages` (such as the body of a request), or a list
+    of one such object.
     """
     if isinstance(content, Mapping):
         content = content.get("messages", [content] if "role" in content else None)
@@ -52,14 +55,14 @@ def messages_in(content: object) -> list[Message] | None:
 
 
 def parsed(text: str) -> Any:
-    """The JSON value of a text, or a list of the values in its lines; None if it is neither."""
+    """Return the JSON value of a text, or a list of the JSON values in its lines, or None if the text is neither."""
     text = text.removeprefix("\ufeff")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         pass
     try:
-        return [json.loads(line) for line in text.split("\n") if line.strip()]  # a text may have U+2028
+        return [json.loads(line) for line in text.split("\n") if line.strip()]  # not splitlines: a text may have U+2028
     except (ValueError, RecursionError):
         return None
 
@@ -77,7 +80,7 @@ def _message(message: object) -> dict[str, object]:
         raise InvalidRequest("`annotations` are not served: templates know none", field="annotations")
     if said["role"] == "developer":
         said["role"] = "system"
-    if said.get("tool_calls") == []:  # as servers say that there is none
+    if said.get("tool_calls") == []:  # some servers write this for no calls
         del said["tool_calls"]
     if "tool_calls" in said:
         said["tool_calls"] = _calls(said["tool_calls"])
@@ -94,7 +97,9 @@ def _message(message: object) -> dict[str, object]:
 
 
 def _calls(calls: object) -> list[dict[str, Any]]:
-    """Tool calls with their arguments as an object, as templates want them; the OpenAI API has them as JSON text."""
+    """Return tool calls with their arguments as an object, as templates expect. In the OpenAI API they are JSON
+    text.
+    """
     if not isinstance(calls, list):
         raise InvalidRequest("`tool_calls` must be a list of calls", field="tool_calls")
     read = []

@@ -1,4 +1,4 @@
-"""Fields that all bodies of the OpenAI API share: sampling, template variables, refused fields."""
+"""The fields that all bodies of the OpenAI API share: sampling, template variables, unserved fields."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from cortexmlx.protocols.openai import forms
 from cortexmlx.sampling_params import SamplingParams
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"}
-"""The sampling parameters that a body may set, under their own names. The form of an answer has others: see `forms`."""
+"""The sampling parameters that a body may set under their own names. `forms` has the fields for the form of an
+answer.
+"""
 
 ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
-"""Other names of parameters; where both are given, `max_completion_tokens` wins, as in the OpenAI API."""
+"""Other names of parameters. If a body has both names, `max_completion_tokens` wins, as in the OpenAI API."""
 
 TEMPLATE = (EFFORT, "chat_template_kwargs")
-"""What sets variables of the chat template. A prompt that does not go through it has none."""
+"""The fields that set variables of the chat template. A prompt that does not go through it must not have them."""
 
 SHARED = SAMPLING | ALIASES.keys() | set(TEMPLATE) | forms.FIELDS
 """The fields that every protocol but responses serves."""
 
 STREAM = frozenset({"stream", "stream_options"})
-"""The fields that ask for a stream of chunks. Who answers in one piece gives a reason for each: see `Fields.given`."""
+"""The fields that ask for a stream of chunks. A caller that answers in one piece refuses them: see `Defaults.unserved`.
+"""
 
 NO_EFFECT = frozenset(
     {
@@ -42,8 +45,8 @@ NO_EFFECT = frozenset(
         "user",
     }
 )
-"""What a body may say and what changes no answer: the engine has one model, keeps nothing, caches every prefix, and
-calls no tools in parallel.
+"""Fields that change no answer: the engine has one model, keeps nothing, caches every prefix, and calls no tools in
+parallel.
 """
 
 _TOOLS = "the model is offered no tools"
@@ -62,11 +65,11 @@ UNSERVED: Mapping[str, Unserved] = {
     "suffix": Unserved("a text is continued at its end only", ("",)),
     "logits_processors": Unserved("they are functions, which a file cannot hold", ([],)),
 }
-"""The unserved fields of every protocol; responses have more of them."""
+"""The unserved fields of every protocol. Responses have more of them."""
 
 
 def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters that a body sets, by their own names. Raises InvalidRequest."""
+    """Return the sampling parameters that a body sets, by their own names. Raises InvalidRequest."""
     values = {name: value for name, value in said.items() if name in SAMPLING}
     for alias, name in ALIASES.items():
         if alias in said:
@@ -78,7 +81,9 @@ def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampling_params(defaults: SamplingParams, values: Mapping[str, Any], said: Mapping[str, Any]) -> SamplingParams:
-    """The defaults with these values. Raises InvalidRequest, for a field of the body `said`."""
+    """Return the defaults with these values. Raises InvalidRequest with the name that the body `said` has for the
+    field.
+    """
     try:
         return replace(defaults, **values)
     except InvalidRequest as error:
@@ -90,8 +95,10 @@ def sampling_params(defaults: SamplingParams, values: Mapping[str, Any], said: M
 def template_variables(
     said: Mapping[str, Any], usual: TemplateVars, *, templated: bool = True, effort: object = None
 ) -> TemplateVars:
-    """The `usual` variables of the chat template with those that a body sets. A prompt that is not `templated` has
-    none. `effort` is the degree of thinking, if the protocol has a field of its own for it. Raises InvalidRequest.
+    """Return the variables of the chat template: those that a body sets, and the `usual` ones that it does not set.
+
+    A prompt that is not `templated` has no variables. `effort` is the degree of thinking, if the protocol has a field
+    of its own for it. Raises InvalidRequest.
     """
     body = {EFFORT: effort, **said}
     own = body_variables(body)
@@ -102,8 +109,8 @@ def template_variables(
 
 
 def body_variables(body: Mapping[str, object], usual: TemplateVars = NO_VARIABLES) -> dict[str, object]:
-    """The variables that a body sets: vLLM's `chat_template_kwargs` before OpenAI's `reasoning_effort`, and both before
-    the `usual` ones. Null sets nothing. Raises InvalidRequest.
+    """Return the variables that a body sets, on top of the `usual` ones. vLLM's `chat_template_kwargs` wins over
+    OpenAI's `reasoning_effort`. Null sets nothing. Raises InvalidRequest.
     """
     if (effort := body.get(EFFORT)) is not None:
         checked(EFFORT, effort, str, "a text like 'low'")
@@ -113,8 +120,8 @@ def body_variables(body: Mapping[str, object], usual: TemplateVars = NO_VARIABLE
 
 
 def alternatives(said: Mapping[str, Any], asked: bool, how: str, usual: int | None) -> Any:
-    """How many likely tokens to report at each place, of a body that switches it on with `how`. Raises InvalidRequest
-    for `top_logprobs` that are not switched on.
+    """Return the number of likely tokens to report at each place, or `usual` if the body did not ask. `how` switches
+    them on. Raises InvalidRequest for `top_logprobs` in a body that does not switch them on.
     """
     top = said.get("top_logprobs", 0)
     if not asked and top:
@@ -123,12 +130,12 @@ def alternatives(said: Mapping[str, Any], asked: bool, how: str, usual: int | No
 
 
 def flag(said: Mapping[str, Any], name: str) -> bool:
-    """A field that is true or false, and false if it is missing. Raises InvalidRequest."""
+    """Return a field that is true or false. A missing field is false. Raises InvalidRequest."""
     return checked(name, said.get(name, False), bool, "true or false")
 
 
 def stream_of(said: Mapping[str, Any], params: SamplingParams) -> dict[str, bool]:
-    """Whether a reply is streamed, and ends with the usage, as fields of a `Request`. Raises InvalidRequest."""
+    """Return the fields of a `Request` that ask for a stream and for its usage. Raises InvalidRequest."""
     stream = flag(said, "stream")
     options = checked("stream_options", said.get("stream_options", {}), dict, "an object")
     with inside("stream_options"):
@@ -155,4 +162,4 @@ def _biases(value: Any) -> dict[int, Any]:
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {"stop": _stops, "logit_bias": _biases}
 _OTHER_NAMES = (*ALIASES.items(), ("max_output_tokens", "max_tokens"), ("top_logprobs", "logprobs"))
-"""What a body may call a parameter in whose place an error names it."""
+"""Pairs of a name that a body may use and the parameter that an error names."""

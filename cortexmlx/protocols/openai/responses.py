@@ -16,7 +16,7 @@ from cortexmlx.request import Completion, FinishReason, Message
 
 URL = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` may ask for."""
+"""The only value that `include` may have."""
 
 _STATELESS = "nothing is remembered of other requests: send all messages"
 _WHOLE = "the answers of a batch are whole"
@@ -46,7 +46,7 @@ _ITEM = ("type", "role", "content", "id", "status", "phase")
 
 
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
-    """The request of a body. Raises InvalidRequest."""
+    """Return the request in a body. Raises InvalidRequest."""
     own = FIELDS.without(defaults.unserved)
     accepted = own.accepted(body)
     if "metadata" in accepted:
@@ -66,8 +66,8 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """One message of text, after the model's thoughts if it had any. An answer that the number of tokens ended is
-    `incomplete`.
+    """Return the body of a reply: one message of text, after the model's thoughts if it had any. An answer that reached
+    its limit of tokens is `incomplete`.
     """
     [[answer]] = answers
     whole = answer.finish_reason is not FinishReason.LENGTH
@@ -123,7 +123,9 @@ def _thoughts(answer: Completion, status: str, info: ReplyInfo) -> list[Body]:
 
 
 def _check_metadata(metadata: Any) -> None:
-    """A response repeats its metadata, so they must be what the type of a response can hold."""
+    """Raise InvalidRequest for metadata that the body of a response cannot hold. A response repeats its request's
+    metadata.
+    """
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         message = f"metadata is {metadata!r:.80}, but must be an object whose values are texts"
         raise InvalidRequest(message, field="metadata")
@@ -140,7 +142,7 @@ def _included(said: Mapping[str, Any]) -> bool:
 
 
 def _form(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `structured` as `text` sets it; nothing if it does not."""
+    """Return `structured` as `text` sets it, or nothing if `text` does not set it."""
     text = checked("text", said.get("text", {}), dict, "an object")
     with inside("text"):
         check_fields(text, ("format", "verbosity"), "`text`")
@@ -160,7 +162,7 @@ def _effort(said: Mapping[str, Any]) -> object:
 
 
 def _input(said: Mapping[str, Any]) -> list[Message]:
-    """The messages of `input`, after the `instructions`."""
+    """Return the messages of `input`, after the `instructions`."""
     asked, instructions = said.get("input"), said.get("instructions")
     with inside("input"):
         if isinstance(asked, str):
@@ -176,7 +178,7 @@ def _input(said: Mapping[str, Any]) -> list[Message]:
 
 
 def _messages(items: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The messages among the items by their places, those of an assistant with the thoughts that stand before them."""
+    """Return the messages among the items, by their places. An assistant's message gets the thoughts before it."""
     messages: dict[int, dict[str, Any]] = {}
     thoughts: dict[int, str] = {}
     for place, item in enumerate(items):
