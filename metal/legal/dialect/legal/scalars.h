@@ -127,7 +127,7 @@ template <class T> using make_unsigned_t = __make_unsigned(T);
 template <class T> struct make_signed { typedef __make_signed(T) type; };
 template <class T> using make_signed_t = __make_signed(T);
 
-// See members.py.
+// text.py writes calls of it where a member is returned.
 template <class T> thread T& __thread_memory(__generic T&);
 template <class T> thread T& __thread_memory(thread T&);
 template <class T> thread T& __thread_memory(thread T&&);
