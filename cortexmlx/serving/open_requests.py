@@ -106,9 +106,11 @@ class OpenRequests:
         at = 0
         for answer, matcher, places in matched:
             error = matcher.error or ("" if masks[at].any() else "no token is allowed")
-            if error:
+            if answer.job.id not in self.answers:
+                pass  # it failed with another answer of its request
+            elif error:
                 self.fail(answer.of_request, no_form(answer.job, error))
-            elif answer.of_request.open:
+            else:
                 rows += places
                 used += range(at, at + len(places))
                 self._draft_forced(answer.job, matcher)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from openai.types.chat import ChatCompletion
 
@@ -17,6 +18,7 @@ from cortexmlx.protocols import simple
 from cortexmlx.protocols.openai import chat_completions, completions, responses
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
+from cortexmlx.serving import open_requests
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
 from support.models.thinking import SWITCHED, dictated, write_thinking
@@ -217,6 +219,23 @@ def test_what_leaves_no_token_fails_its_request_alone(ignore_eos: bool, tiny: An
     with pytest.raises(StructuredOutputError, match="cannot have the form"):
         driver.result(lost)
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
+
+
+def test_answers_of_one_request_that_fail_in_the_same_step_fail_it_once(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here no mask of theirs allows a token any more."""
+    driver = Driver(tiny("llama"), tokens=512)
+    prompt = tokens_of(9, seed=1)
+    free = driver.add(prompt, 30)
+    lost = driver.add(prompt, 30, structured=StructuredOutput.regex("[ab]{9}"), n=3, temperature=1.0)
+    driver.step(4)
+    monkeypatch.setattr(open_requests, "fill_masks", lambda asked: np.zeros((len(asked), 10), np.uint32))
+    driver.finish()
+    with pytest.raises(StructuredOutputError, match="no token is allowed"):
+        driver.result(lost)
+    assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
+    assert driver.core.requests._matchers == 0
 
 
 def test_an_engine_takes_schemas_types_and_texts(tiny: Any) -> None:
