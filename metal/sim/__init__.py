@@ -1,4 +1,6 @@
-"""A CPU simulator of MLX's custom Metal kernels: runs the text that MLX compiles, checks it, counts traffic."""
+"""A CPU simulator of MLX's custom Metal kernels. It runs the text that MLX compiles, checks it and counts memory
+traffic.
+"""
 
 from .dispatch.sparse import SparseArray
 from .kernel import MetalKernel, metal_kernel

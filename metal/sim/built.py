@@ -1,4 +1,4 @@
-"""Build kernels as shared libraries with the simulator's runtime. They are cached on disk by content."""
+"""Build kernels as shared libraries with the simulator's runtime. A disk cache keeps them by content."""
 
 import atexit
 import ctypes
@@ -21,10 +21,11 @@ MAX_CACHED = 4000
 
 
 def build(text: str, what_for: Build) -> Path:
-    """Compile C++ `text` (rewritten kernel and entry point) with the runtime into a shared library; cached.
+    """Compile C++ `text` (rewritten kernel and entry point) with the runtime; return the path of the cached shared
+    library.
 
     Raises:
-        KernelCompileError: the compiler refused it; the message has its first diagnostics.
+        KernelCompileError: the compiler refused the text; the message has its first diagnostics.
         ToolchainMissing: no usable compiler.
     """
     compiler = find_compiler()
@@ -46,17 +47,19 @@ def build(text: str, what_for: Build) -> Path:
 
 @cache
 def load(path: Path) -> ctypes.CDLL:
-    """The built library in this process."""
+    """Return the built library, loaded into this process."""
     return ctypes.CDLL(str(path))
 
 
 def cache_folder() -> Path:
-    """Where built kernels are kept: `$CORTEXMLX_SIM_CACHE`, or the user's cache folder."""
+    """Return the folder of built kernels: `$CORTEXMLX_SIM_CACHE`, or `sim` in the user's cache folder."""
     return Path(os.environ.get("CORTEXMLX_SIM_CACHE") or folders.cache_folder() / "sim")
 
 
 def content_key(*parts: str) -> str:
-    """A name for what these parts, this compiler, this processor and the simulator's own files give."""
+    """Return a cache name: a hash of `parts`, compiler, processor, MLX's version, and the simulator's shim and
+    runtime.
+    """
     compiler = find_compiler()
     everything = [compiler.identity, _processor(), _own_files(), importlib.metadata.version("mlx"), *parts]
     return hashlib.sha256("\0".join(everything).encode()).hexdigest()[:32]
@@ -101,10 +104,10 @@ def _own_files() -> str:
 
 @cache
 def _preamble(flags: tuple[str, ...]) -> Path:
-    """MLX's preamble and our headers, precompiled for this process: reading them takes half of a small kernel's time.
+    """Precompile MLX's preamble and the shim headers for this process. They take half of the time of a small kernel.
 
-    Its input lies where it always lies, so zig finds the result in its own cache the next time. It has no timestamps:
-    the headers may have been installed again since, unchanged.
+    The input has the same path in every process, so zig finds the result in its own cache. The result has no
+    timestamps: a new installation of the same headers changes only their times.
     """
     folder = tempfile.mkdtemp(prefix="metal-sim-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -115,7 +118,9 @@ def _preamble(flags: tuple[str, ...]) -> Path:
 
 
 def _runtime_object() -> Path:
-    """Looked for each time: others who use the folder forget what was not used for longest."""
+    """Return the compiled runtime. Look for it at every call: another process that prunes the cache may have deleted
+    it.
+    """
     compiler = find_compiler()
     sources = sorted(RUNTIME.glob("*.cpp"))
     target = cache_folder() / f"runtime-{content_key('runtime')}.o"
@@ -139,7 +144,7 @@ def _execute(command: list[str]) -> None:
 
 
 def _readable(diagnostics: str) -> str:
-    """The first lines of the compiler's output."""
+    """Return a message with the first lines of the compiler's output."""
     kept = [line for line in diagnostics.splitlines() if line.strip() and " generated." not in line]
     return "the kernel does not compile:\n" + "\n".join(kept[:40])
 

@@ -1,6 +1,7 @@
-"""A small Metal host: runs a `[[kernel]]` function out of header files, with buffers by index and function constants.
+"""A small Metal host: runs a `[[kernel]]` function from header files, with buffers by index and function constants.
 
-`mx.fast.metal_kernel` writes its own signature; MLX's built-in kernels come with theirs. This reads it.
+`mx.fast.metal_kernel` writes a kernel's signature itself. MLX's built-in kernels have their own, and this module reads
+it.
 """
 
 import re
@@ -34,15 +35,18 @@ from .translation.rewrite import to_cpp
 
 @dataclass(frozen=True)
 class Output:
-    """A buffer that the kernel writes: its size in bytes and of one element, and what it holds before, if anything."""
+    """A buffer that the kernel writes."""
 
     nbytes: int
+    """Size in bytes."""
     item_bytes: int
+    """Bytes of an element."""
     before: npt.NDArray[np.generic] | None = None
+    """Content before the launch; None if undefined."""
 
 
 def _preamble_headers() -> set[str]:
-    """The headers that the preamble has already brought in."""
+    """Return the headers that the preamble includes."""
     seen: set[str] = set()
     waiting = [UTILS]
     while waiting:
@@ -54,10 +58,11 @@ def _preamble_headers() -> set[str]:
 
 
 def flatten(headers: Sequence[str], marked: bool = False) -> str:
-    """The text of MLX's headers with their includes in place, each once.
+    """Return the text of MLX's headers with their includes in place, each header once.
 
-    What the preamble brings is left out; what the shim replaces stays an include. `marked` text says by `#line` which
-    line of which header follows ("mlx:reduction:ops.h", because a compiler would cut a name with slashes).
+    Headers that the preamble includes are left out. Headers that the shim replaces stay includes. With `marked`,
+    `#line` names the header and line of the text that follows ("mlx:reduction:ops.h": a compiler would cut a name with
+    slashes).
     """
     seen = _preamble_headers()
 
@@ -82,7 +87,11 @@ def flatten(headers: Sequence[str], marked: bool = False) -> str:
 
 
 def _split_parameters(text: str, function: str) -> list[str]:
-    """The parameters of `function`, as written."""
+    """Return the parameters of the kernel `function`, as written.
+
+    Raises:
+        KernelCompileError: there is no such kernel, or its parameters do not end.
+    """
     # Helpers of a kernel may have its name; what follows [[kernel]] or the keyword is the kernel.
     found = re.search(rf"\bkernel\b[^;{{}}]*?\bvoid\s+{function}\s*\(", text)
     if found is None:
@@ -115,7 +124,7 @@ class HostKernel:
         function: name of the `[[kernel]]` template.
         template: its template arguments, as C++ text ("float, 64").
         constants: values of the function constants, by name; the others are false or 0.
-        before: text in front of the headers, which MLX's host writes for some kernels.
+        before: text before the headers; MLX's host writes it for some kernels.
     """
 
     def __init__(
@@ -165,20 +174,20 @@ class HostKernel:
     ) -> Launched:
         """Run `groups` threadgroups. `buffers` maps the index in `[[buffer(n)]]` to an input array or an Output.
 
-        The Launched result has the outputs' bytes in the order of the signature.
+        The result has the bytes of the outputs in the order of the signature.
         """
         grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
         return self.over(buffers, grid, threadgroup)
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The indices of its buffers, in the order of the signature."""
+        """The indices of the kernel's buffers, in the order of the signature."""
         return tuple(self._slots)
 
     def over(
         self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], threads: Triple, threadgroup: Triple
     ) -> Launched:
-        """Run a grid of `threads`, whose last threadgroups may be smaller (Metal's `dispatchThreads`)."""
+        """Run a grid of `threads`. Its last threadgroups may be smaller (Metal's `dispatchThreads`)."""
         current = settings.current()
         specs = []
         for index in self._slots:

@@ -29,7 +29,9 @@ _MATH_MODES = {("math_mode", mode) for mode in MATH_MODES}
 
 
 def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
-    """The memory from a strided view's lowest element to its highest, and how many bytes into it the first one lies."""
+    """Return the memory of a view from its lowest to its highest element, and the offset in bytes of the view's
+    first.
+    """
     if view.flags.c_contiguous:
         return view.reshape(-1), 0
     spans = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
@@ -40,21 +42,21 @@ def _span(view: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], int]:
 
 
 def to_array(data: npt.NDArray[np.uint8], shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Bytes as an MLX array."""
+    """Return bytes as an MLX array."""
     if dtype == mx.bfloat16:
         return mx.array(data.view(np.uint16).reshape(shape)).view(mx.bfloat16)
     return mx.array(data.view(numpy_type(dtype)).reshape(shape))
 
 
 def numpy_type(dtype: mx.Dtype) -> np.dtype[Any]:
-    """The NumPy type with the same bytes: bfloat16 is uint16 there."""
+    """Return the NumPy type of the same size; for bfloat16, uint16."""
     return np.dtype("uint16" if dtype == mx.bfloat16 else dtype_name(dtype).rstrip("_"))
 
 
 class MetalKernel:
-    """A kernel that runs on the simulator: made with the arguments of MLX's, and called like it.
+    """A kernel that runs on the simulator. It has the constructor and the call of MLX's kernels.
 
-    `last_report` holds the LaunchReport of the most recent call.
+    `last_report` is the LaunchReport of the most recent call.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class MetalKernel:
         output_dtypes: Sequence[mx.Dtype],
         template: TemplateArgs | None = None,
     ) -> KernelText:
-        """The Metal text that MLX would compile for these inputs."""
+        """Return the Metal text that MLX would compile for these inputs."""
         return generate(
             self.name,
             self.header,
@@ -117,6 +119,7 @@ class MetalKernel:
         """Run the kernel now and return its outputs, evaluated.
 
         Raises:
+            ValueError: the number of inputs, output shapes or output dtypes is wrong.
             KernelCompileError: the text does not compile.
             KernelFault: a thread did something that a GPU does not define.
         """
@@ -167,7 +170,7 @@ class MetalKernel:
         return np.ascontiguousarray(view).reshape(view.shape) if self.ensure_row_contiguous else view
 
     def _offset(self, array: mx.array | SparseArray) -> int:
-        """Of what MLX would bind: the array where it lies, or a copy."""
+        """Return the offset in bytes of what MLX would bind: the array in place, or a copy (0)."""
         copied = isinstance(array, mx.array) and self.ensure_row_contiguous and not host_view(array).flags.c_contiguous
         return 0 if copied or isinstance(array, SparseArray) else offset_of(array)
 

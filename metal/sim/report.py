@@ -1,4 +1,4 @@
-"""What a launch did: traffic per buffer, barriers, simdgroup operations, and what was wrong with it."""
+"""What a launch did: traffic per buffer, barriers, simdgroup operations and faults."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Fault(Enum):
-    """Things that a GPU does not define. The values are the runtime's (shim/sim/abi.h)."""
+    """Behaviour that a GPU does not define. The values are the runtime's (shim/sim/abi.h)."""
 
     OUT_OF_BOUNDS = 1
     WRITE_TO_INPUT = 2
@@ -29,16 +29,18 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault: the sentence names kernel, buffer, index and threads; `count` says how often it happened there.
-
-    For a divergent operation, `lanes` are masks: who took part, and who was elsewhere in the program, not returned.
-    """
+    """One fault. The message names kernel, buffer, index and threads."""
 
     fault: Fault
     message: str
     count: int = 1
+    """How often it happened in the same place."""
     line: int | None = None
+    """Line of the kernel's text, if known."""
     lanes: tuple[int, int] | None = None
+    """For a divergent operation, two masks: lanes that took part, and lanes elsewhere in the program or at its end.
+    Lanes that returned earlier are in neither.
+    """
 
     def __str__(self) -> str:
         return self.message
@@ -46,11 +48,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class BufferReport:
-    """Traffic of one buffer, in bytes unless it says otherwise.
+    """Traffic of one buffer. The names with `bytes` or `distinct` count bytes.
 
-    `group_distinct_*` counts each byte once per threadgroup that touched it, summed over threadgroups. `simd_accesses`
-    are instructions executed by up to 32 lanes at once, `simd_segments` the 128-byte lines that they touched, and
-    `simd_ideal_segments` the lines that the same bytes would fill if they lay side by side.
+    `group_distinct_*` counts a byte once for each threadgroup that touched it. `simd_accesses` counts instructions that
+    up to 32 lanes execute at once, `simd_segments` the 128-byte lines that these touched. `simd_ideal_segments` counts
+    the lines that the same bytes would fill side by side.
     """
 
     name: str
@@ -71,19 +73,13 @@ class BufferReport:
 
     @property
     def coalescing(self) -> float:
-        """1.0 when every line that was fetched was used whole (0.0 when nothing was measured)."""
+        """Lines that the bytes would fill, over lines fetched: 1.0 is ideal, 0.0 means that nothing was measured."""
         return self.simd_ideal_segments / self.simd_segments if self.simd_segments else 0.0
 
 
 @dataclass(frozen=True)
 class LaunchReport:
-    """One launch of one kernel, out of `library`.
-
-    `simd_instructions` counts operations of whole simdgroups by kind, quad operations among them: shuffles with a lane
-    that is the same everywhere (`shuffle_uniform`) or not (`shuffle_indexed`), by xor, up and down (`shuffle_shift`),
-    and so on; `simd_ops` sums them up. `divergent_simd_ops` are those that some lanes took no part in, for whatever
-    reason. `notes` are divergent operations whose result cannot depend on it: they never raise.
-    """
+    """One launch of one kernel."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -94,7 +90,11 @@ class LaunchReport:
     barriers: int
     simdgroup_barriers: int
     simd_instructions: dict[str, int]
+    """Operations of whole simdgroups and quads, by kind. A shuffle is `shuffle_uniform` if its lane is the same
+    everywhere, else `shuffle_indexed`; `shuffle_xor` and `shuffle_shift` (up and down) are kinds of their own.
+    """
     divergent_simd_ops: int
+    """Operations that some lanes took no part in, for any reason."""
     benign_races: int
     threadgroup_memory: int
     threadgroup_bytes_read: int
@@ -102,11 +102,13 @@ class LaunchReport:
     buffers: dict[str, BufferReport]
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
+    """Divergent operations whose result cannot depend on the divergence. They never raise."""
     library: Path
+    """The built kernel that ran."""
 
     @property
     def simd_ops(self) -> dict[str, int]:
-        """Operations of simdgroups by family."""
+        """`simd_instructions` summed by family: reduce, shuffle, vote, matrix, barrier."""
         families = {"reduce": ("reduce", "prefix"), "shuffle": ("shuffle", "broadcast"), "vote": ("vote", "active")}
         return {
             family: sum(n for kind, n in self.simd_instructions.items() if kind.startswith(kinds))
@@ -124,7 +126,7 @@ class LaunchReport:
         return sum(b.bytes_written for b in self.buffers.values())
 
     def table(self) -> str:
-        """The counters as text, one buffer a line."""
+        """Return the counters as text, one line per buffer."""
         head = (
             f"{'buffer':<24}{'bytes':>12}{'read':>12}{'distinct':>12}{'per group':>12}{'written':>12}{'coalesced':>10}"
         )

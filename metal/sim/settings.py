@@ -1,4 +1,4 @@
-"""How launches are simulated: checked or fast, with which seed, which faults to let pass; and recording them."""
+"""How launches are simulated (checked or fast, the seed, the allowed faults), and how their reports are recorded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,29 +11,32 @@ from .toolchain import Build
 
 @dataclass(frozen=True)
 class Settings:
-    """`checked` watches every access (two to five times slower); `coalescing` also groups accesses by simdgroup.
-
-    `seed` decides the order of threads and threadgroups; with `lockstep` simdgroups take turns instead.
-    `static_pass` asks a GPU front end whether Metal would take a text, before it is first run.
-    With `poison` a launch without a fault runs once more, unchecked, with variables that start as zeros: an output that
-    comes out different was computed from a variable that nothing had written.
-    `patience` is for how many seconds of processor time a launch may run without any thread coming to its end.
-    Faults in `allow` are reported but do not raise. With `coverage` nothing is watched but which basic blocks run.
-    """
+    """How launches are simulated."""
 
     checked: bool = True
+    """Whether every access is watched: two to five times slower."""
     coalescing: bool = False
+    """Whether a checked launch also groups accesses by simdgroup."""
     static_pass: bool = True
+    """Whether a GPU front end checks that Metal accepts a text, before its first run."""
     seed: int = 0
+    """Decides the order of threads and threadgroups."""
     lockstep: bool = False
+    """Whether simdgroups take turns instead."""
     poison: bool = False
+    """Whether a launch without a fault runs once more, unchecked, with zeros in uninitialised variables. An output that
+    differs was computed from such a variable.
+    """
     patience: float = 60.0
+    """Seconds of processor time that a launch may run without any thread reaching its end."""
     allow: frozenset[Fault] = frozenset()
+    """Faults that are reported but do not raise."""
     coverage: bool = False
+    """Whether a launch records which basic blocks run, and watches nothing else."""
 
     @property
     def build(self) -> Build:
-        """What kernels are compiled for."""
+        """The way to compile kernels."""
         if self.coverage:
             return Build.COVERAGE
         return Build.CHECKED if self.checked else Build.FAST
@@ -52,7 +55,7 @@ class Recording:
 
 
 class _State:
-    """Process-wide, because kernels run on whichever thread owns MLX."""
+    """Settings and recordings of the whole process, because kernels run on whichever thread owns MLX."""
 
     def __init__(self) -> None:
         self.settings = Settings()
@@ -63,7 +66,7 @@ _state = _State()
 
 
 def current() -> Settings:
-    """The settings in force here."""
+    """Return the current settings."""
     return _state.settings
 
 
@@ -80,7 +83,7 @@ def options(**changes: Any) -> Iterator[Settings]:
 
 @contextmanager
 def recording(coalescing: bool = True) -> Iterator[Recording]:
-    """Collect a LaunchReport for every launch inside the block, with coalescing measured unless told otherwise."""
+    """Collect a LaunchReport for every launch inside the block. `coalescing` decides whether coalescing is measured."""
     made = Recording()
     before = _state.recordings
     _state.recordings = (*before, made)

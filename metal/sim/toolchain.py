@@ -1,4 +1,4 @@
-"""The C++ compiler behind the simulator, and its flags."""
+"""The simulator's C++ compiler and its flags."""
 
 import importlib.metadata
 import importlib.util
@@ -94,8 +94,8 @@ _HOOKS: dict[str, int | str] = {
 
 
 class Build(Enum):
-    """What a kernel is compiled for. Variables that nothing has written hold a pattern (NaN, where they are floats),
-    or zeros.
+    """The ways to compile a kernel. Uninitialised variables hold a pattern (NaN in floats); with ZEROED, they hold
+    zeros.
     """
 
     CHECKED = "every access calls a hook"
@@ -106,7 +106,9 @@ class Build(Enum):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A clang: the command for compiling, the command for linking a shared library, and what identifies it."""
+    """A clang: the command that compiles, the command that links a shared library, and a text that identifies the
+    compiler.
+    """
 
     compile: tuple[str, ...]
     link: tuple[str, ...]
@@ -120,7 +122,9 @@ float4 f(float4 a, _Float16 h, __bf16 b) { a.xy = a.zw * (float)h; return a + (f
 
 
 def _is_recent_enough(command: tuple[str, ...]) -> bool:
-    """Vector swizzles, `_Float16` and `__bf16` in C++, and the flags above: a clang of 2024 or later."""
+    """Whether the compiler accepts the flags above, and vector swizzles, `_Float16` and `__bf16` in C++: clang of 2024
+    or later.
+    """
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp")
         source.write_text(_PROBE)
@@ -147,10 +151,10 @@ def _stamp(path: str) -> str:
 
 @cache
 def find_compiler() -> Compiler:
-    """`$CXX` or a clang++ on the PATH if recent enough, else the `ziglang` wheel.
+    """Return the first recent enough of `$CXX` and the clang++ on the PATH, else the `ziglang` wheel.
 
     Raises:
-        ToolchainMissing: none of them is there.
+        ToolchainMissing: there is no such compiler and no wheel.
     """
     candidates = [os.environ.get("CXX"), "clang++", *(f"clang++-{version}" for version in range(25, 17, -1))]
     for candidate in candidates:
@@ -168,7 +172,11 @@ def find_compiler() -> Compiler:
 
 @cache
 def mlx_headers() -> Path:
-    """The folder of Metal headers inside the installed MLX, to be put on the include path."""
+    """Return the folder of Metal headers inside the installed MLX, for the include path.
+
+    Raises:
+        ToolchainMissing: the installed MLX has no such folder.
+    """
     spec = importlib.util.find_spec("mlx")
     for location in (spec.submodule_search_locations if spec else None) or []:
         if (found := Path(location) / "include").is_dir():
@@ -181,7 +189,7 @@ def _includes() -> list[str]:
 
 
 def kernel_flags(build: Build) -> list[str]:
-    """The flags that compile a kernel."""
+    """Return the flags that compile a kernel."""
     start = "-ftrivial-auto-var-init=" + ("zero" if build is Build.ZEROED else "pattern")
     how = {Build.CHECKED: [*_CHECKED, *_hook_flags()], Build.COVERAGE: _COVERAGE}.get(build, _UNCHECKED)
     return [*_KERNEL, start, *how, *_includes()]

@@ -1,1 +1,1 @@
-"""One launch of a translated kernel: its buffers and memory, and what was found in it."""
+"""One launch of a translated kernel: its buffers, its memory and its findings."""

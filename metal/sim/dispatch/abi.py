@@ -1,4 +1,4 @@
-"""The structures that the host shares with the runtime (runtime/state.h): same order, same sizes."""
+"""The structures that the host shares with the runtime (runtime/state.h), with the same order and sizes."""
 
 import ctypes
 from ctypes import c_char, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
@@ -22,7 +22,7 @@ SIMD_OPS = (
     "matrix_store",
 )
 NOTE_DIVERGENT = 18
-"""The one kind of finding that is not a fault: a divergent operation whose result cannot depend on it."""
+"""The one kind of finding that is not a fault: a divergent operation whose result cannot depend on the divergence."""
 
 _Fields = list[tuple[str, type]]
 _uint3 = c_uint32 * 3

@@ -17,19 +17,19 @@ class BufferSpec:
 
     name: str
     data: npt.NDArray[np.generic] | None
-    """None for an output that starts undefined."""
+    """None for an output that starts undefined, and for a sparse input."""
     nbytes: int
     item_bytes: int
     """Bytes of an element."""
     writable: bool = False
     pieces: tuple[tuple[int, npt.NDArray[np.generic]], ...] = ()
-    """The parts of a sparse input that are not zero: (offset in bytes, numbers)."""
+    """The written parts of a sparse input, which is zero elsewhere: (offset in bytes, numbers)."""
     offset: int = 0
-    """Bytes from an address of full alignment to the memory's start."""
+    """Bytes from a fully aligned address to the start of the memory."""
     start: int = 0
-    """Bytes from there to the first element: strides may be negative."""
+    """Bytes from the start of the memory to the first element. More than 0 if strides are negative."""
     element: str = ""
-    """The element's type in MLX's words, if it is known."""
+    """MLX's name of the element's dtype; empty if unknown."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Dispatch:
     """One launch of a kernel."""
 
     kernel: str
-    """Its name."""
+    """Name of the kernel."""
     text: str
     """The kernel text that findings quote."""
     buffers: Sequence[BufferSpec]
@@ -51,14 +51,16 @@ MAX_ALIGNMENT = 256
 
 
 def host_view(array: mx.array) -> npt.NDArray[np.generic]:
-    """The array's memory as NumPy sees it, strides and all; bfloat16 as its bits."""
+    """Return the array's memory as a NumPy view with the same strides; bfloat16 as its bits."""
     mx.eval(array)
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 @cache
 def _allocations() -> tuple[int, int]:
-    """(n, r): MLX's allocator begins every array at an address that is r modulo n; on Linux it is 8 modulo 16."""
+    """Return (n, r): MLX's allocator starts every array at an address that is r modulo n. On Linux r is 8 and n
+    is 16.
+    """
     kept = [host_view(mx.zeros((size,), dtype=mx.uint8)) for size in range(1, 4096, 16)]
     starts = [view.ctypes.data for view in kept]
     alignment = MAX_ALIGNMENT
@@ -68,9 +70,9 @@ def _allocations() -> tuple[int, int]:
 
 
 def offset_of(array: mx.array) -> int:
-    """Bytes from the start of its buffer to the array, modulo the allocator's alignment.
+    """Return the bytes from the start of its buffer to the array, modulo the allocator's alignment.
 
-    MLX binds a slice at its offset in the buffer of the whole array: `x[1:]` is aligned like an element of x.
+    MLX binds a slice at its offset in the buffer of the whole array: `x[1:]` has the alignment of an element of x.
     """
     alignment, start = _allocations()
     return (host_view(array).ctypes.data - start) % alignment if array.size else 0

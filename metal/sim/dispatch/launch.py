@@ -1,4 +1,4 @@
-"""Running a built kernel: buffers into simulated device memory, one call into the runtime, counters out."""
+"""Run a built kernel: place buffers in simulated device memory, call the runtime once, read the counters."""
 
 import ctypes
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ SENTINEL = 0xFF
 
 @dataclass(frozen=True)
 class Launched:
-    """What comes back: the bytes of each writable buffer, in order, and the report."""
+    """The bytes of each writable buffer, in order, and the report."""
 
     outputs: tuple[npt.NDArray[np.uint8], ...]
     report: LaunchReport
@@ -46,13 +46,14 @@ def _limits(of: Dispatch) -> list[Finding]:
 
 
 def run(dispatch: Dispatch, library: Path, settings: Settings, zeroed: Path | None = None) -> Launched:
-    """Execute every thread and return the writable buffers.
+    """Execute every thread and return the writable buffers and the report.
 
-    `library` was built from the kernel's text; `zeroed` from the same text, with variables that start as zeros: to run
-    once more and compare.
+    `library` is built from the kernel's text. `zeroed`, if given, is built from the same text with zeros in
+    uninitialised variables: a launch without a fault runs again with it, and the outputs are compared.
 
     Raises:
-        KernelFault: the launch did something undefined that `settings.allow` does not list.
+        KernelFault: the grid is empty, the launch exceeds a limit of the GPU, or it did something undefined that
+            `settings.allow` does not list.
     """
     launched = _execute(dispatch, library, settings)
     found = [*launched.report.findings]

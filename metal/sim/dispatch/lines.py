@@ -1,6 +1,6 @@
-"""From an address in a built library to the line of kernel text: reads the DWARF line table that the compiler leaves.
+"""Find the line of kernel text of an address in a built library, in the DWARF line table that the compiler writes.
 
-Format: DWARF 4, section 6.2, in a 64-bit little-endian ELF file. Other files (macOS) have no answer here.
+Format: DWARF 4, section 6.2, in a 64-bit little-endian ELF file. Other files (macOS) give no line.
 """
 
 import struct
@@ -15,7 +15,7 @@ KERNEL_FILE = "kernel"
 
 @dataclass(frozen=True)
 class Row:
-    """Where a stretch of instructions comes from: it starts at `address` and ends at the next row."""
+    """The source of a range of instructions. The range starts at `address` and ends at the next row."""
 
     address: int
     file: str
@@ -56,7 +56,7 @@ class _Reader:
 
 
 def _sections(data: bytes) -> dict[str, tuple[int, int]]:
-    """Name -> (offset in the file, size)."""
+    """Return (offset in the file, size) of each section by name; nothing for a file of another format."""
     if data[:4] != b"\x7fELF" or data[4:6] != b"\x02\x01":
         return {}
     table, entry, count, names = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HHH", data, 58)
@@ -66,7 +66,7 @@ def _sections(data: bytes) -> dict[str, tuple[int, int]]:
 
 
 def _program(data: bytes, start: int) -> Iterator[Row]:
-    """The rows of one line-number program."""
+    """Yield the rows of one line-number program."""
     r = _Reader(data, start)
     end = r.take("I") + r.at
     version = r.take("H")
@@ -126,7 +126,7 @@ def _program(data: bytes, start: int) -> Iterator[Row]:
 
 @cache
 def rows_of(library: Path) -> tuple[Row, ...]:
-    """The whole line table, by address; a row without a file ends a stretch."""
+    """Return the whole line table, sorted by address. A row without a file ends a range."""
     data = library.read_bytes()
     place = _sections(data).get(".debug_line")
     if place is None:
@@ -140,7 +140,7 @@ def rows_of(library: Path) -> tuple[Row, ...]:
 
 
 def line_of(library: Path, address: int) -> int | None:
-    """The line of kernel text that the instruction before `address` (a return address) comes from, if known."""
+    """Return the line of kernel text of the instruction before `address`, a return address; None if unknown."""
     rows = rows_of(library)
     at = bisect_right(rows, address - 1, key=lambda row: row.address) - 1
     # An instruction of an inlined library function, or of no line: the nearest line of the kernel before it.

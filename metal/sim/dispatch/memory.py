@@ -1,4 +1,4 @@
-"""Addresses of simulated buffers: far apart, so that an index off by gigabytes hits no other buffer."""
+"""Addresses of simulated buffers. They are so far apart that an index off by gigabytes hits no other buffer."""
 
 import ctypes
 import mmap
@@ -24,7 +24,9 @@ def _middle(slot: int) -> int:
 
 
 class DeviceMemory:
-    """A reservation of address space in slots of 64 GiB, one buffer in the middle of each; pages exist once touched."""
+    """Reserved address space in slots of 64 GiB, with one buffer in the middle of each. Only touched pages take
+    memory.
+    """
 
     def __init__(self) -> None:
         self._slots: list[tuple[mmap.mmap, int]] = []
@@ -36,21 +38,21 @@ class DeviceMemory:
         self.lock = threading.Lock()
 
     def _guard_stacks(self) -> None:
-        """The lowest page of each stack is out of bounds, so that one thread cannot grow into another's."""
+        """Protect the lowest page of each stack, so that a stack cannot grow into the next."""
         protect = ctypes.CDLL(None).mprotect
         protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         for thread in range(MAX_THREADS):
             protect(self.stacks + thread * STACK_BYTES, mmap.PAGESIZE, 0)
 
     def place(self, slot: int) -> int:
-        """The address at which the buffer of that number begins: aligned to a page."""
+        """Return the address of the buffer in `slot`, aligned to a page."""
         while len(self._slots) <= slot:
             made = _reserve(SLOT)
             self._slots.append((made, ctypes.addressof(ctypes.c_char.from_buffer(made)) + _middle(len(self._slots))))
         return self._slots[slot][1]
 
     def release(self, slot: int, size: int) -> None:
-        """Give a large buffer's pages back to the system: they read as zeros again."""
+        """Give the pages of a buffer above 8 MiB back to the system. They then read as zeros."""
         if size > RELEASE_ABOVE:
             self._slots[slot][0].madvise(mmap.MADV_DONTNEED, _middle(slot), (size // mmap.PAGESIZE + 2) * mmap.PAGESIZE)
 
@@ -60,7 +62,7 @@ _guard = threading.Lock()
 
 
 def device_memory() -> DeviceMemory:
-    """The process's simulated device memory, reserved at first use."""
+    """Return the process's simulated device memory; reserve it at the first call."""
     global _memory
     with _guard:
         if _memory is None:

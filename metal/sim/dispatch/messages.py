@@ -1,4 +1,4 @@
-"""Findings in words: which kernel, which buffer and index, which threads, and where in the text."""
+"""Findings as sentences: kernel, buffer and index, threads, and the line of the text."""
 
 import re
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def _simdgroup(thread: Sequence[int], threadgroup: Sequence[int]) -> int:
 
 
 def _argument(value: int) -> str:
-    """The lane, mask or delta, and the modulo of a shuffle that fills."""
+    """Return the lane, mask or delta, and the modulo of a shuffle that fills, as text."""
     return f"{value & 0xFFFF}" + (f" (modulo {value >> 16})" if value >> 16 else "")
 
 
@@ -39,7 +39,7 @@ def _place(buffers: Sequence[BufferSpec], launch: abi.Launch, f: abi.Finding) ->
 
 
 def _quoted(text: str, line: int | None) -> str:
-    """` (line 7: "x[i] = y;")`, or nothing when the line is not known."""
+    """` (line 7: "x[i] = y;")`, or an empty text if the line is not known."""
     lines = text.splitlines()
     if line is None or line > len(lines):
         return ""
@@ -62,7 +62,7 @@ def lane_names(mask: int) -> str:
 
 
 def describe(dispatch: Dispatch, library: Path, launch: abi.Launch, f: abi.Finding) -> Finding:
-    """The runtime's record as a Finding; line numbers count in the kernel's text."""
+    """Return the runtime's record as a Finding. Its line number counts in the kernel's text."""
     fault = Fault.DIVERGENT if f.kind == abi.NOTE_DIVERGENT else Fault(f.kind)
     lanes = None
     line = f.line or (line_of(library, f.pc) if f.pc else None)
@@ -110,12 +110,12 @@ def describe(dispatch: Dispatch, library: Path, launch: abi.Launch, f: abi.Findi
 
 
 def limit_finding(kernel: str, said: str) -> Finding:
-    """A launch that no Apple GPU accepts."""
+    """Return the finding of a launch that no Apple GPU accepts."""
     return Finding(Fault.LIMITS, f"{kernel}: {said}")
 
 
 def unwritten_finding(kernel: str, spec: BufferSpec, report: BufferReport) -> Finding:
-    """An output with elements that no thread wrote."""
+    """Return the finding of an output with elements that no thread wrote."""
     count = spec.nbytes // spec.item_bytes
     missing, first = report.unwritten_elements, report.first_unwritten
     said = f"{missing} of {count} elements of output '{spec.name}' are never written, the first is {first}"

@@ -1,8 +1,8 @@
-"""Whether outputs tell of variables that nothing had written.
+"""Find outputs that were computed from uninitialised variables.
 
-A float variable without a value starts as the NaN whose bits are all ones, which no operation makes by itself and which
-goes through arithmetic as it is: an output that holds it has been computed from such a variable. What comparisons,
-`max` and integers hide, a second run shows in which those variables start as zeros.
+An uninitialised float starts as the NaN whose bits are all ones. No operation creates this NaN, and arithmetic does not
+change it: an output that holds it was computed from such a variable. Comparisons, `max` and integers hide it. A second
+run, in which these variables start as zeros, finds those.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,16 @@ def _bits(data: Bytes, item_bytes: int) -> npt.NDArray[np.unsignedinteger]:
 
 
 def _poison(data: Bytes, item_bytes: int) -> npt.NDArray[np.bool_]:
-    """Which floats are the NaN of all ones; of either sign, for a negation changes it."""
+    """Return which floats are the NaN whose bits are all ones. Its sign is ignored, because a negation changes the
+    sign.
+    """
     bits = _bits(data, item_bytes)
     found: npt.NDArray[np.bool_] = (bits << 1) == np.array(-2).astype(bits.dtype)
     return found
 
 
 def _values(data: Bytes, spec: BufferSpec) -> npt.NDArray[np.generic]:
-    """What compares as the elements do: -0 with 0, and no NaN with another."""
+    """Return numbers that compare as the elements do: -0 equals 0, and no NaN equals another."""
     bits = _bits(data, spec.item_bytes)
     if spec.element == "bfloat16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
@@ -49,7 +51,9 @@ def _writable(buffers: Sequence[BufferSpec]) -> list[BufferSpec]:
 
 
 def poisoned(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | None:
-    """A sentence about the first output that holds the NaN of uninitialised variables, unless an input brought it."""
+    """Return a sentence about the first output that holds the NaN of uninitialised variables; None if an input holds
+    it, too.
+    """
     for spec, data in zip(_writable(buffers), outputs, strict=True):
         if spec.element in _FLOATS and (found := _poison(data, spec.item_bytes)).any():
             given = (b.data for b in buffers if b.data is not None and b.element in _FLOATS)
@@ -59,7 +63,7 @@ def poisoned(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | N
 
 
 def different(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes], others: Sequence[Bytes]) -> str | None:
-    """A sentence about the first output that is another one when such variables start as zeros."""
+    """Return a sentence about the first output that differs from `others`, the outputs with zeros in such variables."""
     for spec, data, other in zip(_writable(buffers), outputs, others, strict=True):
         one, two = _values(data, spec), _values(other, spec)
         found = (one != two) & ~((one != one) & (two != two))

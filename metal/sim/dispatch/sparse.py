@@ -1,4 +1,4 @@
-"""Inputs larger than memory: an array that is zero except for the pieces that were put into it."""
+"""Inputs larger than memory: arrays that are zero except for a few written pieces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +13,10 @@ from .memory import RELEASE_ABOVE, SLOT
 
 @dataclass
 class SparseArray:
-    """Stands for a row-contiguous input of `shape` and `dtype` in a call of a simulated kernel.
+    """A row-contiguous input of a simulated kernel that is zero except where `put` wrote. Only written pieces take
+    memory.
 
-    Up to 32 GiB, of which only what `put` wrote takes memory: for offsets that do not fit in 32 bits.
+    It has more than 8 MiB and less than 32 GiB, else ValueError: it tests offsets that do not fit in 32 bits.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +49,11 @@ class SparseArray:
         return [prod(self.shape[axis + 1 :]) for axis in range(self.ndim)]
 
     def put(self, index: Sequence[int], values: mx.array) -> None:
-        """Write `values`, flattened, to consecutive elements from `index` on."""
+        """Write `values`, flattened, to consecutive elements from `index` on.
+
+        Raises:
+            IndexError: the values do not fit.
+        """
         at = sum(i * stride for i, stride in zip(index, self.strides(), strict=True))
         if at < 0 or at + values.size > self.size:
             raise IndexError(f"{values.size} elements at {tuple(index)} do not fit in {self.shape}")

@@ -1,4 +1,4 @@
-"""Judging the simulator by kernels that are known to be right on Apple hardware: MLX's own and mlx-lm's.
+"""Test the simulator with kernels that are known to be right on Apple hardware: MLX's own and mlx-lm's.
 
 `python -m cortexmlx.metal.sim.judge` runs them and prints the table.
 """

@@ -1,7 +1,7 @@
 """`python -m cortexmlx.metal.sim.judge`: run the known-good kernels and print how well they agree.
 
-With `--coverage` each runs in a build that counts instead of watching, and a second table says which of their lines and
-branches ran.
+With `--coverage` each kernel runs in a build that counts and watches nothing. A second table says which of its lines
+and branches ran.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Print one line a kernel; the exit status is 1 if one disagrees."""
+    """Print one line per kernel; return exit status 1 if a kernel disagrees."""
     options = _parser().parse_args()
     if options.mlx_vlm:
         sys.path.insert(0, options.mlx_vlm)
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _judge(case: Case, options: argparse.Namespace, coverage: Coverage) -> bool:
-    """Run one case and print its line."""
+    """Run one case and print its line; return whether it agrees."""
     verdict = judge(case, checked=not options.fast, coverage=options.coverage)
     coverage.add(verdict.libraries if options.coverage else ())
     outcome = ("agrees" + "*" * bool(case.note)) if verdict.agrees else "DISAGREES"

@@ -1,4 +1,4 @@
-"""What a judged kernel is: a name, a run that returns its result and the expected one, and how far they may differ."""
+"""A judged kernel: a name, a run that returns its result and the expected result, and a tolerance."""
 
 import time
 from collections.abc import Callable
@@ -19,10 +19,10 @@ Floats = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Defect:
-    """What a kernel does that the language does not define, although hardware lets it be: the fault and its reason.
+    """A fault of a kernel that hardware tolerates although the language does not define it, and its reason.
 
-    One that `stops` the launch leaves no result: the case agrees if the simulator reports this and nothing else. Any
-    other is let pass, and the result is compared all the same.
+    A defect that `stops` the launch leaves no result: the case agrees if the simulator reports this fault and no other.
+    Any other defect is allowed, and the result is compared.
     """
 
     fault: Fault
@@ -32,34 +32,35 @@ class Defect:
 
 @dataclass(frozen=True)
 class Case:
-    """One known-good kernel in one shape.
-
-    `run` returns (simulated, expected); `tolerance` is relative to the largest value.
-    `unordered` says why a kernel has races by the language's rules: it runs in lockstep and they are let pass.
-    `defect` is any other fault that the kernel is known to have.
-    """
+    """One known-good kernel in one shape."""
 
     group: str
     name: str
     run: Callable[[], tuple[Floats, Floats]]
+    """Returns (simulated, expected)."""
     tolerance: float
+    """Largest error, relative to the largest expected value."""
     unordered: str = ""
+    """Why the kernel has races by the language's rules; empty if it has none. It runs in lockstep, and races are
+    allowed.
+    """
     defect: Defect | None = None
+    """Any other fault that the kernel is known to have."""
 
     @property
     def label(self) -> str:
-        """Its name in the table."""
+        """The case's name in the table."""
         return f"{self.group}: {self.name}"
 
     @property
     def note(self) -> str:
-        """What must be known beside a verdict, if anything."""
+        """The reason for a fault of this kernel that the verdict accepts; empty if there is none."""
         return self.unordered or (self.defect.reason if self.defect else "")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A kernel that cannot be judged here, and why."""
+    """A kernel that cannot be judged here, and the reason."""
 
     group: str
     name: str
@@ -68,20 +69,19 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one case: `error` is the largest difference over the largest expected value.
-
-    `libraries` are those that its launches ran.
-    """
+    """The outcome of one case."""
 
     case: Case
     error: float
+    """Largest difference over the largest expected value."""
     seconds: float
     problem: str = ""
     libraries: frozenset[Path] = frozenset()
+    """The built kernels that the case ran."""
 
     @property
     def agrees(self) -> bool:
-        """Within tolerance, and no fault was found."""
+        """Whether the error is within the tolerance and no unexpected fault was found."""
         return not self.problem and self.error <= self.case.tolerance
 
 
@@ -89,7 +89,9 @@ TOLERANCE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
 
 
 def judge(case: Case, checked: bool = True, coverage: bool = False) -> Verdict:
-    """Run one case on the simulator, watched unless `checked` is False; with `coverage`, counted instead."""
+    """Run one case on the simulator, watched unless `checked` is False. With `coverage`, count what runs and watch
+    nothing.
+    """
     start = time.perf_counter()
     defect = case.defect
     allowed = {Fault.RACE} if case.unordered else {defect.fault} if defect and not defect.stops else set()

@@ -1,11 +1,10 @@
-"""Which lines and branches of the judged kernels ran: read from libraries that were built to count (settings.coverage).
+"""Which lines and branches of the judged kernels ran. The data is in libraries built to count (settings.coverage).
 
-Every basic block of such a library leaves a mark when it runs, and the compiler's table of the control flow tells
-which block follows which. A line ran if a block with code of that line did. A branch is a place where control goes two
-ways or more; its outcomes are the blocks that follow. Critical edges have blocks of their own, so that an outcome was
-taken if and only if its block ran. What several instantiations of a template did is added up by file, line and column.
-A template that nobody instantiated has no code: `kernels_of` counts the kernel functions of a header, so that one sees
-what is missing.
+Every basic block of such a library sets a mark when it runs. The compiler's control-flow table lists the blocks that
+follow each block. A line ran if a block with code of that line ran. A branch is a block that two or more blocks follow;
+these are its outcomes. Critical edges have blocks of their own, so an outcome was taken if and only if its block ran.
+Counts of several instantiations of a template are merged by file, line and column. A template without an instantiation
+has no code: `kernels_of` counts the kernel functions of a header, so the table shows what is missing.
 """
 
 import ctypes
@@ -22,11 +21,11 @@ from ..toolchain import mlx_headers
 from .mlx.others import KERNEL
 
 MARKS = ("mlx:", "custom:")
-"""How the files of kernels begin; anything else is the simulator's own library."""
+"""Prefixes of the file names of kernels. Other files belong to the simulator."""
 
 
 class _Tables(ctypes.Structure):
-    """shim/sim/counters.h."""
+    """The structure SimCoverage of shim/sim/counters.h."""
 
     _fields_ = [
         (name, ctypes.c_void_p) for name in ("base", "hit", "hit_end", "blocks", "blocks_end", "edges", "edges_end")
@@ -35,7 +34,7 @@ class _Tables(ctypes.Structure):
 
 @dataclass
 class FileCoverage:
-    """One header or custom kernel: lines with code and outcomes of branches, each with whether it happened."""
+    """One header or custom kernel: its lines with code and its branch outcomes, each with whether it ran."""
 
     lines: dict[int, bool] = field(default_factory=dict)
     outcomes: dict[tuple[int, int, int], bool] = field(default_factory=dict)
@@ -47,18 +46,18 @@ class FileCoverage:
 
     @property
     def missed_branches(self) -> list[int]:
-        """Lines with a branch of which an outcome never happened."""
+        """Lines of branches with an outcome that was never taken."""
         return sorted({line for (line, _, _), taken in self.outcomes.items() if not taken})
 
 
 class Coverage:
-    """Adds up what libraries saw, by file."""
+    """The coverage of all added libraries, by file."""
 
     def __init__(self) -> None:
         self.files: dict[str, FileCoverage] = {}
 
     def add(self, libraries: Iterable[Path]) -> None:
-        """Count what has run in these libraries since they were loaded."""
+        """Add what ran in these libraries since they were loaded."""
         for library in libraries:
             self._add(library)
 
@@ -81,7 +80,9 @@ class Coverage:
                     outcomes[key] = outcomes.get(key, False) or ran[block]
 
     def table(self, missed: bool = False) -> str:
-        """One line a file: lines, branch outcomes, kernel functions; with `missed`, the lines that never ran, too."""
+        """Return one line per file: lines, branch outcomes, kernel functions. With `missed`, list lines and branches
+        that never ran.
+        """
         out = [f"{'file':<58}{'lines':>14}{'outcomes':>16}{'kernels':>10}"]
         total = FileCoverage()
         for name, one in sorted(self.files.items()):
@@ -103,7 +104,9 @@ class Coverage:
 
 
 def kernels_of(name: str) -> dict[str, tuple[int, int]]:
-    """The kernel functions of one of MLX's headers ("mlx:scan.h"), each with its first line and that of the next."""
+    """Return the first line of each kernel function of an MLX header ("mlx:scan.h"), and the first line of the next
+    kernel.
+    """
     if not name.startswith("mlx:"):
         return {}
     text = (mlx_headers() / KERNEL_FOLDER / name.removeprefix("mlx:").replace(":", "/")).read_text()
@@ -128,7 +131,9 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _rows_between(table: tuple[Row, ...], start: int, end: int) -> Iterator[Row]:
-    """The rows of the code from `start` to `end`, or to where its function ends; those of no line are left out."""
+    """Yield the rows of the code from `start` to `end` or to the end of its function, without rows that have no
+    line.
+    """
     at = bisect_right(table, start, key=lambda row: row.address) - 1
     if at >= 0 and table[at].address < start and table[at].file and table[at].line:
         yield table[at]
@@ -143,7 +148,7 @@ def _rows_between(table: tuple[Row, ...], start: int, end: int) -> Iterator[Row]
 
 
 def _marks(library: Path) -> tuple[dict[int, bool], dict[int, list[int]]]:
-    """For every basic block, by its address in the file: whether it ran, and which blocks follow."""
+    """Return, by a basic block's address in the file, whether it ran and which blocks follow it."""
     function = load(library).sim_coverage
     function.restype = ctypes.POINTER(_Tables)
     t = function().contents

@@ -1,4 +1,4 @@
-"""Attention in float64, and arrays of every dtype as the simulator takes them."""
+"""Attention in float64, and conversion of arrays to and from the simulator's bytes."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from ..kernel import numpy_type
 Array = npt.NDArray[np.generic]
 
 METAL_NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat16_t"}
-"""What MLX's templates call a dtype of floats."""
+"""The names of floating dtypes in MLX's templates."""
 
 
 def rounded(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, npt.NDArray[np.float64]]:
-    """The values in `dtype` as host bits (bfloat16: uint16), and what they are worth in float64."""
+    """Return the values rounded to `dtype`, as host bits (bfloat16: uint16) and as float64."""
     array = mx.array(values.astype(np.float32)).astype(dtype)
     bits = np.array(array.view(mx.uint16)) if dtype == mx.bfloat16 else np.array(array)
     return bits, np.array(array.astype(mx.float32)).astype(np.float64)
 
 
 def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dtype) -> npt.NDArray[np.float64]:
-    """Bytes of a simulated output as the numbers they are worth."""
+    """Return the bytes of a simulated output as float64 numbers."""
     bits = data.view(numpy_type(dtype)).reshape(shape)
     values = (bits.astype(np.uint32) << 16).view(np.float32) if dtype == mx.bfloat16 else bits
     return values.astype(np.float64)
@@ -32,7 +32,7 @@ def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dty
 class AttentionProblem:
     """An attention problem in float64: q [B, H, L, D], k and v [B, KH, N, D].
 
-    `mask` is bool or additive [L, N], `sinks` [H].
+    `mask` is [L, N], bool or additive; `sinks` is [H].
     """
 
     q: npt.NDArray[np.float64]
@@ -44,7 +44,7 @@ class AttentionProblem:
     sinks: npt.NDArray[np.float64] | None = None
 
     def solve(self) -> npt.NDArray[np.float64]:
-        """softmax(scale * q.k + mask).v with an optional sink in the denominator; `[B, H, L, Dv]`."""
+        """Return softmax(scale * q.k + mask).v, `[B, H, L, Dv]`, with an optional sink in the denominator."""
         groups = self.q.shape[1] // self.k.shape[1]
         k, v = np.repeat(self.k, groups, 1), np.repeat(self.v, groups, 1)
         scores = np.einsum("bhqd,bhkd->bhqk", self.q, k) * self.scale

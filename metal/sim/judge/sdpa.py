@@ -17,7 +17,7 @@ MASKS = ("none", "causal", "bool", "additive", "sinks")
 
 
 class _Inputs:
-    """Random q, k, v with one kind of mask: as bits for the kernel and in float64 for the reference."""
+    """Random q, k, v with one kind of mask: bits for the kernel, float64 for the reference."""
 
     def __init__(
         self, head_dim: int, dtype: mx.Dtype, kind: str, heads: int, kv_heads: int, length: int, total: int
@@ -48,7 +48,7 @@ class _Inputs:
 
     @property
     def masks(self) -> list[Array]:
-        """Both kinds of mask with their strides from column to column, row to row and head to head, and the sinks."""
+        """Both kinds of mask, their strides by column, row and head, and the sinks."""
         return [self.allowed, self.additive, i32(1), i32(self.allowed.shape[1]), i32(0), self.sinks]
 
 

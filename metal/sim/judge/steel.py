@@ -27,7 +27,7 @@ MASK_PARAMS = np.dtype([("M_strides", np.int64, 3)], align=True)
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the kernel cuts the problem: query rows, key rows and simdgroups of a threadgroup."""
+    """The tiles of a threadgroup: head dim, query rows, key rows, and the grid of simdgroups."""
 
     head_dim: int
     query_rows: int

@@ -27,5 +27,5 @@ FAMILIES: dict[str, Cases] = {
 
 
 def all_cases(families: tuple[str, ...] = tuple(FAMILIES)) -> list[Case | Skipped]:
-    """Every judged kernel of some families, in the order of the table."""
+    """Return every judged kernel of some families, in the order of the table."""
     return [case for family in families for case in FAMILIES[family]()]

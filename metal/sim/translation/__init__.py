@@ -1,1 +1,1 @@
-"""From the Metal text that MLX compiles to C++ for the simulator."""
+"""Translate the Metal text that MLX compiles to C++ for the simulator."""

@@ -33,12 +33,15 @@ _ATTRIBUTE_VALUES = {
 
 
 def attribute_value(attribute: str) -> str:
-    """A C++ expression for one of Metal's thread attributes, from `t`, the running thread."""
+    """Return a C++ expression for one of Metal's thread attributes. It reads `t`, the running thread."""
     return _ATTRIBUTE_VALUES[attribute]
 
 
 def entry_point(instance: str, arguments: Sequence[str]) -> str:
-    """The function that the runtime calls on every thread's stack; arguments may use `b` (buffers) and `t` (thread)."""
+    """Return the C++ function that the runtime calls on every thread's stack.
+
+    `arguments` may use `b` (buffers) and `t` (thread).
+    """
     function = re.split(r"[<\s]", instance)[0]
     return (
         '\n#line 1 "entry"\n'
@@ -52,7 +55,9 @@ def entry_point(instance: str, arguments: Sequence[str]) -> str:
 
 
 def translation_unit(kernel: KernelText) -> str:
-    """What the compiler sees for a kernel of `mx.fast.metal_kernel`. Line 1 of "kernel" is line 1 of its text."""
+    """Return the C++ text of a kernel of `mx.fast.metal_kernel`. Line 1 of its file "kernel" is line 1 of the kernel's
+    text.
+    """
     arguments = []
     for p in kernel.buffers:
         const = "" if p.role is Role.OUTPUT else "const "

@@ -14,7 +14,7 @@ SHOWN = 8
 
 @cache
 def _own_text() -> str:
-    """The judge's own text: another judge may have another opinion."""
+    """Return the source of the checker, for the cache key: another version may refuse other texts."""
     folder = Path(legal.__file__).parent
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h")]
     return "".join(path.read_text() for path in files)
@@ -30,12 +30,14 @@ def _warn_once() -> None:
 
 
 def check(name: str, text: str, preamble: str) -> None:
-    """Refuse kernel text that a Metal compiler would refuse, as Metal 3.1 (macOS 14); remembered by content.
+    """Refuse kernel text that a Metal compiler would refuse, as Metal 3.1 (macOS 14). The cache keeps accepted texts by
+    content.
 
-    Without the libclang wheel nothing is judged, and a warning says so once.
+    Without the libclang wheel nothing is checked, and one warning says so.
 
     Raises:
-        KernelCompileError: with one sentence for each complaint and the line it is about.
+        KernelCompileError: Metal would refuse the text. The message has a sentence and the line for the first
+            complaints.
     """
     if not legal.available():
         _warn_once()

@@ -1,9 +1,9 @@
-"""Marks in the text by which the simulator knows where a thread is: in which iteration of each loop, by which calls.
+"""Mark a kernel's text so that the simulator knows where a thread is: the iteration of each loop, and the calls so far.
 
-Lanes meet in one operation when they have come to it on the same path. Only what leads to an operation among lanes is
-marked: loops with one inside, directly or through a function of the text, and those functions, which get one more
-parameter, the place of the call. Other loops stay as they are. The last line of a kernel tells the lanes that come to
-it from those that return before. The marks are classes of shim/sim/paths.h.
+Lanes meet in an operation if they reached it on the same path. Marked are the loops that contain an operation among
+lanes, directly or through a function of the text, and those functions. Such a function gets one more parameter, the
+place of the call. Other loops do not change. The last line of a kernel separates the lanes that reach it from those
+that return earlier. The marks are classes of shim/sim/paths.h.
 """
 
 import re
@@ -29,9 +29,11 @@ _PLACE = "metal::__site sim_site = metal::__site::here()"
 
 @dataclass(frozen=True)
 class _Function:
-    """A function that the text defines, by the tokens of its name, its parameters' bracket and its body's.
+    """A function that the text defines. `at`, `opens` and `body` are the tokens of its name and of the brackets that
+    open its parameters and its body.
 
-    `plain` says that it can have one more parameter: it is no `kernel`, constexpr function, operator or lambda.
+    `plain`: whether it can have one more parameter. A `kernel`, a constexpr function, an operator, a lambda and a
+    function with a parameter pack cannot.
     """
 
     name: str
@@ -67,7 +69,7 @@ def _functions(tokens: Tokens) -> Iterator[_Function]:
 
 
 class _Calls:
-    """The calls in a text, and which of them lead to an operation among lanes."""
+    """The calls in a text, and the names whose calls lead to an operation among lanes."""
 
     def __init__(self, tokens: Tokens, functions: list[_Function]) -> None:
         self.at = [i for i in range(len(tokens)) if tokens.is_word(i) and tokens.call_opens(i) is not None]
@@ -81,14 +83,14 @@ class _Calls:
             self.meeting |= more
 
     def within(self, start: int, end: int) -> bool:
-        """Whether lanes may meet between two tokens."""
+        """Whether a call between two tokens leads to an operation among lanes."""
         return any(
             name in self.meeting for name in self._names[bisect_left(self.at, start) : bisect_left(self.at, end)]
         )
 
 
 class _Marks:
-    """Insertions and replacements, made at the end."""
+    """Insertions and replacements in a text; `made` applies them."""
 
     def __init__(self) -> None:
         self._edits: list[tuple[int, int, str]] = []
@@ -108,7 +110,9 @@ class _Marks:
 
 
 def _can_be_told(tokens: Tokens, functions: list[_Function], calls: _Calls) -> set[str]:
-    """The functions that can be told who calls them: every use of the name is a definition, or a call in a function."""
+    """Return the functions that can take the place of the call: each use of the name is a definition, or a call in a
+    function.
+    """
     definitions = {f.at for f in functions}
     bodies = [(f.body, tokens.match[f.body]) for f in functions]
     called = set(calls.at)
@@ -132,7 +136,7 @@ def _mark_function(tokens: Tokens, marks: _Marks, f: _Function) -> None:
 
 
 def _mark_start(tokens: Tokens, marks: _Marks, i: int) -> None:
-    """Before the loop, and before a pragma or a macro for one, which must stay next to it."""
+    """Insert the mark before the loop, and before its pragma or macro, which must stay next to the loop."""
     while tokens.is_word(i - 1) and tokens[i - 1].isupper():
         i -= 1
     if tokens[i - 1] == ")" and tokens[tokens.match.get(i - 1, 0) - 1] == "_Pragma":
@@ -145,7 +149,9 @@ def _mark_start(tokens: Tokens, marks: _Marks, i: int) -> None:
 
 
 def _mark_condition(tokens: Tokens, marks: _Marks, before: int, after: int, body: int) -> None:
-    """The iteration begins where the condition is judged, between two tokens, unless that declares a variable."""
+    """Start each iteration at the condition, which is between two tokens; at the body if the condition declares a
+    variable.
+    """
     if tokens.is_word(before + 1) and tokens.is_word(before + 2):
         _mark_body(tokens, marks, body)
     elif after == before + 1:
@@ -156,7 +162,7 @@ def _mark_condition(tokens: Tokens, marks: _Marks, before: int, after: int, body
 
 
 def _mark_body(tokens: Tokens, marks: _Marks, at: int) -> None:
-    """The iteration begins with the body."""
+    """Start each iteration at the body."""
     if tokens[at] == "{":
         marks.insert(tokens.end(at), " sim_loop.next();")
     else:
@@ -182,7 +188,7 @@ def _mark_loop(tokens: Tokens, marks: _Marks, i: int) -> None:
 
 @lru_cache(maxsize=256)
 def mark_paths(text: str) -> str:
-    """The text with its marks. Lines stay lines; a loop whose brackets do not match is left alone."""
+    """Return the text with its marks. Line numbers do not change. A loop with unmatched brackets is not marked."""
     tokens, marks = Tokens(text), _Marks()
     functions = list(_functions(tokens))
     calls = _Calls(tokens, functions)

@@ -1,4 +1,4 @@
-"""From Metal text to C++ text: the few constructs that macros cannot carry over. Line numbers stay as they are."""
+"""Rewrite Metal text as C++: the few constructs that macros cannot express. Line numbers do not change."""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\
 
 
 def _literal(match: re.Match[str]) -> str:
-    """A floating literal without a suffix is a float, with h a half, with bf a bfloat: C++ knows none of them."""
+    """Return a floating literal in C++. In Metal one without a suffix is a float, with `h` a half, with `bf` a
+    bfloat.
+    """
     number = _FLOATING.fullmatch(match.group())
     if number is None:
         return match.group()
@@ -27,7 +29,7 @@ def _literal(match: re.Match[str]) -> str:
 
 
 def _statement_end(text: str, start: int) -> int | None:
-    """Where the semicolon of the declaration is that begins at `start`; None for a function or a parameter."""
+    """Return the index of the semicolon that ends the declaration at `start`; None for a function or a parameter."""
     before = ""
     for at, c in at_top(text, start):
         if c == ";":
@@ -40,7 +42,7 @@ def _statement_end(text: str, start: int) -> int | None:
 
 @dataclass(frozen=True)
 class _Declarator:
-    """`type name dims value` of one variable; only the first of a declaration has a type."""
+    """One variable of a declaration: `type name dims value`. Only the first variable of a declaration has a type."""
 
     type: str
     name: str
@@ -57,7 +59,7 @@ def _declarator(text: str) -> _Declarator | None:
 
 
 def _threadgroup_variables(statement: str) -> str | None:
-    """`T x[N], y = 1` becomes references into the threadgroup's memory; None for pointers, which are left alone."""
+    """Return `T x[N], y = 1` as references into the threadgroup's memory; None for pointers, which do not change."""
     declarators = [_declarator(part) for part in split(statement)]
     if not declarators or declarators[0] is None or not declarators[0].type:
         return None
@@ -91,7 +93,7 @@ def _threadgroup_memory(text: str) -> str:
 
 
 def to_cpp(text: str) -> str:
-    """Metal kernel text as C++ that the shim headers understand."""
+    """Return Metal kernel text as C++ for the shim headers."""
     text = blank_comments(text)
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
     text = _threadgroup_memory(text)

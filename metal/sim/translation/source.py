@@ -1,6 +1,6 @@
 """The kernel text that MLX generates for `mx.fast.metal_kernel`: signature, address spaces, attributes, instantiation.
 
-Compared character by character with what MLX itself prints (tests/sim/test_source.py).
+A test compares it with the text that MLX prints, character by character (tests/sim/test_source.py).
 """
 
 import re
@@ -69,32 +69,34 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class BufferParam:
-    """One buffer of the generated signature: `element` is its C++ type, `reference` says it is passed as `T&`."""
+    """One buffer of the generated signature."""
 
     name: str
     role: Role
     index: int
     element: str
+    """C++ type of an element."""
     reference: bool = False
+    """Whether it is passed as `T&`."""
     constant: bool = False
+    """Whether it is in `constant` memory."""
 
 
 @dataclass(frozen=True)
 class KernelText:
-    """The generated text of one instantiation, and what a host needs to call it. `template` has the arguments of its
-    template by their names, as the text spells them.
-    """
+    """The generated text of one instantiation, and what a host needs to call it."""
 
     name: str
     text: str
     instance: str
     template: Mapping[str, str]
+    """Template arguments by name, as the text spells them."""
     buffers: tuple[BufferParam, ...]
     attributes: tuple[str, ...]
 
 
 def type_name(dtype: mx.Dtype) -> str:
-    """The Metal name of an MLX dtype, as MLX's generated text spells it."""
+    """Return the Metal name of an MLX dtype, as MLX's generated text spells it."""
     return _TYPE_NAMES[dtype]
 
 
@@ -119,10 +121,10 @@ def generate(
     template: TemplateArgs | None,
     atomic_outputs: bool,
 ) -> KernelText:
-    """The text MLX would compile for this call.
+    """Return the text that MLX would compile for this call.
 
-    Inputs of fewer than 8 elements lie in `constant` memory; 0-dimensional ones come by reference. Shapes, strides,
-    dimension counts and attributes are passed when their names occur in the body.
+    Inputs of fewer than 8 elements are in `constant` memory; 0-dimensional inputs are passed by reference. Shapes,
+    strides, dimension counts and attributes are passed if their names occur in the body.
     """
     kernel = f"custom_kernel_{name}"
     arguments = {key: _template_text(value) for key, value in template or ()}

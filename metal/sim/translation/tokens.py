@@ -1,4 +1,4 @@
-"""Kernel text as tokens with their brackets matched: to find functions, calls, loops and where statements end."""
+"""Kernel text as tokens with matched brackets, to find functions, calls, loops and the ends of statements."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _LOOPS = {"for", "while", "do"}
 
 
 class Tokens:
-    """A text without comments. `directives` are its preprocessor lines, which are no tokens."""
+    """The tokens of a text without comments. `directives` are its preprocessor lines; they are not tokens."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -32,27 +32,27 @@ class Tokens:
         return len(self._found)
 
     def __getitem__(self, i: int) -> str:
-        """The token at index i; nothing outside."""
+        """Return the token at index i; an empty text if there is none."""
         return self._texts[i] if 0 <= i < len(self._texts) else ""
 
     def is_word(self, i: int) -> bool:
-        """Whether it is a name or a keyword."""
+        """Whether token i is a name or a keyword."""
         return 0 <= i < len(self._found) and self._found[i].lastgroup == "word"
 
     def start(self, i: int) -> int:
-        """Where it begins in the text."""
+        """Return where token i starts in the text."""
         return self._found[i].start()
 
     def end(self, i: int) -> int:
-        """Where it ends in the text."""
+        """Return where token i ends in the text."""
         return self._found[i].end()
 
     def loops(self) -> Iterator[int]:
-        """Where loops begin (and, for `do`, where its `while` stands)."""
+        """Return the indices of all `for`, `while` and `do`, with the `while` that ends a `do`."""
         return (i for i in range(len(self)) if self[i] in _LOOPS)
 
     def pragma_before(self, i: int) -> re.Match[str] | None:
-        """The `#pragma` that stands directly before a token."""
+        """Return the `#pragma` directly before token i; None if there is none."""
         for line in self.directives:
             if line.end() <= self.start(i) and not self._text[line.end() : self.start(i)].strip():
                 return line if re.match(r"\s*#\s*pragma\b", line.group()) else None
@@ -60,7 +60,9 @@ class Tokens:
 
     @cached_property
     def match(self) -> dict[int, int]:
-        """For each bracket the index of its partner. One that conditional compilation leaves alone has none."""
+        """The index of each bracket's partner. A bracket that conditional compilation leaves without a partner is not
+        in it.
+        """
         out: dict[int, int] = {}
         open_ones: list[int] = []
         for i in range(len(self)):
@@ -76,7 +78,9 @@ class Tokens:
         return out
 
     def call_opens(self, i: int) -> int | None:
-        """The opening parenthesis of a call of the name at i, with or without template arguments."""
+        """Return the index of the parenthesis that opens a call of the name at i; None if there is no call. Template
+        arguments may come between.
+        """
         at = i + 1
         if self[at] == "<":
             depth = 0
@@ -90,10 +94,10 @@ class Tokens:
         return at if self[at] == "(" and at in self.match else None
 
     def after_statement(self, i: int) -> int:
-        """The index after the statement that begins at i.
+        """Return the index after the statement that begins at i.
 
         Raises:
-            KeyError: its brackets do not match.
+            KeyError: the brackets of the statement do not match.
         """
         word = self[i]
         if word == "{":
