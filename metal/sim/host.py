@@ -92,7 +92,7 @@ def _split_parameters(text: str, function: str) -> list[str]:
     Raises:
         KernelCompileError: there is no such kernel, or its parameters do not end.
     """
-    # Helpers of a kernel may have its name; what follows [[kernel]] or the keyword is the kernel.
+    # Helpers may have the kernel's name: the kernel is the function after [[kernel]] or the keyword.
     found = re.search(rf"\bkernel\b[^;{{}}]*?\bvoid\s+{function}\s*\(", text)
     if found is None:
         raise KernelCompileError(f"no kernel function '{function}' in these headers")
@@ -163,7 +163,7 @@ class HostKernel:
             return f"sim_triple{{{expression}}}" if "SIM_3" in expression or "uint3" in expression else expression
         wrapper = "sim_reference" if "&" in kind else "sim_pointer"
         if buffer.group(2) and not constants.get(buffer.group(2)):
-            # Code that is not optimised loads what a call passes on, used or not.
+            # Unoptimised code loads every argument that a call passes on, even an unused one.
             absent = "(void*)sim_absent" if settings.current().coverage else "nullptr"
             return f"{wrapper}{{{absent}}}"
         self._slots.append(int(buffer.group(1)))

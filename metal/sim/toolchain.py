@@ -33,7 +33,7 @@ _COMMON = [
     "-fno-sanitize=all",
 ]
 RUNTIME_FLAGS = [*_COMMON, "-O2", "-g0"]
-# No macro of this machine or its libraries reaches a kernel's text; these hold wherever Metal compiles, too.
+# A kernel's text sees no macro of this machine or its libraries, only these, which Metal defines, too.
 _MACROS = {
     "__clang__": "1",
     "__CHAR_BIT__": "8",
@@ -88,7 +88,7 @@ _HOOKS: dict[str, int | str] = {
     "disable-loop-idiom-all": 1,
     "unroll-threshold": 0,  # unrolled loops with a hook at each access took three quarters of the compiler's time
     "inline-threshold": 5000,
-    # A load that the text makes in any case stays where it is, though only one branch uses it: it may be out of bounds.
+    # Do not move an unconditional load into the one branch that uses it: the load may be out of bounds.
     "instcombine-code-sinking": "false",
 }
 
@@ -165,7 +165,7 @@ def find_compiler() -> Compiler:
     if package is not None:
         zig = str(Path(next(iter(package.submodule_search_locations or [])), "zig"))  # `python -m ziglang` starts twice
         linker = (zig, "ld.lld", "-shared") if sys.platform == "linux" else (zig, "c++", "-shared")
-        # As a C compiler it defines none of the C++ library's macros.
+        # `zig cc` defines none of the C++ library's macros.
         return Compiler((zig, "cc", "-x", "c++"), linker, "ziglang " + importlib.metadata.version("ziglang"))
     raise ToolchainMissing("no clang 18 or later on the PATH: install one, or the wheel with `pip install ziglang`")
 

@@ -143,7 +143,7 @@ def line_of(library: Path, address: int) -> int | None:
     """Return the line of kernel text of the instruction before `address`, a return address; None if unknown."""
     rows = rows_of(library)
     at = bisect_right(rows, address - 1, key=lambda row: row.address) - 1
-    # An instruction of an inlined library function, or of no line: the nearest line of the kernel before it.
+    # An inlined library function, or no line: take the nearest earlier line of the kernel.
     while at >= 0 and rows[at].file and (rows[at].file != KERNEL_FILE or rows[at].line == 0):
         at -= 1
     return rows[at].line if at >= 0 and rows[at].file else None

@@ -9,7 +9,7 @@ from . import abi
 from .buffers import BufferSpec, Dispatch
 from .lines import line_of
 
-# The runtime names a threadgroup array by the alias that the rewriting gave it.
+# The runtime names a threadgroup array by the type alias from rewrite.py.
 _ARRAY_TYPE = re.compile(r"'sim_type_\w+' \(aka ('[^']*')\)")
 
 

@@ -159,7 +159,7 @@ def _marks(library: Path) -> tuple[dict[int, bool], dict[int, list[int]]]:
     words = iter((ctypes.c_uint64 * ((t.edges_end - t.edges) // 8)).from_address(t.edges))
     successors: dict[int, list[int]] = {}
     for block in words:
-        # The block, its successors, 0, the functions that it calls, 0.
+        # An entry is the block, its successors, 0, the functions that it calls, 0.
         after = list(iter(words.__next__, 0))
         for _ in iter(words.__next__, 0):
             pass

@@ -1,4 +1,4 @@
-"""Every `mx.fast.metal_kernel` of the installed mlx-lm, with the simulator in its place, against plain MLX."""
+"""Every `mx.fast.metal_kernel` of the installed mlx-lm, run on the simulator and compared with plain MLX."""
 
 import importlib
 import sys
@@ -19,7 +19,7 @@ Pair = tuple[mx.array, mx.array]
 
 @contextmanager
 def pretend_metal() -> Iterator[None]:
-    """Inside the block MLX seems to have a Metal GPU, whose custom kernels are the simulator's."""
+    """Make MLX seem to have a Metal GPU inside the block. Its custom kernels run on the simulator."""
     pretended = {"metal_kernel": metal_kernel, "is_available": lambda: True, "default_device": lambda: mx.gpu}
     owners = {"metal_kernel": mx.fast, "is_available": mx.metal, "default_device": mx}
     saved = {name: getattr(owner, name) for name, owner in owners.items()}
@@ -34,7 +34,9 @@ def pretend_metal() -> Iterator[None]:
 
 @cache
 def simulated(name: str) -> ModuleType:
-    """A fresh copy of an mlx-lm module whose kernels are simulated; the one that others imported stays as it is."""
+    """Return a fresh copy of an mlx-lm module whose kernels are simulated. The copy that others imported does not
+    change.
+    """
     real = importlib.import_module(name)
     parent, _, child = name.rpartition(".")
     there = getattr(sys.modules[parent], child)  # in `kernels`, a function of the module's name
@@ -58,7 +60,7 @@ def _draw(seed: int, dtype: mx.Dtype = mx.float32) -> Callable[..., mx.array]:
 
 
 def _joined(pairs: Sequence[Pair]) -> tuple[Floats, Floats]:
-    """Several outputs as one, each divided by its largest expected value."""
+    """Join several outputs into one, each divided by its largest expected value."""
     got, wanted = [], []
     for simulated_array, expected in pairs:
         e = np.array(expected.astype(mx.float32)).astype(np.float64).reshape(-1)
@@ -307,7 +309,7 @@ _UNORDERED = (
 
 
 def cases() -> Iterator[Case]:
-    """All twenty uses, in every variant that compiles to another text."""
+    """Yield all twenty uses, in every variant that compiles to another text."""
     both = ((mx.float32, "float"), (mx.bfloat16, "bfloat"))
     for dtype, name in both:
         tolerance = TOLERANCE[dtype] * 4

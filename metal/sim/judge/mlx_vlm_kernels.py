@@ -1,6 +1,6 @@
-"""Custom kernels of mlx-vlm, if it is installed or its wheel is on the path, on the simulator, against float64 NumPy.
+"""Custom kernels of mlx-vlm on the simulator, against float64 NumPy: if it is installed or its wheel is on the path.
 
-Its modules are executed alone: the package itself would import what this project does not need. Judged are its image
+Its modules are executed alone, because the package imports what this project does not need. Judged are its image
 kernels, the products with 1-bit weights, the FP8 round trip and the scores of a sparse indexer.
 """
 
@@ -26,7 +26,11 @@ PACKAGE = "mlx_vlm"
 
 @cache
 def executed(path: str) -> ModuleType:
-    """One module of mlx-vlm by its path in the package, made while MLX seems to have a GPU."""
+    """Return one module of mlx-vlm by its path in the package, executed while MLX seems to have a GPU.
+
+    Raises:
+        ModuleNotFoundError: mlx-vlm is not there.
+    """
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations or spec.loader is None:
         raise ModuleNotFoundError(f"{PACKAGE} is not installed")
@@ -58,7 +62,7 @@ def _nearest(out_h: int, out_w: int) -> tuple[Floats, Floats]:
 
 
 def _cubic(t: float, a: float) -> float:
-    """Keys' kernel, which is -0.75 or, for Pillow, -0.5 deep."""
+    """Return Keys' cubic kernel at `t`. `a` is -0.75 or, for Pillow, -0.5."""
     t = abs(t)
     if t <= 1:
         return (a + 2) * t**3 - (a + 3) * t**2 + 1
@@ -66,7 +70,7 @@ def _cubic(t: float, a: float) -> float:
 
 
 def _cubic_axis(size: int, out: int, smooth: bool) -> Wide:
-    """The weights [out, size] of one axis, each row of sum 1; beyond the edge there is nothing."""
+    """Return the weights [out, size] of one axis. Each row sums to 1; places beyond the edge have no weight."""
     wide = max(size / out, 1.0) if smooth else 1.0
     places = (np.arange(out) + 0.5) * size / out - 0.5
     matrix = np.array([[_cubic((tap - at) / wide, -0.5 if smooth else -0.75) for tap in range(size)] for at in places])
@@ -84,7 +88,7 @@ def _bicubic(out_h: int, out_w: int, smooth: bool) -> tuple[Floats, Floats]:
 
 
 def _grid_sample(reach: float) -> tuple[Floats, Floats]:
-    """Bilinear samples at places in [-reach, reach] of an image that spans [-1, 1], zero around it."""
+    """Take bilinear samples at places in [-reach, reach] of an image that spans [-1, 1] and is zero outside."""
     module = executed("models/kernels.py")
     batch, high, wide = 2, 6, 7
     given, x = _normal(3, batch, high, wide, 3)
@@ -162,7 +166,7 @@ _READS_AROUND = Defect(
 
 
 def cases() -> Iterator[Case | Skipped]:
-    """Those kernels whose entry point takes arrays; none without the package."""
+    """Yield the kernels whose entry point takes arrays; without the package, one Skipped."""
     if find_spec(PACKAGE) is None:
         yield Skipped("mlx-vlm", "all kernels", "mlx-vlm is not installed: `pip install mlx-vlm`, or --mlx-vlm WHEEL")
         return

@@ -18,7 +18,7 @@ _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\
 
 
 def _literal(match: re.Match[str]) -> str:
-    """Return a floating literal in C++. In Metal one without a suffix is a float, with `h` a half, with `bf` a
+    """Return a floating literal in C++, which does not have Metal's: no suffix is a float, `h` a half, `bf` a
     bfloat.
     """
     number = _FLOATING.fullmatch(match.group())

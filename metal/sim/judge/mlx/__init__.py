@@ -1,1 +1,1 @@
-"""MLX's own kernels, out of the headers of the installed MLX: one module a family, each judged in float64 NumPy."""
+"""MLX's own kernels from the headers of the installed MLX: one module per family, each judged in float64 NumPy."""

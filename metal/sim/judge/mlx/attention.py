@@ -1,4 +1,6 @@
-"""MLX's decode attention for eight query heads a KV head, which loads each key once, and its blocked path's helpers."""
+"""MLX's decode attention for eight query heads per KV head, which loads each key once; the helpers of its blocked
+path.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +16,7 @@ from .calls import F32, FLOATS, NAMES, Result, contiguous, draw, f32, i32, i64, 
 def _grouped(
     dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int
 ) -> tuple[Floats, Floats]:
-    """`sdpa_vector_2pass_1_gqa`; its partial results are put together here, as `sdpa_vector_2pass_2` would."""
+    """Run `sdpa_vector_2pass_1_gqa`. NumPy combines its partial results, as `sdpa_vector_2pass_2` would."""
     group, kv_heads, batch = 8, 2, 2
     heads, name = group * kv_heads, NAMES[dtype]
     q_bits, q = draw(1, (batch, heads, 1, head_dim), dtype)
@@ -83,7 +85,7 @@ def _causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
 
 
 def cases() -> Iterator[Case]:
-    """Both head dims that MLX serves, and token counts that leave chunks short and empty."""
+    """Yield both head dims that MLX serves, with token counts that leave chunks short and empty."""
     for dtype in FLOATS:
         name, tolerance = NAMES[dtype], TOLERANCE[dtype]
         for head_dim, total, blocks, per_simdgroup in (

@@ -1,4 +1,4 @@
-"""What the families share: one launch of a kernel out of MLX's headers, with arrays of any dtype, and its results.
+"""The code that the families share: one launch of a kernel from MLX's headers, with arrays of any dtype.
 
 (y,) = launch("hadamard.h", "hadamard_n", "float, 64, 16, 4", {0: x, 1: Result((2, 64), F32), 2: f32(0.5)}, ...)
 """
@@ -28,12 +28,12 @@ NAMES = METAL_NAMES | {
     mx.uint32: "uint32_t",
     mx.bool_: "bool",
 }
-"""What MLX's templates call a dtype."""
+"""The names of dtypes in MLX's templates."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A buffer that the kernel fills, `before` holding what it holds at first (nothing, unless given)."""
+    """A buffer that the kernel fills. `before` is its content before the launch; None if undefined."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -41,7 +41,10 @@ class Result:
 
 
 def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
-    """Normal numbers (integers: from -9 to 9, or to 9) as the host's bits, and what they are worth."""
+    """Return random numbers as host bits and as float64.
+
+    Floats are normal. Signed integers are from -9 to 9, unsigned from 0 to 9, bools 0 or 1.
+    """
     rng = np.random.default_rng(seed)
     if dtype in FLOATS:
         return rounded(rng.standard_normal(shape) * scale, dtype)
@@ -51,33 +54,33 @@ def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0)
 
 
 def i32(*values: int) -> Array:
-    """32-bit signed numbers, as a host passes them by `set_bytes`."""
+    """Return 32-bit signed numbers, as a host passes them by `set_bytes`."""
     return np.array(values, dtype=np.int32)
 
 
 def u32(*values: int) -> Array:
-    """32-bit unsigned numbers."""
+    """Return 32-bit unsigned numbers."""
     return np.array(values, dtype=np.uint32)
 
 
 def i64(*values: int) -> Array:
-    """64-bit numbers: strides and sizes, signed or not."""
+    """Return 64-bit numbers: strides and sizes, signed or unsigned."""
     return np.array(values, dtype=np.int64)
 
 
 def f32(*values: float) -> Array:
-    """32-bit floats."""
+    """Return 32-bit floats."""
     return np.array(values, dtype=np.float32)
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
-    """Row-major strides in elements."""
+    """Return row-major strides in elements."""
     return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
 
 
 def contiguous(keys: Array, scale: float) -> list[Array]:
-    """What MLX's vector attention is told of contiguous keys and values `[..., tokens, head_dim]`, in the order of its
-    arguments: how many tokens there are, the strides from head to head and from token to token, and the scale.
+    """Return the arguments of MLX's vector attention for contiguous keys and values `[..., tokens, head_dim]`, in
+    order: the number of tokens, the strides by head and by token of keys and of values, and the scale.
     """
     tokens, head_dim = keys.shape[-2:]
     strides = [i64(tokens * head_dim), i64(head_dim)]
@@ -96,10 +99,11 @@ def launch(
     constants: Mapping[str, int | bool] | None = None,
     before: str = "",
 ) -> list[Wide]:
-    """Run one instantiation over `threads` threads or `groups` threadgroups; its results in the signature's order.
+    """Run one instantiation over `threads` threads or `groups` threadgroups; return its results in the signature's
+    order.
 
-    `before` is text that MLX's host writes in front of the headers. A buffer that is not given is bound with no bytes:
-    whatever touches it is out of bounds.
+    `before` is text before the headers, as MLX's host writes it. A buffer that is not given is bound with no bytes: any
+    access to it is out of bounds.
     """
     files = (headers,) if isinstance(headers, str) else tuple(headers)
     kernel = HostKernel(files, function, template, constants or {}, before)

@@ -14,7 +14,7 @@ Function = Callable[..., Wide]
 
 
 def _erf(x: Wide) -> Wide:
-    """The error function by its power series, which converges for every x used here."""
+    """Return the error function by its power series, which converges for every x used here."""
     term, total = x.copy(), x.copy()
     for n in range(1, 60):
         term = term * -x * x / n
@@ -24,7 +24,7 @@ def _erf(x: Wide) -> Wide:
 
 
 def _erfinv(y: Wide) -> Wide:
-    """By bisection of the above."""
+    """Return the inverse error function, by bisection of `_erf`."""
     low, high = np.full_like(y, -4.0), np.full_like(y, 4.0)
     for _ in range(60):
         middle = (low + high) / 2
@@ -65,7 +65,7 @@ UNARY: dict[str, tuple[Function, Callable[[Wide], Wide]]] = {
     "Tan": (np.tan, lambda x: np.tanh(x)),
     "Tanh": (np.tanh, lambda x: x),
 }
-"""The operation in NumPy, and where to evaluate it, made from normal numbers."""
+"""The operation in NumPy, and a function that maps normal numbers to its domain."""
 
 BINARY: dict[str, Function] = {
     "Add": np.add,
@@ -179,7 +179,7 @@ def _binary(op: str, dtype: mx.Dtype, form: str) -> tuple[Floats, Floats]:
 
 
 def _copy(source: mx.Dtype, target: mx.Dtype, form: str) -> tuple[Floats, Floats]:
-    """Converting copies: of one number, of an array, into and out of strided arrays."""
+    """Run a converting copy: of one number, of an array, or into or out of a strided array."""
     template, per_thread = f"{NAMES[source]}, {NAMES[target]}", 8 // target.size
     bits, x = draw(9, (4, 6), source, 3.0)
     expected = x if target in FLOATS else np.trunc(x)
@@ -253,7 +253,7 @@ def _divmod(dtype: mx.Dtype) -> tuple[Floats, Floats]:
 
 
 def cases() -> Iterator[Case]:
-    """Every operation once on contiguous float32, the shapes and dtypes on a few of them."""
+    """Yield every operation on contiguous float32, a few in other shapes and dtypes, copies and selections."""
     for op in UNARY:
         yield Case("MLX", f"unary_v {op} float", partial(_unary, op, F32, "v"), TOLERANCE[F32] * 4)
     for dtype in FLOATS:

@@ -15,7 +15,9 @@ from .calls import BF16, F16, FLOATS, NAMES, Result, draw, f32, i32, i64, launch
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a kernel is cut: simdgroups, lanes of a simdgroup and numbers of a lane, by rows and columns."""
+    """How a threadgroup is divided: simdgroups (b), lanes of a simdgroup (s) and numbers of a lane (t), by rows (m) and
+    columns (n).
+    """
 
     bm: int
     bn: int
@@ -29,19 +31,19 @@ class Blocks:
         return f"{self.bm}, {self.bn}, {self.sm}, {self.sn}, {self.tm}, {self.tn}"
 
     def outputs(self, transposed: bool) -> int:
-        """Outputs of a threadgroup."""
+        """Return the outputs of a threadgroup."""
         return self.bn * self.sn * self.tn if transposed else self.bm * self.sm * self.tm
 
 
 ROWS = (Blocks(1, 8, 1, 32, 4, 4), Blocks(1, 1, 8, 4, 1, 4), Blocks(4, 1, 1, 32, 4, 4), Blocks(8, 1, 1, 32, 4, 4))
 COLUMNS = (Blocks(1, 2, 8, 4, 4, 4), Blocks(1, 2, 8, 4, 4, 1), Blocks(1, 4, 8, 4, 4, 4), Blocks(1, 16, 4, 8, 4, 4))
-"""Those that MLX instantiates for both directions."""
+"""ROWS and COLUMNS are the blocks that MLX instantiates for the two directions."""
 
 
 def _product(
     transposed: bool, blocks: Blocks, dtype: mx.Dtype, inputs: int, outputs: int, axpby: bool, strided: bool
 ) -> tuple[Floats, Floats]:
-    """`strided` batches have two axes and take the kernel that looks their strides up."""
+    """Run one product. `strided` batches have two axes, and take the kernel that looks up their strides."""
     batch = 2
     shape = (batch, inputs, outputs) if transposed else (batch, outputs, inputs)
     m_bits, m = draw(1, shape, dtype)
@@ -175,7 +177,7 @@ def _known(transposed: bool, blocks: Blocks, outputs: int) -> Defect | None:
 
 
 def cases() -> Iterator[Case]:
-    """Every way of cutting that MLX instantiates, at sizes that fill the blocks and at sizes that do not."""
+    """Yield all blocks that MLX instantiates, with sizes that fill the blocks and sizes that do not."""
     for dtype in FLOATS:
         name, tolerance = NAMES[dtype], TOLERANCE[dtype]
         for transposed, cuts in ((False, ROWS), (True, COLUMNS)):

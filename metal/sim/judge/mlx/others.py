@@ -1,4 +1,4 @@
-"""The kernels of MLX that are not judged, each with the reason, so that none is forgotten in silence."""
+"""The kernels of MLX that are not judged, each with the reason, so that none is forgotten."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ REASONS = {
     r"steel/(gemm|conv)/.*": "no case has been written; steel_attention, which is built of the same tiles, is judged",
     r"indexing/.*": "no case has been written: gathers and scatters, of which the host writes the kernel functions",
 }
-"""Files of the wheel (from their beginning) whose kernels are judged nowhere, unless another family has them."""
+"""Why the kernels of a file of the wheel are not judged. The patterns match the whole path."""
 
 WITHOUT_CASE = {
     "affine_qvm_split_k": "no case has been written",
@@ -42,14 +42,14 @@ WITHOUT_CASE = {
     "ternary_g_nd1": "its siblings of three axes and of any number are judged",
     "ternary_g_nd2": "its siblings of three axes and of any number are judged",
 }
-"""Kernels of files that are judged otherwise."""
+"""Why a kernel is not judged although others of its file are."""
 
 NOT_IN_THE_WHEEL = ("arg_reduce", "conv", "fence", "layer_norm", "random", "rms_norm", "rope")
-"""Kernels that MLX has as .metal files, of which a wheel holds only what Apple's compiler made."""
+"""MLX's .metal files. A wheel has only what Apple's compiler made of them."""
 
 
 def kernels_of_the_wheel() -> dict[str, str]:
-    """Every kernel function of the installed headers, with its file."""
+    """Return every kernel function of the installed headers, with its file."""
     folder = mlx_headers() / KERNEL_FOLDER
     return {
         kernel: path.relative_to(folder).as_posix()
@@ -59,7 +59,7 @@ def kernels_of_the_wheel() -> dict[str, str]:
 
 
 def cases() -> Iterator[Skipped]:
-    """One line a kernel."""
+    """Yield one Skipped per kernel."""
     for kernel, file in kernels_of_the_wheel().items():
         reasons = [reason for pattern, reason in REASONS.items() if re.fullmatch(pattern, file)]
         if reasons or kernel in WITHOUT_CASE:

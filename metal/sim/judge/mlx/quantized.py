@@ -1,4 +1,4 @@
-"""MLX's affine quantization: products with a vector or a few of them, both ways round, tiles, packing and unpacking."""
+"""MLX's affine quantization: products with one or a few vectors in both directions, tiles, packing and unpacking."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,20 +17,22 @@ HEADERS = ("steel/gemm/gemm.h", "quantized_utils.h", "quantized.h")
 
 
 def packed(numbers: npt.NDArray[np.integer], bits: int) -> Bytes:
-    """Small numbers [rows, count] side by side, the first in the lowest bits: bytes [rows, count * bits / 8]."""
+    """Pack small numbers [rows, count], the first in the lowest bits: bytes [rows, count * bits / 8]."""
     flags = (numbers[..., None].astype(np.uint8) >> np.arange(bits, dtype=np.uint8)) & 1
     return np.packbits(flags.reshape(len(numbers), -1), axis=1, bitorder="little")
 
 
 def unpacked(data: Bytes, bits: int) -> npt.NDArray[np.int64]:
-    """What `packed` put together."""
+    """Return the numbers that `packed` packed."""
     flags = np.unpackbits(data, axis=1, bitorder="little").reshape(len(data), -1, bits)
     numbers: npt.NDArray[np.int64] = (flags.astype(np.int64) << np.arange(bits)).sum(-1)
     return numbers
 
 
 class _Weights:
-    """Random weights [rows, columns] in groups along the columns: packed, scales, biases, and what they are worth."""
+    """Random weights [rows, columns] in groups along the columns: packed, scales, biases, and `worth`, their float64
+    values.
+    """
 
     def __init__(self, dtype: mx.Dtype, rows: int, columns: int, group: int, bits: int) -> None:
         numbers: npt.NDArray[np.int64] = np.random.default_rng(rows + bits).integers(0, 1 << bits, (rows, columns))
@@ -42,7 +44,10 @@ class _Weights:
 
 
 def _product(kernel: str, dtype: mx.Dtype, group: int, bits: int, shape: tuple[int, int, int]) -> tuple[Floats, Floats]:
-    """`shape` is (vectors, inputs, outputs); weights are [outputs, inputs], or [inputs, outputs] for qvm and qmm_n."""
+    """Run one product. `shape` is (vectors, inputs, outputs).
+
+    Weights are [outputs, inputs]; for qvm and qmm_n they are [inputs, outputs].
+    """
     vectors, inputs, outputs = shape
     by_rows = kernel in ("qvm", "qmm_n")
     w = _Weights(dtype, *((inputs, outputs) if by_rows else (outputs, inputs)), group, bits)
@@ -92,7 +97,7 @@ def _dequantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]
 
 
 def _quantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]:
-    """What the packed numbers are worth must be within half a step of the input (a step at the largest number)."""
+    """Quantize and check that each value is within about one step of the input."""
     rows, columns = 2, 256
     bits_of_x, x = draw(4, (rows, columns), dtype)
     data, scales, biases = launch(
@@ -112,7 +117,7 @@ def _quantize(dtype: mx.Dtype, group: int, bits: int) -> tuple[Floats, Floats]:
     worth = unpacked(data.astype(np.uint8), bits) * scale + bias
     span = np.ptp(x.reshape(rows, -1, group), axis=-1)
     step = np.repeat(span / ((1 << bits) - 1), group, 1)
-    # The zero of a group is moved to a multiple of the step, so that an end may be cut off by up to one.
+    # The kernel moves the zero of a group to a multiple of the step, which may cut an end off by up to one step.
     return np.maximum(np.abs(worth - x) / step - 1.05, 0.0) + 1.0, np.ones_like(x)
 
 
@@ -124,7 +129,7 @@ _BEYOND_THE_ROWS = Defect(
 
 
 def cases() -> Iterator[Case]:
-    """Every width of bits and group, and sizes that take the aligned and the ragged paths."""
+    """Yield every combination of bits and group, with sizes that take the aligned and the ragged paths."""
     for dtype in FLOATS:
         name = NAMES[dtype]
         for group, bits in ((64, 4), (32, 8), (128, 2), (64, 3), (64, 5), (32, 6), (64, 8)):

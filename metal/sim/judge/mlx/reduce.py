@@ -1,4 +1,6 @@
-"""MLX's reductions: over everything, rows (small, simple, looped) and columns (small, long, looped, in two passes)."""
+"""MLX's reductions: of whole arrays, of rows (small, simple, looped) and of columns (small, long, looped, in two
+passes).
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ HEADERS = ("reduce_utils.h", "reduce.h")
 
 @dataclass(frozen=True)
 class Op:
-    """A reduction: MLX's functor, and the same in NumPy."""
+    """A reduction: MLX's functor and the NumPy function."""
 
     functor: str
     numpy: Callable[..., Wide]
@@ -48,7 +50,7 @@ def _inputs(op: str, shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wi
 
 
 def _types(op: str, dtype: mx.Dtype) -> tuple[str, mx.Dtype]:
-    """The template's first three arguments, and the dtype of the result."""
+    """Return the template's first three arguments and the dtype of the result."""
     out = mx.bool_ if op in ("and", "or") else mx.int32 if dtype == mx.int8 and op in ("sum", "prod") else dtype
     return f"{NAMES[dtype]}, {NAMES[out]}, {OPS[op].functor}<{NAMES[out]}>", out
 
@@ -71,7 +73,7 @@ def _all(op: str, dtype: mx.Dtype, size: int, rows: int) -> tuple[Floats, Floats
 
 
 def _row_arguments(shape: tuple[int, ...], axes: tuple[int, ...]) -> dict[int, Array]:
-    """Buffers 2 to 9 of the general row reductions of a row-major array; the last axis is reduced."""
+    """Return buffers 2 to 9 of the general row reductions of a row-major array. The last axis is reduced."""
     strides = strides_of(shape)
     kept = [axis for axis in range(len(shape)) if axis not in axes]
     outer = [axis for axis in axes if axis != len(shape) - 1]
@@ -121,7 +123,7 @@ def _rows(
 
 
 def _columns(kind: str, op: str, dtype: mx.Dtype, shape: tuple[int, int, int], outer: bool) -> tuple[Floats, Floats]:
-    """`shape` is [A, R, C]: axis 1 is reduced, with `outer` axis 0 as well, and C columns stay."""
+    """Run a column reduction of [A, R, C]. It reduces axis 1, with `outer` also axis 0, and keeps the C columns."""
     bits, x = _inputs(op, shape, dtype)
     types, out = _types(op, dtype)
     first, rows, columns = shape
@@ -191,11 +193,11 @@ _LEFT_EARLY = Defect(
 
 
 def cases() -> Iterator[Case]:
-    """Every operation and the dtypes that have paths of their own; sizes at and beside the widths of a group."""
+    """Yield every operation, with the dtypes that have their own paths and sizes near the width of a group."""
     several = (("sum", F32), ("sum", F16), ("sum", BF16), ("sum", mx.int8), ("prod", F32), ("min", F32), ("max", BF16))
     for op, dtype in (*several, ("max", mx.int32), ("min", mx.int64), ("and", mx.bool_), ("or", mx.bool_)):
         tolerance = TOLERANCE.get(dtype, 0.0) if op == "sum" else 0.0
-        # The kernel adds in the dtype: a rounding for each of the largest numbers' depth.
+        # The kernel adds in the dtype, so every level of the sum rounds.
         tolerance *= 4
         label = f"{op} {NAMES[dtype]}"
         for size, rows in ((100, 1), (4000, 1), (5000, 7)):

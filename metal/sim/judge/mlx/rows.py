@@ -38,7 +38,7 @@ def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) ->
 
 
 def _row(header: str, function: str, dtype: mx.Dtype, rows: int, width: int, threads: int) -> tuple[Floats, Floats]:
-    """Softmax or logsumexp of each row."""
+    """Run softmax or logsumexp of each row."""
     bits, x = draw(width, (rows, width), dtype, 4.0)
     shifted = np.exp(x - x.max(-1, keepdims=True))
     sums = shifted.sum(-1)
@@ -71,7 +71,7 @@ def _dot(dtype: mx.Dtype, size: int) -> tuple[Floats, Floats]:
 
 
 def cases() -> Iterator[Case]:
-    """Widths that fill the threads' reads and that do not, one and several simdgroups."""
+    """Yield widths that fill the threads' reads and widths that do not, with one and several simdgroups."""
     for dtype in FLOATS:
         name, tolerance = NAMES[dtype], TOLERANCE[dtype]
         for width, threads in ((100, 32), (1000, 256), (5001, 1024)):
@@ -86,7 +86,7 @@ def cases() -> Iterator[Case]:
 
 
 def softmax_cases() -> Iterator[Case]:
-    """Widths below, at and above what the threads of one group read at once."""
+    """Yield widths below and above what the threads of one group read at once."""
     for dtype in FLOATS:
         for header, function, width, threads in (
             ("softmax.h", "softmax_single_row", 100, 32),

@@ -17,11 +17,11 @@ OPS: dict[str, tuple[str, Callable[..., Wide], float]] = {
     "min": ("CumMin", np.minimum.accumulate, np.inf),
     "logaddexp": ("CumLogaddexp", np.logaddexp.accumulate, -np.inf),
 }
-"""MLX's functor, NumPy's scan, and what an exclusive scan begins with."""
+"""MLX's functor, NumPy's scan, and the first value of an exclusive scan."""
 
 
 def _expected(op: str, x: Wide, inclusive: bool, reverse: bool) -> Wide:
-    """The scan along axis 1."""
+    """Return the scan along axis 1."""
     _, accumulate, start = OPS[op]
     x = x[:, ::-1] if reverse else x
     done = accumulate(x, axis=1)
@@ -31,14 +31,14 @@ def _expected(op: str, x: Wide, inclusive: bool, reverse: bool) -> Wide:
 
 
 def _finite(y: Wide) -> Wide:
-    """The ends of a dtype stand for infinity where nothing has been scanned."""
+    """Replace the ends of the dtype by 0: they stand for infinity where nothing has been scanned."""
     return np.where(np.abs(y) > 1e30, 0.0, y)
 
 
 def _scan(
     op: str, dtype: mx.Dtype, shape: tuple[int, int, int], inclusive: bool, reverse: bool, threads: int
 ) -> tuple[Floats, Floats]:
-    """`shape` is [A, N, C]: N is scanned; C = 1 takes the contiguous kernel."""
+    """Run a scan of the N axis of [A, N, C]. C = 1 takes the contiguous kernel."""
     first, size, columns = shape
     bits, x = draw(size, shape, dtype, 0.3 if op == "prod" else 1.0)
     functor, *_ = OPS[op]
@@ -78,7 +78,7 @@ _UNUSED_LANES = Defect(
 
 
 def cases() -> Iterator[Case]:
-    """Every operation in every direction; lengths below, at and above what a threadgroup takes at a time."""
+    """Yield every operation in every direction, with lengths below and above what a threadgroup takes at a time."""
     for op, dtypes in (
         ("sum", (F32, F16, mx.int32, mx.int64)),
         ("prod", (F32,)),

@@ -1,4 +1,4 @@
-"""MLX's merge sort, in one block and in several, of values and indices; its binary search; its Hadamard transform."""
+"""MLX's merge sort of values and indices, in one block and in several; its binary search; its Hadamard transform."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from .calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, 
 
 
 def _keys(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wide]:
-    """Numbers of which some are equal, so that a sort that is not stable shows."""
+    """Return numbers of which some are equal, so that an unstable sort shows."""
     bits, x = draw(sum(shape), shape, dtype)
     bits[..., 1::7] = bits[..., :1]
     x[..., 1::7] = x[..., :1]
@@ -21,7 +21,9 @@ def _keys(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wide]:
 
 
 def _block(dtype: mx.Dtype, shape: tuple[int, int], indices: bool, column: bool, threads: int) -> tuple[Floats, Floats]:
-    """One threadgroup a row ([rows, size]); `column` takes the kernel for any strides and sorts down the columns."""
+    """Sort [rows, size] with one threadgroup per row. `column` takes the kernel for any strides, and sorts down the
+    columns.
+    """
     rows, size = shape
     bits, x = _keys(shape, dtype)
     out = mx.uint32 if indices else dtype
@@ -47,7 +49,7 @@ def _block(dtype: mx.Dtype, shape: tuple[int, int], indices: bool, column: bool,
 
 
 def _blocks(dtype: mx.Dtype, rows: int, size: int, threads: int) -> tuple[Floats, Floats]:
-    """Several blocks a row, merged pairwise as MLX's host does; values and indices are compared."""
+    """Sort with several blocks per row, merged in pairs as MLX's host does. Values and indices are compared."""
     bits, x = _keys((rows, size), dtype)
     blocks = -(-size // (threads * 4))
     template = f"{NAMES[dtype]}, uint32_t, true, {threads}, 4"
@@ -131,7 +133,9 @@ def _hadamard_matrix(n: int) -> Wide:
 
 
 def _hadamard(dtype: mx.Dtype, n: int, stride: int) -> tuple[Floats, Floats]:
-    """A transform of n along rows, or with a stride (then MLX scales in another launch)."""
+    """Run a transform of n numbers along rows or, for `stride` above 1, with a stride; MLX then scales in another
+    launch.
+    """
     batch, radix, width = 2, min(n, 16), 2 if n == 2 else 4
     scale = 0.25 if stride == 1 else 1.0
     bits, x = draw(n, (batch, n, stride), dtype)
@@ -148,7 +152,7 @@ def _hadamard(dtype: mx.Dtype, n: int, stride: int) -> tuple[Floats, Floats]:
 
 
 def _hadamard_m(dtype: mx.Dtype, n: int, width: int) -> tuple[Floats, Floats]:
-    """The second stage of a transform of m * n, for the m = 12 whose codelet MLX's host writes from a matrix."""
+    """Run the second stage of a transform of m * n numbers, for m = 12. MLX's host writes its codelet from a matrix."""
     m, batch, scale = 12, 4, 0.5
     matrix = _paley12()
     rows = "".join(
@@ -172,7 +176,7 @@ def _hadamard_m(dtype: mx.Dtype, n: int, width: int) -> tuple[Floats, Floats]:
 
 
 def _paley12() -> Wide:
-    """Paley's Hadamard matrix of order 12, from the squares modulo 11."""
+    """Return Paley's Hadamard matrix of order 12, from the squares modulo 11."""
     squares = {i * i % 11 for i in range(1, 11)}
     q = np.array([[0 if i == j else 1 if (i - j) % 11 in squares else -1 for j in range(11)] for i in range(11)])
     s = np.block([[np.zeros((1, 1)), np.ones((1, 11))], [-np.ones((11, 1)), q]])
@@ -180,7 +184,7 @@ def _paley12() -> Wide:
 
 
 def cases() -> Iterator[Case]:
-    """Sizes that fill a block, that do not, and that take two and three rounds of merging."""
+    """Yield sizes that fill a block, sizes that do not, and sizes that take two and three rounds of merging."""
     for dtype in (F32, F16, BF16, mx.int32, mx.uint8):
         name = NAMES[dtype]
         for indices in (False, True):
