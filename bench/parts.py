@@ -1,4 +1,4 @@
-"""The sections of `cortexmlx bench` that need no model: the pool, the allocator, the kernel."""
+"""The sections of `cortexmlx bench` that need no model: pool, allocator and kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHIPS = ("M2 Max", "M4 Max", "M5")
 
 
 def measure_pool(block_size: int, repetitions: int, tell: Callable[[str], None]) -> Report:
-    """Writing keys and values into a pool of blocks, and without one."""
+    """Measure the writing of keys and values into a pool of blocks, and without a pool."""
     machine, yardstick = Machine.here(), Yardstick()
     for _ in range(repetitions):
         yardstick.sample()
@@ -31,7 +31,7 @@ def measure_pool(block_size: int, repetitions: int, tell: Callable[[str], None])
 
 
 def measure_allocator(block_size: int, repetitions: int, seed: int, tell: Callable[[str], None]) -> Report:
-    """The calls of real schedules on several allocators."""
+    """Measure several allocators on the calls of real schedules."""
     machine = Machine.here()
     tell("allocator: recording")
     found = allocations.traces(seed, block_size, REQUESTS)
@@ -39,8 +39,9 @@ def measure_allocator(block_size: int, repetitions: int, seed: int, tell: Callab
 
 
 def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Callable[[str], None]) -> Report:
-    """Decode attention beside MLX's, and what the cost model says of the Metal kernels. An interrupt in the latter
-    leaves the former.
+    """Measure decode attention beside MLX's, and compute the cost sheet of the Metal kernels.
+
+    An interrupt during the cost sheet keeps the measurements.
     """
     machine, notes, interrupted = Machine.here(), tuple[str, ...](), False
     found, source = kernels.measure(kernels.SHAPES, block_size, attention, repetitions, tell)

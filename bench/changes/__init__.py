@@ -1,1 +1,1 @@
-"""One run beside an earlier one: what changed beyond the noise."""
+"""Comparison of a run with an earlier one: what changed beyond the noise."""

@@ -1,10 +1,12 @@
-"""This run beside a saved one: what changed by more than the noise, what did not, and what nobody can tell.
+"""Comparison of this run with a saved one: what changed by more than the noise, what did not, and what is unclear.
 
-Runs of different days cannot be paired, but a repetition and what the yardstick showed around it can: each figure is
-taken in units of the machine at that moment, which takes off slow hours as a whole and much of a burst. How noisy it is
-say the rounds of a run, each with an engine that was opened for it: repetitions with one engine are more alike than
-those with two, whose weights lie elsewhere in memory. A figure counts as slower only if it is slower without the
-machine's share, and by the clock, too.
+Runs of different days cannot be paired. But each repetition can be measured in units of the yardstick's samples around
+it. This removes slow hours as a whole, and much of a burst.
+
+The noise is estimated from the rounds of a run. Each round has an engine that was opened for it. Repetitions with one
+engine are more alike than repetitions with two engines, whose weights have other places in memory.
+
+A figure counts as slower only if it is slower both by the clock and without the machine's share.
 """
 
 from __future__ import annotations
@@ -24,50 +26,53 @@ from cortexmlx.bench.report.text import number
 from cortexmlx.errors import InvalidRequest
 
 DOUBT = 0.01
-"""How often one of all figures of a run may be called changed that is not, if its repetitions are like those of any
-other hour."""
+"""The probability that any figure of a run is called changed though it is not. It assumes that the repetitions are like
+those of any other hour.
+"""
 
 LEAST = 0.02
-"""Changes below this are not reported: where a program happens to lie in memory makes as much of a difference."""
+"""Smaller changes are not reported: a program's place in memory alone makes as much of a difference."""
 
 WIDE = 0.05
-"""A figure is called the same if its interval reaches no further than this."""
+"""A figure is called the same if its whole interval is within this distance of 0."""
 
 
 _MOST = 9.99
-"""Changes above are written as this one."""
+"""Larger changes are written as this one."""
 
 
 class Verdict(str, Enum):
-    """What can be said of a figure."""
+    """The verdict on a figure."""
 
     SLOWER = "SLOWER"
     FASTER = "faster"
     SAME = "same"
     MACHINE = "the machine"
+    """The figure changed by the clock, and the machine explains more than half of it."""
     UNCLEAR = "too noisy"
     FEW = "too few runs"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A figure then and now (medians); `change` without what the machine itself changed, above 0 if more of it is
-    better now; None where there are too few repetitions.
-    """
+    """A figure in both runs."""
 
     series: Series
     then: float
+    """The median of the saved run."""
     now: float
+    """The median of this run."""
     change: Change | None
+    """The change without the machine's own change; above 0 is better now. None if there are too few repetitions."""
     verdict: Verdict
 
 
 _DECISIVE = {"chip": "chip", "device": "MLX's device", "cpus": "CPUs", "blas": "BLAS"}
-"""What must be the same, each with its name for people."""
+"""The properties of a machine that must be the same, each with its name for people."""
 
 
 def check_machine(saved: Saved, here: Machine, path: Path) -> None:
-    """Raise InvalidRequest if figures of this machine and of the saved run say nothing about each other."""
+    """Raise InvalidRequest if figures of this machine cannot be compared with those of the saved run."""
     then = saved.machine
     found = [
         f"{what}: {getattr(then, name)} then, {getattr(here, name)} now"
@@ -80,7 +85,7 @@ def check_machine(saved: Saved, here: Machine, path: Path) -> None:
 
 
 def check_model(saved: Saved, now: Saved, path: Path) -> None:
-    """Raise InvalidRequest if another model was measured, or the same one with other settings."""
+    """Raise InvalidRequest if the saved run measured another model, or the same model with other settings."""
     then, found = saved.model, []
     if then.get("files") != now.model.get("files"):
         found.append(f"the models' files differ ({then.get('name', 'no model')}, {now.model.get('name', 'no model')})")
@@ -94,7 +99,7 @@ def check_model(saved: Saved, now: Saved, path: Path) -> None:
 
 
 def outcomes(saved: Saved, now: Saved) -> list[Outcome]:
-    """Every figure that both runs have."""
+    """Return the outcome of every figure that both runs have."""
     known = {_key(series): series for series in saved.series}
     pairs = [(known[_key(series)], series) for series in now.series if _key(series) in known]
     return [_outcome(old, new, _machine(saved, now, new), DOUBT / len(pairs)) for old, new in pairs]
@@ -105,7 +110,7 @@ def _key(series: Series) -> tuple[str, str, str]:
 
 
 def _machine(saved: Saved, now: Saved, series: Series) -> Shift | None:
-    """How much faster the machine itself is now, of what the series goes by."""
+    """Return how much faster the machine is now, by the yardstick of the series. None if there are too few samples."""
     name = f"{series.machine}, {series.clock}"
     old, new = saved.yardstick.get(name, ()), now.yardstick.get(name, ())
     return shift(new, old) if min(len(old), len(new)) >= FEWEST else None  # seconds: less is faster
@@ -130,7 +135,9 @@ def _better(better: Better, old: Sequence[float], new: Sequence[float]) -> Shift
 
 
 def _in_machines(series: Series) -> list[float]:
-    """Each repetition in units of what the machine did around it: tokens in the yardstick's time, or its times."""
+    """Return each repetition in units of the machine around it. A rate is multiplied by the yardstick's seconds, a time
+    divided by them.
+    """
     pairs = zip(series.values, series.beside, strict=True)
     return [value * beside if series.better is Better.HIGHER else value / beside for value, beside in pairs]
 
@@ -147,12 +154,12 @@ def _verdict(by_clock: Change, change: Change) -> Verdict:
 
 
 def slower(found: Sequence[Outcome]) -> bool:
-    """Whether something is slower beyond the noise."""
+    """Whether any figure is slower beyond the noise."""
     return any(outcome.verdict is Verdict.SLOWER for outcome in found)
 
 
 def part(saved: Saved, now: Saved, found: Sequence[Outcome], path: Path) -> ReportSection:
-    """What became of every figure, and what a reader must know to believe it."""
+    """Return the report's section: every figure's outcome, and what a reader must know to trust it."""
     table = Table(("figure", "then", "now", "change, %", "verdict"), tuple(map(_cells, found)), 1, ("then", "now"))
     records = tuple(
         {
@@ -225,7 +232,7 @@ def _enough(saved: Saved, now: Saved, name: str) -> bool:
 
 
 def _differences(then: Machine, here: Machine) -> Iterator[str]:
-    """What differs without making the comparison void: it may be the cause."""
+    """Yield the differences of the machines that still allow a comparison. They may be the cause of a change."""
     for name in (field.name for field in fields(Machine)):
         if name not in (*_DECISIVE, "load") and getattr(then, name) != getattr(here, name):
             yield f"{name.replace('_', '-')} was {getattr(then, name)} then, is {getattr(here, name)} now"

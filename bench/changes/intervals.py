@@ -1,8 +1,8 @@
 """How much a figure changed between two runs, from a few noisy repetitions of each: trimmed means and their interval.
 
-Of ten or more sorted repetitions of a side a tenth is left out at each end, so that a burst of other work on the
-machine moves neither the mean nor, much, its error (Yuen, "The two-sample trimmed t for unequal population variances",
-Biometrika 61, 1974). All is done on logarithms: changes are ratios.
+With ten or more repetitions, a tenth of the sorted ones is left out at each end. So a burst of other work on the
+machine does not move the mean, and hardly its error (Yuen, "The two-sample trimmed t for unequal population variances",
+Biometrika 61, 1974). All calculations are on logarithms, because changes are ratios.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 TRIMMED = 0.1
 FEWEST = 3
-"""Repetitions of each side below which nothing can be said about noise."""
+"""The fewest repetitions of each side that allow a statement about noise."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """New over old, less 1: the estimate, and the ends of its interval."""
+    """New over old, minus 1: the estimate, and the ends of its interval."""
 
     estimate: float
     low: float
@@ -28,33 +28,37 @@ class Change:
 
 @dataclass(frozen=True)
 class Shift:
-    """The same as logarithms, with the estimate's variance and degrees of freedom, so that shifts can be added."""
+    """A change as a logarithm, with its variance and degrees of freedom, so that shifts can be subtracted."""
 
     mean: float
     variance: float
     freedom: float
 
     def less(self, other: Shift) -> Shift:
-        """The shift that is left when another has been taken off (Welch and Satterthwaite for the freedom)."""
+        """Return this shift minus `other` (Welch and Satterthwaite for the degrees of freedom)."""
         variance = self.variance + other.variance
         parts = self.variance**2 / self.freedom + other.variance**2 / other.freedom
         return Shift(self.mean - other.mean, variance, variance**2 / parts if parts else self.freedom)
 
     def change(self, doubt: float) -> Change:
-        """With the interval that misses the truth with a probability of `doubt`, if the repetitions are like others."""
+        """Return the change with its interval. If the repetitions are like others, the interval misses the truth with
+        probability `doubt`.
+        """
         half_width = quantile(1 - doubt / 2, self.freedom) * math.sqrt(self.variance)
         low, mid, high = (math.expm1(x) for x in (self.mean - half_width, self.mean, self.mean + half_width))
         return Change(mid, low, high)
 
 
 def shift(old: Sequence[float], new: Sequence[float]) -> Shift:
-    """From the repetitions of one run to those of another, at least `FEWEST` positive figures of each."""
+    """Return the shift from the repetitions of one run to those of another. Each has at least `FEWEST` figures, all
+    positive.
+    """
     (mean, variance, freedom), (mean_new, variance_new, freedom_new) = _trimmed(old), _trimmed(new)
     return Shift(mean_new, variance_new, freedom_new).less(Shift(mean, variance, freedom))
 
 
 def by_round(values: Sequence[float], rounds: Sequence[int]) -> list[float]:
-    """The median of each round; without rounds every value by itself."""
+    """Return the median of each round. Without rounds, return the values."""
     if not rounds:
         return list(values)
     found: dict[int, list[float]] = {}
@@ -64,7 +68,7 @@ def by_round(values: Sequence[float], rounds: Sequence[int]) -> list[float]:
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float, float]:
-    """Trimmed mean of the logarithms, its variance, and degrees of freedom."""
+    """Return the trimmed mean of the logarithms, its variance, and its degrees of freedom."""
     logs = sorted(math.log(value) for value in values)
     count, cut = len(logs), int(TRIMMED * len(logs))
     kept = count - 2 * cut
@@ -74,7 +78,9 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def quantile(probability: float, freedom: float) -> float:
-    """Of Student's t (Abramowitz and Stegun 26.7.5, whose error is below 2 % from four degrees of freedom)."""
+    """Return a quantile of Student's t (Abramowitz and Stegun 26.7.5; the error is below 2 % from four degrees of
+    freedom).
+    """
     z = statistics.NormalDist().inv_cdf(probability)
     return z + sum(
         sum(factor * z**power for factor, power in terms) / (below * freedom**order)

@@ -1,4 +1,4 @@
-"""A run in a file, to be compared with later ones."""
+"""A run in a file, for comparison with later runs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ FORMAT = "cortexmlx bench 2"
 
 @dataclass(frozen=True)
 class Saved:
-    """What a later run is compared with. `model` is what the figures depend on of it."""
+    """The data of a run that a later run is compared with."""
 
     machine: Machine
     model: dict[str, str]
+    """The properties of the model that figures depend on: its files and dtype. Also its name, for messages."""
     settings: dict[str, str]
     yardstick: dict[str, tuple[float, ...]]
     series: tuple[Series, ...]
 
 
 def of_report(report: Report) -> Saved:
-    """A report as it would be saved."""
+    """Return what would be saved of a report."""
     model = report.model
     known = {} if model is None else {"files": model.identity, "dtype": model.dtype, "name": model.name}
     series = tuple(series for part in report.parts for series in part.series)
@@ -42,7 +43,7 @@ def of_report(report: Report) -> Saved:
 
 
 def check_new(path: Path) -> None:
-    """Raise InvalidRequest unless a run can be saved there: before anything is measured."""
+    """Raise InvalidRequest unless a run can be saved at `path`. It is called before anything is measured."""
     if path.exists():
         raise InvalidRequest(f"{path} exists, and a saved run is not overwritten: remove it or name another file")
     if not path.parent.is_dir():
@@ -51,7 +52,7 @@ def check_new(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise InvalidRequest if no file can be made in the folder."""
+    """Raise InvalidRequest if no file can be created in the folder of `path`."""
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
@@ -60,8 +61,9 @@ def check_writable(path: Path) -> None:
 
 
 def save(report: Report, path: Path) -> None:
-    """Write the report, with what `read` needs, as JSON. Raises OSError, also if there is such a file by now; half of
-    one does not stay.
+    """Write the report, with what `read` needs, as JSON.
+
+    Raises OSError, also if the file exists by now. A partial file never stays.
     """
     kept = of_report(report)
     compared = {"model": kept.model, "yardstick": kept.yardstick, "series": [asdict(s) for s in kept.series]}
@@ -73,7 +75,7 @@ def save(report: Report, path: Path) -> None:
 
 
 def read(path: Path) -> Saved:
-    """A saved run. Raises InvalidRequest if the file is none, OSError if it cannot be read."""
+    """Return a saved run. Raises InvalidRequest if the file is not one, OSError if it cannot be read."""
     text = path.read_bytes()
     try:
         found = json.loads(text)

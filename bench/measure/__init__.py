@@ -1,1 +1,1 @@
-"""What every part of the benchmark measures with: clocks, prompts, both contestants, the machine."""
+"""What all parts of the benchmark share: clocks, prompts, both contestants, the machine."""

@@ -1,4 +1,4 @@
-"""Engines for a benchmark: with as much KV memory as its tests need, and one copy of the weights for all of them."""
+"""Engines for a benchmark: with the KV memory that its tests need, and one copy of the weights for all of them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What holds for every test: the model, lines about it, KV memory in bytes (None: what the tests need), the
-    attention backend, repetitions, the prompts' seed, whom to tell what is running, the model's adapter, how keys
-    and values are quantized, and the `rounds` in which rows are measured, each with engines that were opened for it.
-    """
+    """The settings of every test of a benchmark."""
 
     model: str
     notes: tuple[str, ...]
+    """Lines about the model for the report."""
     kv_memory: int | None
+    """Bytes of KV memory; None: as much as the tests need."""
     attention: str
+    """The attention backend."""
     repetitions: int
     seed: int
+    """The seed of the prompts."""
     on_run: Callable[[str], None] | None
+    """Called with a line that says what is running."""
     adapter: str | None = None
     kv_bits: int | None = None
+    """Bits of quantized keys and values; None: not quantized."""
     kv_group_size: int | None = None
     rounds: int = 1
+    """Rounds in which rows are measured, each with engines that were opened for it."""
 
     def turns(self) -> list[range]:
-        """The repetitions of each round, as evenly as may be; numbers from 0."""
+        """Return the repetitions of each round, numbered from 0 and divided as evenly as possible."""
         rounds = min(self.rounds, self.repetitions)
         ends = [self.repetitions * n // rounds for n in range(rounds + 1)]
         return [range(*pair) for pair in pairwise(ends)]
 
     def tell(self, what: str) -> None:
-        """Say what is running to whoever wants to know."""
+        """Pass `what` to `on_run`, if it is set."""
         if self.on_run is not None:
             self.on_run(what)
 
@@ -67,9 +71,13 @@ def open_engines(
     check: Callable[[ModelInfo], None] = lambda info: None,
     **options: Any,
 ) -> dict[int, Engine]:
-    """An engine for each (block size, tokens that it must hold), closed with `stack`. Weights are in memory once, but
-    twice while another engine opens. An engine has its default memory if that is enough, else as much as it needs.
-    `check` may raise for the model, before memory is asked for; `options` are the engine's.
+    """Return an engine for each (block size, tokens that it must hold), by block size, closed with `stack`.
+
+    The weights are in memory once, but twice while another engine opens. Without `plan.kv_memory`, an engine has its
+    default memory if that is enough, else as much as it needs. `check` may raise for the model, before more memory is
+    asked for. `options` are the engine's.
+
+    Raises InvalidRequest if the tests need more memory than the machine has.
     """
     engines: dict[int, Engine] = {}
     weights: Any = None
@@ -114,7 +122,7 @@ def open_engines(
 
 
 def _share(engine: Engine, weights: Any) -> None:
-    """Let an engine compute with another's weights, and its own go."""
+    """Let an engine compute with another engine's weights, and release its own."""
 
     def share(core: EngineCore) -> None:
         core.loaded.model.update(weights)

@@ -1,4 +1,4 @@
-"""What a figure was measured on: chip, memory, system, versions, BLAS, and what else the machine had to do."""
+"""The machine that figures were measured on: chip, memory, system, versions, BLAS, and its other load."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cortexmlx.machine import memory_bytes, metal_device
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine and the software that a benchmark ran on. `cpus` this process may use; `memory` in bytes; `load` is
-    how many processes wanted a CPU in the last minute, before it began.
-    """
+    """The machine and the software that a benchmark ran on."""
 
     chip: str
     cpus: int
+    """CPUs that this process may use."""
     memory: int
+    """Bytes of memory."""
     device: str
     system: str
     python: str
@@ -30,10 +30,11 @@ class Machine:
     mlx_lm: str
     blas: str
     load: float = 0.0
+    """How many processes wanted a CPU in the minute before the benchmark."""
 
     @classmethod
     def here(cls) -> Machine:
-        """This one."""
+        """Return this machine."""
         return cls(
             chip=_chip(),
             cpus=blas.usable_cpus(),
@@ -49,7 +50,7 @@ class Machine:
         )
 
     def lines(self) -> list[str]:
-        """Hardware, software and BLAS, for people."""
+        """Return hardware, software and BLAS as lines for people."""
         return [
             f"{self.chip}, {self.cpus} CPUs, {format_bytes(self.memory)} memory, "
             f"MLX on {self.device}, load {self.load}",
@@ -58,7 +59,7 @@ class Machine:
         ]
 
     def software(self) -> str:
-        """Versions and system in a line."""
+        """Return versions and system in one line."""
         versions = f"cortexmlx {self.cortexmlx}, mlx {self.mlx}, mlx-lm {self.mlx_lm}, Python {self.python}"
         return f"{versions}, {self.system}"
 

@@ -1,7 +1,7 @@
 """mlx-lm as a contestant: the same model object, hence the same weights, in the same process.
 
-A lone request goes through `generate_step` with a streaming detokenizer, which is `stream_generate` without its end
-at an end token; several go through `BatchGenerator`, on which `batch_generate` is built.
+A single request goes through `generate_step` with a streaming detokenizer. This is `stream_generate` without its end at
+an end token. Several requests go through `BatchGenerator`, on which `batch_generate` is built.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from cortexmlx.models import LoadedModel
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Arguments of `BatchGenerator`; these are its own defaults. `watch_kv` also notes the bytes of its caches."""
+    """Arguments of `BatchGenerator`, with its own defaults."""
 
     completion_batch_size: int = 32
     prefill_batch_size: int = 8
     prefill_step_size: int = 2048
     watch_kv: bool = False
+    """Whether to record the bytes of its caches, too."""
 
 
 class MlxLm:
@@ -47,10 +48,10 @@ class MlxLm:
         return self._run_one(work[0]) if len(work) == 1 and not work[0].at else self._run_batch(work)
 
     def chat(self, turns: Sequence[Work]) -> Trace:
-        """Run the turns of one conversation, each prompt being what the user adds; the trace is that of the last.
+        """Run the turns of one conversation, and return the trace of the last. A turn's prompt is what the user adds.
 
-        With `prompt_cache` a turn computes what the cache lacks, as mlx-lm's chat does; without, the whole
-        conversation.
+        With `prompt_cache`, a turn computes only what is not in the cache, as mlx-lm's chat does. Without it, a turn
+        computes the whole conversation.
         """
         cache = make_prompt_cache(self._model)
         so_far: tuple[int, ...] = ()
@@ -100,7 +101,7 @@ class MlxLm:
         while running:
             while timed and work[timed[0]].at <= recorder.seconds():
                 insert([timed.pop(0)])
-            if running == len(timed):  # nobody is there
+            if running == len(timed):  # all others are still to arrive
                 time.sleep(max(0.0, work[timed[0]].at - recorder.seconds()))
                 continue
             _, responses = generator.next()

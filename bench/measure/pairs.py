@@ -1,5 +1,5 @@
-"""Comparing two contestants on a noisy machine: runs in pairs, taking turns to go first, and the median of the pairs'
-ratios.
+"""Comparison of two contestants on a noisy machine: runs in pairs that take turns to go first, and the median ratio of
+the pairs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MINIMUM_PAIRS = 5
 
 
 class Better(str, Enum):
-    """Which way a figure should go; the values are how a target for the ratio is written."""
+    """Which direction of a figure is better. The values are how a target for the ratio is written."""
 
     HIGHER = ">="
     LOWER = "<="
@@ -23,7 +23,7 @@ class Better(str, Enum):
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a trace, the better direction, and the target for ours over theirs."""
+    """A figure of a trace, the better direction, and the target for the ratio of ours to theirs."""
 
     name: str
     unit: str
@@ -34,21 +34,21 @@ class Measure:
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to compare: how each side runs repetition r (each repetition has prompts of its own, the same for both
-    sides), and what to measure. `what` describes it in one line.
-    """
+    """One thing to compare. Each repetition has its own prompts, the same for both sides."""
 
     name: str
     what: str
+    """The case in one line."""
     ours: Callable[[int], Trace]
+    """Runs a repetition, by its number, with cortexmlx."""
     theirs: Callable[[int], Trace]
+    """Runs a repetition, by its number, with mlx-lm."""
     measures: tuple[Measure, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A measure over all pairs of a case, in the order in which they ran. `same_tokens` of `requests` generated the
-    same ids on both sides."""
+    """A measure over all pairs of a case, in the order in which they ran."""
 
     case: str
     what: str
@@ -61,6 +61,7 @@ class Comparison:
     ours_cpu: tuple[float, ...]
     theirs_cpu: tuple[float, ...]
     same_tokens: int
+    """Requests with the same token ids on both sides."""
     requests: int
 
     @property
@@ -75,13 +76,13 @@ class Comparison:
 
     @property
     def cpu_ratio(self) -> float | None:
-        """The same by CPU time; None where CPU time says nothing."""
+        """The same by CPU time; None if CPU time means nothing."""
         pairs = zip(self.ours_cpu, self.theirs_cpu, strict=True)
         return statistics.median(a / b for a, b in pairs) if self.ours_cpu else None
 
     @property
     def met(self) -> bool:
-        """The median ratio is on the right side of the target."""
+        """Whether the median ratio meets the target."""
         return self.ratio >= self.target if self.better is Better.HIGHER else self.ratio <= self.target
 
 

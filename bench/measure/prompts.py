@@ -1,4 +1,4 @@
-"""Prompts for benchmarks: random token ids, so that no prompt is like another and no prefix is ever cached by chance.
+"""Prompts for benchmarks: random token ids, so that prompts differ and no prefix is cached by chance.
 
 The time of a forward pass does not depend on which tokens it computes.
 """
@@ -17,12 +17,13 @@ class Prompts:
         self._random = np.random.default_rng(seed)
 
     def take(self, tokens: int) -> tuple[int, ...]:
-        """The next prompt, of so many tokens."""
+        """Return the next prompt, of `tokens` tokens."""
         return tuple(self._random.integers(self._first, self._vocab_size, tokens).tolist())
 
     def lengths(self, count: int, shortest: int, longest: int) -> list[int]:
-        """`count` lengths, log-uniform: as many between 64 and 128 as between 512 and 1,024. The longest is among
-        them."""
+        """Return `count` lengths, log-uniform: as many between 64 and 128 as between 512 and 1,024. One of them is
+        `longest`.
+        """
         drawn = np.exp(self._random.uniform(np.log(shortest), np.log(longest + 1), count)).astype(int)
         drawn[0] = longest
         return [int(n) for n in self._random.permutation(drawn.clip(shortest, longest))]

@@ -1,5 +1,6 @@
-"""A small model with random weights, for machines without a model: the figures show the engine's own cost. A llama if
-nothing else is asked for."""
+"""A small model with random weights, for machines without a model: the figures show the engine's own cost. The default
+is a llama.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ CONFIG = {
 
 
 def write_random_model(folder: Path, config: dict[str, object] | None = None) -> Path:
-    """Write a model folder with float32 weights and a byte-level tokenizer; returns its path. `config` replaces
-    entries of `CONFIG`."""
+    """Write a model folder with float32 weights and a byte-level tokenizer, and return its path. `config` replaces
+    entries of `CONFIG`.
+    """
     from cortexmlx.cpu import blas
 
     blas.preload()

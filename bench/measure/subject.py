@@ -1,4 +1,4 @@
-"""Running requests through an Engine the way its callers do, and noting when each token comes out."""
+"""Runs requests through an Engine as its callers do, and records when each token comes out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def submit_together(
     engine: Engine, requests: Sequence[tuple[Work, Callable[[TokenEvent], None]]], background: bool
 ) -> list[RequestHandle]:
-    """Queue requests all at once, as `Engine.generate_batch` does, each with a listener on the engine's thread."""
+    """Queue all requests at once, as `Engine.generate_batch` does. Each has a listener on the engine's thread."""
 
     def submit(core: EngineCore) -> list[RequestHandle]:
         return [
@@ -37,8 +37,11 @@ def submit_together(
 
 
 class Cortex:
-    """cortexmlx as a contestant. `watch_kv` also notes the KV memory in use; `background` requests are those of a batch
-    whose end is what counts."""
+    """cortexmlx as a contestant.
+
+    With `watch_kv`, the trace also has the KV memory in use. With `background`, requests are those of a batch: only the
+    end of the batch counts.
+    """
 
     name = "cortexmlx"
 
@@ -52,12 +55,15 @@ class Cortex:
         return self.start(work).finish()
 
     def start(self, work: Sequence[Work]) -> Flight:
-        """Submit the requests; those with `after` or `at` come later, by themselves."""
+        """Submit the requests. Those with `after` or `at` are submitted later, without another call."""
         return Flight(self.engine, work, self._watch_kv, self._background)
 
     def chat(self, turns: Sequence[Work]) -> Trace:
-        """Run the turns of one conversation one after the other; the trace is that of the last. Each turn's prompt is
-        what the user adds: the engine gets the whole conversation each time, as a chat client sends it."""
+        """Run the turns of one conversation in order, and return the trace of the last.
+
+        A turn's prompt is what the user adds. The engine gets the whole conversation each time, as a chat client sends
+        it.
+        """
         so_far: tuple[int, ...] = ()
         for turn in turns:
             trace = self.run([Work(so_far + turn.prompt, turn.max_tokens)])
@@ -66,7 +72,7 @@ class Cortex:
 
 
 class Flight:
-    """Requests on their way through the engine. Tokens are stamped on the engine's thread, as they are handed out."""
+    """Requests in progress. Tokens get their stamps on the engine's thread, when they are handed out."""
 
     def __init__(self, engine: Engine, work: Sequence[Work], watch_kv: bool = False, background: bool = False) -> None:
         self._engine = engine
@@ -84,12 +90,14 @@ class Flight:
         self._submit(0)
 
     def wait_for_first_tokens(self) -> None:
-        """Return when every request has its first token."""
+        """Wait until every request has its first token."""
         self._submit_late()
         self._all_have_tokens.wait()
 
     def finish(self) -> Trace:
-        """Wait for the end of all. Raises the error of the first request that failed."""
+        """Wait for the end of all requests, and return their trace. Raises the error of the first request that
+        failed.
+        """
         self._submit_late()
         self._all_done.wait()
         for handle in self._handles:

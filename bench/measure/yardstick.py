@@ -1,7 +1,7 @@
-"""How fast the machine itself is just now: fixed pieces of work that no change of this program touches.
+"""How fast the machine itself is at the moment: fixed pieces of work that no change of this program affects.
 
-A figure of today and one of last week differ for two reasons: the program changed, or the machine was busier, hotter or
-on its battery. The yardstick is measured between the repetitions, and says which.
+Figures of today and of last week differ for two reasons. The program changed, or the machine was busier, hotter or on
+battery. The yardstick is measured between the repetitions, and tells which.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import mlx.core as mx
 from cortexmlx.bench.measure.trace import Stamp
 
 COMPUTE, MEMORY = "products", "memory"
-"""Parts of the machine: matrix products, which bound a prompt, and reading memory, which bounds a decode step."""
+"""Parts of the machine: matrix products, which limit a prompt, and reading memory, which limits a decode step."""
 
 _SIZE, _PRODUCTS = 640, 4
 _NUMBERS = 32 << 20
-"""128 MiB: more than caches hold, as weights are."""
+"""128 MiB of float32: more than caches hold, as weights are."""
 
 
 class Yardstick:
@@ -31,10 +31,10 @@ class Yardstick:
         mx.eval(self._square, self._column, self._wide)
         self._samples: dict[str, list[float]] = defaultdict(list)
         self._run()
-        self._samples.clear()  # the first is slow
+        self._samples.clear()  # the first run is slow
 
     def sample(self) -> None:
-        """Do both once. About a tenth of a second on two cores of a server."""
+        """Do both pieces of work once. It takes about a tenth of a second on two cores of a server."""
         self._run()
 
     def _run(self) -> None:
@@ -50,17 +50,19 @@ class Yardstick:
 
     @property
     def bytes(self) -> int:
-        """What it keeps in MLX's memory."""
+        """Bytes that the yardstick keeps in MLX's memory."""
         return self._square.nbytes + self._column.nbytes + self._wide.nbytes
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples so far."""
         return len(self._samples[f"{COMPUTE}, wall"])
 
     def beside(self, before: int) -> dict[str, float]:
-        """Seconds around a piece of work, by part and clock: the geometric mean of sample number `before`, which came
-        just before it, and of the next one, if there is one.
+        """Return seconds around a piece of work, by part and clock.
+
+        This is the geometric mean of sample number `before`, just before the work, and of the next sample if there is
+        one.
         """
         around = {name: values[before : before + 2] for name, values in self._samples.items()}
         return {name: statistics.geometric_mean(values) for name, values in around.items()}
@@ -70,10 +72,12 @@ class Yardstick:
         self._samples[f"{part}, CPU"].append(end.cpu - begin.cpu)
 
     def seconds(self) -> dict[str, tuple[float, ...]]:
-        """Every sample, by part and clock."""
+        """Return every sample in seconds, by part and clock."""
         return {name: tuple(values) for name, values in self._samples.items()}
 
     def spread(self) -> float:
-        """How uneven the machine was: the slowest quarter over the median, less 1, of its wall times."""
+        """Return how uneven the machine was: the upper quartile of the products' wall times over their median,
+        minus 1.
+        """
         walls = self._samples[f"{COMPUTE}, wall"]
         return statistics.quantiles(walls, n=4)[2] / statistics.median(walls) - 1 if len(walls) > 3 else 0.0

@@ -143,7 +143,7 @@ def measure(
 
 def replay(allocator: Allocator, calls: Sequence[Call]) -> tuple[float, int]:
     """Seconds spent in the allocator, and how many runs it gave for what was asked."""
-    lies = [0] * BLOCKS  # where the recorded block lies here
+    lies = [0] * BLOCKS  # for each recorded block, the block that stands for it here
     seconds, given, clock = 0.0, 0, time.perf_counter
     extend = getattr(allocator, "extend", None)
     for call in calls:

@@ -87,7 +87,7 @@ class Buddy:
 
     def __init__(self, total_blocks: int) -> None:
         self._levels = max(1, total_blocks.bit_length())
-        self._free: list[dict[int, None]] = [{} for _ in range(self._levels)]  # of each level: where runs begin
+        self._free: list[dict[int, None]] = [{} for _ in range(self._levels)]  # for each level, where its runs begin
         self._give(0, total_blocks)
 
     def allocate(self, n: int) -> KVHandle:
