@@ -1,4 +1,4 @@
-"""One `cortexmlx bench`: engines opened as the tests need them, everything measured, one report."""
+"""One `cortexmlx bench`: opens the engines that the tests need, measures everything, and makes one report."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ INTERRUPTED = "interrupted: what was measured so far"
 
 
 def measure_rows(plan: Plan, wanted: Sequence[Test], block_sizes: Sequence[int]) -> Report:
-    """The rows of all tests in blocks of all sizes. An interrupt ends it with the runs so far, if there are any.
+    """Measure all tests with blocks of all sizes. An interrupt ends it with the runs so far, if there are any.
 
-    Raises InvalidRequest if the model's context is too short for one.
+    Raises InvalidRequest if the model's context is too short for a test, or if there are no tests.
     """
     if not wanted:
         raise InvalidRequest(_NOTHING)
@@ -79,8 +79,10 @@ def _check_context(tokens: int, what: str, next_step: str, info: ModelInfo) -> N
 
 
 def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool, block_size: int) -> Report:
-    """Requests as they come, alone or beside mlx-lm's batch generator. An interrupt ends it with the runs that are
-    complete, if there are any. Raises InvalidRequest if the model's context is too short.
+    """Measure requests that arrive at random, alone or beside mlx-lm's batch generator.
+
+    An interrupt ends it with the complete runs, if there are any. Raises InvalidRequest if the model's context is too
+    short.
     """
     machine, sides, yardstick = Machine.here(), list[Served](), Yardstick()
     interrupted = False
@@ -105,7 +107,7 @@ def measure_trace(plan: Plan, traffic: Traffic, promise: Promise, against: bool,
 def compare_with_mlx_lm(
     plan: Plan, suites: Sequence[str], only: Sequence[str], shape: Shape, block_size: int
 ) -> Report:
-    """The comparisons of the suites "basic" and "serving": see `compare_sections`."""
+    """Run the comparisons of the suites "basic" and "serving": see `compare_sections`."""
     sections = basic_sections(shape) if "basic" in suites else []
     sections += serving_sections() if "serving" in suites else []
     return compare_sections(plan, sections, shape, only, block_size)
@@ -114,11 +116,11 @@ def compare_with_mlx_lm(
 def compare_sections(
     plan: Plan, sections: Sequence[Section], shape: Shape, only: Sequence[str], block_size: int
 ) -> Report:
-    """The comparisons of some sections, in sizes of `shape`; `only` keeps the cases with one of these texts in their
-    name, if there are any.
+    """Run the comparisons of some sections, with the sizes of `shape`. `only` keeps the cases with one of these texts
+    in their name; if it is empty, all cases.
 
-    An interrupt ends it with the cases that are complete, if there are any. Raises InvalidRequest for a text that no
-    case has, if there are no cases, and if the model's context is too short for one.
+    An interrupt ends it with the complete cases, if there are any. Raises InvalidRequest if no case has one of the
+    texts, if there are no cases, or if the model's context is too short for a case.
     """
     machine = Machine.here()
     tokens = max(ROWS * (CONTEXTS[1] + DECODED + 2 * block_size), shape.tokens(block_size))
@@ -154,14 +156,15 @@ def _ended(interrupted: bool) -> tuple[str, ...]:
 
 
 def _engine(plan: Plan, shape: Shape, block_size: int, tokens: int, stack: ExitStack, section: Section) -> Engine:
-    """The engine of a section, closed with `stack`."""
+    """Return the engine of a section, closed with `stack`."""
     options: dict[str, Any] = {} if section.token_target else {"token_target": None}
     check = partial(_check_context, shape.longest, "a case", ": lower -p, -n or -d")
     return open_engines(plan, stack, [(block_size, tokens)], shape.batch, check, **options)[block_size]
 
 
 def _chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
-    """For each text the case of that very name, else those with that text in their name; all if there is no text.
+    """Return, for each text, the case with this name, or else the cases with the text in their name. Without texts,
+    return all cases.
 
     Raises InvalidRequest for a text that no case has.
     """
@@ -176,7 +179,7 @@ def _chosen(cases: Sequence[Case], only: Sequence[str]) -> list[Case]:
 
 
 def combined(reports: Sequence[Report]) -> Report:
-    """Several reports of one command as one."""
+    """Return several reports of one command as one."""
     first = reports[0]
     models = [report.model for report in reports if report.model is not None]
     return Report(
@@ -194,7 +197,7 @@ def combined(reports: Sequence[Report]) -> Report:
 
 
 def _warm_up(contest: Contest, tell: Callable[[str], None]) -> None:
-    """Run what is not counted: each side's first steps of a kind take longer than those after them."""
+    """Run work that is not measured, because the first steps of a kind take longer on each side."""
     prompts = contest.prompts("warm-up", 0)
     for length, tokens in WARM_UP:
         for rows in (1, 8):

@@ -1,1 +1,1 @@
-"""What a benchmark found, for people, for programs, and beside what another run found."""
+"""The results of a benchmark: for people, for programs, and as a picture."""

@@ -1,4 +1,4 @@
-"""Bars for a terminal: figures of one kind side by side, where there are several to look at."""
+"""Bars for a terminal: figures of one kind side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def chart(bars: Sequence[Bar], width: int = WIDTH) -> str:
-    """Each group of two bars or more under its name; "" if there is none. A scale begins at 0."""
+    """Return each group of two or more bars under its name; "" if there is no such group. A scale begins at 0."""
     groups = [(name, [bar for bar in bars if bar.group == name]) for name in dict.fromkeys(bar.group for bar in bars)]
     return "\n\n".join(_group(name, group, width) for name, group in groups if len(group) > 1)
 
@@ -26,6 +26,6 @@ def _group(name: str, bars: Sequence[Bar], width: int) -> str:
 
 
 def _drawn(cells: float) -> str:
-    """A bar of so many character cells, exact to an eighth."""
+    """Return a bar of `cells` character cells, exact to an eighth."""
     eighths = round(cells * 8)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()

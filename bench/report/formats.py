@@ -13,25 +13,25 @@ from cortexmlx.bench.report.report import Report
 
 
 def as_object(report: Report) -> dict[str, Any]:
-    """Machine, model, notes, and the records of each part under its key."""
+    """Return machine, model, notes, and the records of each part under its key."""
     model = None if report.model is None else asdict(report.model)
     shell = {"machine": asdict(report.machine), "model": model, "notes": report.notes, "settings": report.settings}
     return {**shell, "interrupted": report.interrupted, **{part.key: part.records for part in report.parts}}
 
 
 def as_json(report: Report) -> str:
-    """One object."""
+    """Return one JSON object."""
     return json.dumps(as_object(report), indent=2)
 
 
 def json_lines(report: Report) -> str:
-    """One object per record, each with machine and model."""
+    """Return one object per record, each with machine and model."""
     around = {"machine": asdict(report.machine), "model": _name(report), "notes": report.notes}
     return "\n".join(json.dumps({**record, **around}) for record in _records(report))
 
 
 def as_csv(report: Report) -> str:
-    """One line per record; lists are joined by spaces."""
+    """Return one line per record. Lists are joined by spaces."""
     around = {"model": _name(report), "chip": report.machine.chip, "blas": report.machine.blas}
     records = [{**record, **around} for record in _records(report)]
     out = io.StringIO()
@@ -48,6 +48,6 @@ def _name(report: Report) -> str | None:
 
 
 def _records(report: Report) -> list[Mapping[str, Any]]:
-    """All records, with the key of their part where there are several parts."""
+    """Return all records. With several parts, each record has the key of its part."""
     several = len(report.parts) > 1
     return [{"part": part.key, **record} if several else record for part in report.parts for record in part.records]

@@ -1,4 +1,4 @@
-"""The sections about KV memory in a report: writing it, allocating it, reading it."""
+"""The sections about KV memory in a report: its writes, its allocation, its reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cortexmlx.bench.suites.kernels import Modelled, Speed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
 
 TARGET = 3.0
-"""What a pool should reach beside a buffer for each block."""
+"""How many times as fast as a buffer for each block a pool should be."""
 
 
 def pool(found: Sequence[Writing], sizes: Sizes) -> ReportSection:
@@ -102,7 +102,7 @@ def _range(found: Sequence[Speed]) -> str:
 
 
 def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bool) -> ReportSection:
-    """Bandwidth of each kernel, and under it what the model says of Apple GPUs."""
+    """Bandwidth of each kernel, and below it the cost model's figures for Apple GPUs."""
     rows = tuple(
         (s.shape.name, s.kernel, f"{median(s.rates):.1f}", "{:.1f} to {:.1f}".format(*_ends(s.rates)), _share(s))
         for s in found

@@ -1,4 +1,4 @@
-"""Comparisons with mlx-lm in a report: a row for each measure, and every figure below."""
+"""Comparisons with mlx-lm in a report: a row for each measure, and all figures below the table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BELOW = (
 
 
 def part(comparisons: Sequence[Comparison]) -> ReportSection:
-    """Each case once in the table, all figures below."""
+    """Return the section: a row for each comparison, all figures below."""
     table = Table(HEADINGS, tuple(map(_cells, comparisons)), 2, ("met", "least", "most", "measure"))
     raw = tuple(map(_raw, comparisons))
     bars = tuple(

@@ -14,26 +14,27 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured. `settings` are options of the engine that change its figures; `yardstick` the
-    seconds that fixed pieces of work took beside it, by clock and part of the machine; `notes` lines that a reader must
-    know; `interrupted` if not all that was asked for is there.
-    """
+    """Everything that was measured."""
 
     machine: Machine
     model: ModelInfo | None
     parts: tuple[ReportSection, ...] = ()
     notes: tuple[str, ...] = ()
+    """Lines that a reader must know."""
     settings: dict[str, str] = field(default_factory=dict)
+    """Options of the engine that change its figures."""
     yardstick: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds of the fixed pieces of work that ran between the repetitions, by part of the machine and clock."""
     interrupted: bool = False
+    """Whether something that was asked for is missing."""
 
     def header(self) -> list[str]:
-        """Machine, model and notes, one item each."""
+        """Return machine, model and notes, one item each."""
         return [*self.machine.lines(), *model_lines(self.model), *self.notes]
 
 
 def model_lines(model: ModelInfo | None) -> list[str]:
-    """The model in a line, and what was done to it."""
+    """Return the model in one line, and its notes."""
     if model is None:
         return []
     count = f"{model.parameters / 1e6:,.0f} M" if model.parameters >= 1e6 else f"{model.parameters:,}"

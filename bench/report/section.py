@@ -1,5 +1,5 @@
-"""One section of a report as plain data: whoever measured it says what stands in its table, in its records, in its
-chart, and which of its figures a later run can be compared with.
+"""One section of a report as plain data: tables, records, bars, and the figures that a later run can be compared
+with.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from cortexmlx.bench.measure.pairs import Better
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows of text; the first `left` columns are aligned to the left. Columns in `spare` leave the table,
-    one after the other, where it would be wider than the terminal, or than 80 columns.
-    """
+    """Headings and rows of text."""
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
+    """The first `left` columns are aligned to the left."""
     spare: tuple[str, ...] = ()
+    """Columns to drop, in this order, while the table is wider than the terminal, or than 80 columns."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure to draw, between the lowest and the highest of its repetitions. Bars of one `group` share a scale, in
-    `unit`.
-    """
+    """A figure to draw, with the lowest and the highest of its repetitions."""
 
     group: str
+    """Bars of one group share a scale."""
     label: str
     unit: str
     value: float
@@ -39,32 +38,35 @@ class Bar:
 
 @dataclass(frozen=True)
 class Series:
-    """The repetitions of one figure, to be compared with those of another run. `machine` names the part of the
-    machine's own speed that it goes by (of `measure.yardstick`), or "" where that is no matter, as for a ratio of two
-    contestants that took turns. `clock`: "wall" or "CPU".
-
-    `beside` are the seconds of that part of the machine around each repetition, where it was measured so closely;
-    `rounds` in which round each was measured, with an engine that was opened for it (none: each is a round).
-    """
+    """The repetitions of one figure, for comparison with those of another run."""
 
     name: str
     unit: str
     better: Better
     values: tuple[float, ...]
     machine: str = ""
+    """The part of the machine that limits the figure, as `measure.yardstick` names it. "" if the machine's speed does
+    not matter, as for a ratio of two contestants that took turns.
+    """
     clock: str = "wall"
+    """"wall" or "CPU"."""
     beside: tuple[float, ...] = ()
+    """Seconds of that part of the yardstick around each repetition; empty if they were not measured."""
     rounds: tuple[int, ...] = ()
+    """The round of each repetition, whose engine was opened for it. Empty: each repetition is a round."""
 
 
 @dataclass(frozen=True)
 class ReportSection:
-    """A section: its `key` in JSON, a title, tables, lines below them, records for programs, bars, series."""
+    """A section of a report."""
 
     key: str
+    """Its key in JSON."""
     title: str
     tables: tuple[Table, ...]
     below: tuple[str, ...] = ()
+    """Lines below the tables."""
     records: tuple[Mapping[str, Any], ...] = ()
+    """The figures for programs."""
     bars: tuple[Bar, ...] = ()
     series: tuple[Series, ...] = field(default=())

@@ -1,4 +1,4 @@
-"""The rows of `cortexmlx bench` in a report: a table that reads like llama-bench's."""
+"""The rows of `cortexmlx bench` in a report: a table in the form of llama-bench's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BELOW = (
 
 
 def part(rows: Sequence[TestResult], model: ModelInfo, backend: str) -> ReportSection:
-    """The rows in the columns of llama-bench, and under them what they took of memory."""
+    """Return the rows in the columns of llama-bench, and below them their memory."""
     core = (
         model.name.rstrip("/").rpartition("/")[2],
         f"{model.weight_bytes / 2**20:,.1f} MiB",

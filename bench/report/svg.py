@@ -1,4 +1,4 @@
-"""The figures of a report as a picture: bars with whiskers from the lowest to the highest repetition, in SVG."""
+"""The figures of a report as a picture in SVG: bars with whiskers from the lowest to the highest repetition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ rect { fill: #4078c0 } .whisker { stroke: #24292f; stroke-width: 1.5 } .page { f
 
 
 def picture(report: Report) -> str:
-    """An SVG document. Bars of one unit and kind share a scale that begins at 0."""
+    """Return an SVG document. Bars of one unit and kind share a scale that begins at 0."""
     bars = sorted((bar for part in report.parts for bar in part.bars), key=lambda bar: bar.group)
     model = "" if report.model is None else f"{report.model.name}, "
     top = [_text(16, 24, f"cortexmlx bench: {model}{report.machine.chip}", "title")]
@@ -37,7 +37,7 @@ def picture(report: Report) -> str:
 
 
 def _group(name: str, bars: Sequence[Bar], y: int) -> tuple[list[str], int]:
-    """The elements of a group from `y` on, and where the next may begin."""
+    """Return the elements of a group that begins at `y`, and the `y` of the next group."""
     most = max(max(bar.value, bar.high) for bar in bars) or 1.0
     scale = (WIDTH - _LEFT - _RIGHT) / most
     lines = [_text(16, y + 18, f"{name}, {bars[0].unit}", "small")]

@@ -1,4 +1,4 @@
-"""A report for people: Markdown that fits 80 columns, or a narrower terminal as far as it can."""
+"""A report for people: Markdown that fits 80 columns, and narrower terminals if it can."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ WIDTH = 80
 
 
 def markdown(report: Report, width: int = WIDTH) -> str:
-    """The header's lines, and for each part its title, tables, and what stands below them."""
+    """Return the header's lines, and for each part its title, its tables, and the lines below them."""
     return "\n\n".join([items(report.header(), width), *(of_part(part, width) for part in report.parts)])
 
 
 def of_part(part: ReportSection, width: int = WIDTH) -> str:
-    """One section."""
+    """Return one section."""
     tables = [table(each, width) for each in part.tables]
     return "\n\n".join([f"## {part.title}", *tables, *([items(part.below, width)] if part.below else [])])
 
 
 def items(lines: Sequence[str], width: int = WIDTH) -> str:
-    """A Markdown list."""
+    """Return a Markdown list."""
     return "\n".join(
         textwrap.fill(line, width, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
         for line in lines
@@ -31,7 +31,7 @@ def items(lines: Sequence[str], width: int = WIDTH) -> str:
 
 
 def table(given: Table, width: int = WIDTH) -> str:
-    """A Markdown table whose columns are aligned; too wide a one goes without some of them."""
+    """Return a Markdown table with aligned columns. A table that is too wide loses `spare` columns."""
     shown = given
     for gone in given.spare:
         if _width(shown) <= width:
@@ -49,7 +49,7 @@ def table(given: Table, width: int = WIDTH) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits, or all of a large one."""
+    """Return the value with four digits, or all digits of a large value."""
     return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""The serving trace in a report: what users saw, a column for each side."""
+"""The serving trace in a report: what users saw, with a column for each side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.arrivals import PERCENTILES, Served, Traffic
 
 KEEPS_UP = 0.6
-"""Of the requests' rate: the last ones' answers take their time, too, after the last has come."""
+"""The lowest share of the requests' rate at which the engine keeps up. It is below 1 because the last answers take time
+after the last arrival.
+"""
 
 BELOW = (
     "TTFT: from a request's arrival to its first token. TPOT: per token after the first, of each request. ITL: between "
@@ -22,7 +24,7 @@ BELOW = (
 
 
 def part(sides: Sequence[Served], traffic: Traffic) -> ReportSection:
-    """The figures of all runs together."""
+    """Return the section, with the figures of all runs together."""
     promise = sides[0].promise
     figures = [_figures(side) for side in sides]
     names = list(figures[0])
@@ -52,8 +54,8 @@ def part(sides: Sequence[Served], traffic: Traffic) -> ReportSection:
 
 
 def _behind(side: Served, traffic: Traffic) -> tuple[str, ...]:
-    """That requests came faster than they were answered, if they did: then they wait for each other, and how long says
-    more about the rate than about an answer.
+    """Return a warning if requests arrived faster than they were answered. Then they wait for each other, and the wait
+    depends more on the rate than on an answer.
     """
     served = len(side.requests) / sum(trace.total().wall for trace in side.traces)
     if served > KEEPS_UP * traffic.rate:
@@ -65,7 +67,7 @@ def _behind(side: Served, traffic: Traffic) -> tuple[str, ...]:
 
 
 def _same(sides: Sequence[Served]) -> tuple[str, ...]:
-    """How many requests had the same tokens on both sides."""
+    """Return a line with the number of requests that have the same tokens on both sides."""
     if len(sides) < 2:
         return ()
     both = list(zip(*(side.requests for side in sides), strict=True))
@@ -85,7 +87,7 @@ def _record(side: Served, figures: dict[str, float]) -> dict[str, Any]:
 
 
 def _series(side: Served) -> tuple[Series, ...]:
-    """One figure of each run: those of one run hang together, and are no repetitions."""
+    """Return one figure for each run. Requests of one run depend on each other, so they are not repetitions."""
     runs = [side.waits(trace.requests) for trace in side.traces]
     found = [Series("trace, tokens per second", "t/s", Better.HIGHER, tuple(side.throughput()))]
     for name in ("TTFT", "TPOT"):

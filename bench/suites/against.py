@@ -18,19 +18,21 @@ ROWS = 16
 """Rows that the engine needs for the usual cases, and for those of other suites."""
 
 _DECODING = (1, 8, ROWS)
-"""How many rows decode in the usual cases."""
+"""The numbers of decoding rows in the usual cases."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the cases, in tokens: the long prompts, the context at which decoding begins, the generated tokens. With
-    `rows` the cases are these, as without a peer, and the other sizes say nothing.
-    """
+    """Sizes of the cases, in tokens."""
 
     prompts: tuple[int, ...] = (512,)
+    """The long prompts."""
     context: int = 128
+    """The context at which decoding begins."""
     generates: tuple[int, ...] = (128,)
+    """The generated tokens."""
     rows: tuple[Test, ...] = ()
+    """If given, the cases are these rows, as without a peer, and the other sizes are ignored."""
 
     @property
     def batch(self) -> int:
@@ -45,7 +47,7 @@ class Shape:
         return max(2 + max(self.prompts), self.context + max(self.generates))
 
     def tokens(self, block_size: int) -> int:
-        """Tokens that the engine holds at once, at most, in blocks of a size."""
+        """Return the most tokens that the engine holds at once, in blocks of `block_size`."""
         if self.rows:
             return max(test.tokens + test.batch * 2 * block_size for test in self.rows)
         decoding = ROWS * (self.context + max(self.generates) + 2 * block_size)
@@ -53,7 +55,7 @@ class Shape:
 
 
 class Contest:
-    """Both sides on one engine's weights, and where prompts come from: the same ones for both sides of a pair.
+    """Both sides on one engine's weights, and the source of prompts: the same prompts for both sides of a pair.
 
     `open_engine` is called when the first case runs.
     """
@@ -68,16 +70,16 @@ class Contest:
         return self._open_engine()
 
     def prompts(self, case: str, repetition: int) -> Prompts:
-        """A fresh stream of prompts for a repetition of a case."""
+        """Return a new stream of prompts for a repetition of a case."""
         seed = sum(case.encode()) + 1_000 * repetition + 1_000_000 * self._seed
         return Prompts(self.engine.info.vocab_size, seed)
 
     def cortex(self, *, watch_kv: bool = False, background: bool = False) -> Cortex:
-        """cortexmlx, with a look at the KV memory if `watch_kv`, and with `background` requests."""
+        """Return cortexmlx as a contestant: see `Cortex`."""
         return Cortex(self.engine, watch_kv=watch_kv, background=background)
 
     def mlx_lm(self, settings: BatchSettings | None = None, *, prompt_cache: bool = True) -> MlxLm:
-        """mlx-lm on the engine's weights."""
+        """Return mlx-lm on the engine's weights."""
         return MlxLm(self.engine.inspect(lambda core: core.loaded), settings, prompt_cache=prompt_cache)
 
     def case(
@@ -90,8 +92,11 @@ class Contest:
         *,
         background: bool = False,
     ) -> Case:
-        """A case in which both sides run the same work; `settings` watch the KV memory on both sides or on none.
-        `background`: only the end of all counts, as in `Engine.generate_batch`."""
+        """Return a case in which both sides run the same work.
+
+        `settings` watch the KV memory on both sides or on neither. With `background`, only the end of all requests
+        counts, as in `Engine.generate_batch`.
+        """
         watch_kv = settings is not None and settings.watch_kv
         return Case(
             name,
@@ -106,30 +111,32 @@ class Contest:
 
 @dataclass(frozen=True)
 class Section:
-    """Cases that share an engine: with the engine's own target for the time between two tokens, or (`token_target`
-    False) with prompts computed in full chunks whoever decodes."""
+    """Cases that share an engine."""
 
     cases: Callable[[Contest], list[Case]]
     token_target: bool = True
+    """Whether the engine has its default target for the time between two tokens. Without it, prompts are computed in
+    full chunks even while other rows decode.
+    """
 
 
 def prefill(target: float) -> Measure:
-    """Prompt tokens per second until all requests have a token."""
+    """Return the measure of prompt tokens per second, until all requests have a token."""
     return Measure("prefill", "tok/s", Trace.prefill_rate, Better.HIGHER, target)
 
 
 def decode(target: float) -> Measure:
-    """Tokens per second while all rows decode."""
+    """Return the measure of tokens per second while all rows decode."""
     return Measure("decode", "tok/s", Trace.decode_rate, Better.HIGHER, target)
 
 
 def together(rows: int) -> BatchSettings:
-    """mlx-lm's best settings for requests that come all at once: one prefill for all of them."""
+    """Return mlx-lm's best settings for requests that arrive together: one prefill for all of them."""
     return BatchSettings(completion_batch_size=rows, prefill_batch_size=rows)
 
 
 def basic_sections(shape: Shape) -> list[Section]:
-    """Prefill of one long and of many short prompts; decode alone, with 8 and with 16 rows."""
+    """Return prefill of one long prompt and of many short ones, and decode with 1, 8 and 16 rows."""
     return [
         Section(lambda contest: prefill_cases(contest, shape)),
         Section(lambda contest: decode_cases(contest, shape), token_target=False),
@@ -137,7 +144,9 @@ def basic_sections(shape: Shape) -> list[Section]:
 
 
 def prefill_cases(contest: Contest, shape: Shape) -> list[Case]:
-    """Each long prompt, and sixteen short ones; or the rows that compute prompts."""
+    """Return a case for each long prompt, and one for sixteen short prompts. If the shape has rows, return those with a
+    prompt.
+    """
     if shape.rows:
         return [_prefill_row(contest, test) for test in shape.rows if test.prompt]
     long = [_prefill(contest, Test(tokens, 0, 1, 0)) for tokens in shape.prompts if tokens]
@@ -161,8 +170,10 @@ def _prefill(contest: Contest, test: Test) -> Case:
 
 
 def _prefill_behind(contest: Contest, test: Test) -> Case:
-    """A turn of a conversation, since mlx-lm's cache goes on behind an answer: of one token here. mlx-lm has computed
-    that token ahead, and cortexmlx computes it now: one token more than is counted.
+    """Return a turn of a conversation as a case. The turn before has an answer of one token, because mlx-lm's cache
+    continues after an answer.
+
+    mlx-lm has computed that token ahead. cortexmlx computes it now, one token more than is counted.
     """
 
     def turns(repetition: int) -> list[Work]:
@@ -182,7 +193,7 @@ def _prefill_behind(contest: Contest, test: Test) -> Case:
 
 
 def decode_cases(contest: Contest, shape: Shape) -> list[Case]:
-    """One row, 8 and 16 rows at the same context; or the rows that generate."""
+    """Return 1, 8 and 16 rows at the same context. If the shape has rows, return those that generate."""
     if shape.rows:
         rows = [test for test in shape.rows if test.generate]
         return [_decode(contest, t.label, t.batch, t.depth or 1, t.generate + 1) for t in rows]

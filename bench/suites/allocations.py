@@ -1,8 +1,8 @@
-"""The allocator's calls of real schedules, recorded and replayed: on itself, on a buddy allocator and on scans.
+"""The allocator's calls in real schedules, recorded and replayed: on itself, on a buddy allocator and on scans.
 
-The scheduler and the cache run as they do in an engine, without a model; every call that they make into the allocator
-is noted. Replays are of the same calls in the same order. Where an allocator has enough free blocks but no run of the
-length, the request is cut in halves, as the cache would have to: how many runs a trace needed shows fragmentation.
+The scheduler and the cache run as in an engine, without a model, and every call to the allocator is recorded. Replays
+make the same calls in the same order. An allocator may have enough free blocks, but no run of the length. Then the
+request is cut in halves, as the cache would have to do. So the number of runs that a trace needed shows fragmentation.
 """
 
 from __future__ import annotations
@@ -41,15 +41,18 @@ ALLOCATORS: dict[str, Callable[[int], Allocator]] = {
 
 
 class Call(NamedTuple):
-    """What was asked: `allocate` or `extend` gave `run`, `free` took it. Blocks have the recorded numbers."""
+    """A recorded call: `allocate` or `extend` returned `run`, or `free` took it. Block numbers are the recorded
+    ones.
+    """
 
     what: str
     run: KVHandle
     longer: bool = False
+    """Whether the call was `extend`. `run` is then the added part."""
 
 
 class Recorded:
-    """An allocator that notes the calls which change it, and passes all on."""
+    """An allocator that records the calls that change it, and forwards all calls."""
 
     def __init__(self, allocator: KVBlockAllocator) -> None:
         self.calls: list[Call] = []
@@ -75,7 +78,7 @@ class Recorded:
 
 
 def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> list[Call]:
-    """The calls of requests (prompt, tokens to generate) that come through as many rows as an engine has."""
+    """Return the allocator's calls when `requests` (prompt, tokens to generate) run in an engine's number of rows."""
     groups = group_layers([KVSpec(1, 8, 8, "float16")])
     cache = KVCache(BlockPools(groups, BLOCKS, block_size))
     recorded = Recorded(cache.pools[0].allocator)
@@ -94,7 +97,9 @@ def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> li
 
 
 def traces(seed: int, block_size: int, requests: int) -> dict[str, list[Call]]:
-    """Requests without anything in common, and turns of chats, whose beginnings are cached until others need room."""
+    """Return two traces: requests that share nothing, and turns of chats. The beginnings of chats stay cached until
+    others need room.
+    """
     prompts, chosen = Prompts(50_000, seed), random.Random(seed)
     ragged = [(prompts.take(n), ANSWER) for n in prompts.lengths(requests, 32, 2_048)]
     chats: list[tuple[int, ...]] = [() for _ in range(max(1, requests // 8))]
@@ -109,22 +114,24 @@ def traces(seed: int, block_size: int, requests: int) -> dict[str, list[Call]]:
 
 @dataclass(frozen=True)
 class Replay:
-    """An allocator on a trace: microseconds per call of each repetition, the calls, and the runs that were needed for
-    what was asked in one (`asked`).
-    """
+    """An allocator on a trace."""
 
     trace: str
     allocator: str
     microseconds: tuple[float, ...]
+    """Microseconds per call, for each repetition."""
     calls: int
+    """Calls of the trace."""
     asked: int
+    """Requests for a run."""
     runs: int
+    """Runs that the allocator needed for them."""
 
 
 def measure(
     found: dict[str, list[Call]], repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = ()
 ) -> list[Replay]:
-    """Every allocator on every trace, in turns."""
+    """Replay every trace on every allocator, in turns."""
     chosen = names or tuple(ALLOCATORS)
     times: dict[tuple[str, str], list[float]] = {(trace, name): [] for trace in found for name in chosen}
     runs: dict[tuple[str, str], int] = {}
@@ -142,7 +149,7 @@ def measure(
 
 
 def replay(allocator: Allocator, calls: Sequence[Call]) -> tuple[float, int]:
-    """Seconds spent in the allocator, and how many runs it gave for what was asked."""
+    """Return the seconds spent in the allocator, and how many runs it returned."""
     lies = [0] * BLOCKS  # for each recorded block, the block that stands for it here
     seconds, given, clock = 0.0, 0, time.perf_counter
     extend = getattr(allocator, "extend", None)
@@ -167,7 +174,7 @@ def replay(allocator: Allocator, calls: Sequence[Call]) -> tuple[float, int]:
 
 
 def _allocate(allocator: Allocator, n: int) -> list[KVHandle]:
-    """One run, or where there is none of the length, two of half of it, and so on."""
+    """Allocate one run. If there is no run of the length, allocate two of half the length, and so on."""
     try:
         return [allocator.allocate(n)]
     except KVCacheFull:
@@ -177,7 +184,7 @@ def _allocate(allocator: Allocator, n: int) -> list[KVHandle]:
 
 
 def _runs(blocks: Sequence[int]) -> list[KVHandle]:
-    """Consecutive blocks as runs."""
+    """Return blocks as runs of consecutive blocks."""
     runs = [KVHandle(blocks[0], 1)]
     for block in blocks[1:]:
         if block == runs[-1].stop:

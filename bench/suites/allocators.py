@@ -1,4 +1,4 @@
-"""Allocators of contiguous runs of blocks to compare with: scans over all blocks, and a buddy allocator."""
+"""Allocators of contiguous runs of blocks, for comparison: scans over all blocks, and a buddy allocator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 
 
 class Allocator(Protocol):
-    """What the contestants have in common."""
+    """The methods that all contestants have."""
 
     def allocate(self, n: int) -> KVHandle: ...
 
@@ -42,7 +42,7 @@ class LoopScan:
 
 
 class NumpyScan:
-    """The same first fit, vectorised: all run boundaries at once from the differences of the flags."""
+    """The same first fit, vectorised: the differences of the flags give all run boundaries at once."""
 
     def __init__(self, total_blocks: int) -> None:
         self._used = np.ones(total_blocks + 2, dtype=np.int8)
@@ -80,9 +80,11 @@ class SubstringScan:
 
 
 class Buddy:
-    """Binary buddies (Knuth, TAOCP vol. 1, 2.5): free runs are powers of two at multiples of their length, and two
-    halves of one merge when both are free. What a request was rounded up by is given back at once, and so may be any
-    part of a run, so that nothing is wasted but where a run may begin.
+    """Binary buddies (Knuth, TAOCP vol. 1, 2.5). Free runs are powers of two at multiples of their length. Two halves
+    of a run merge when both are free.
+
+    A request is rounded up to a power of two, and the surplus is freed at once. Any part of a run may be freed. So
+    nothing is wasted except by the limit on where a run may begin.
     """
 
     def __init__(self, total_blocks: int) -> None:

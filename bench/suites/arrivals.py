@@ -1,8 +1,8 @@
-"""Requests that arrive when they like, as people and programs send them: a seeded trace, and what its users saw.
+"""Requests that arrive at random, as people and programs send them: a seeded trace, and what its users saw.
 
-Arrivals are a Poisson process; prompts and answers have ragged lengths; most prompts begin with one of a few system
-prompts. The words are those of vLLM's serving benchmark: TTFT, TPOT, ITL, and goodput, the requests per second that
-kept what was promised.
+Arrivals are a Poisson process. Prompts and answers have ragged lengths. Most prompts begin with one of a few system
+prompts. The terms are those of vLLM's serving benchmark: TTFT, TPOT, ITL, and goodput, the requests per second that met
+the promise.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Traffic:
-    """What arrives: `requests` at `rate` a second on average. Lengths are log-uniform between both ends, in tokens;
-    `sharing` of the prompts begin with one of `systems` system prompts of `system` tokens.
-    """
+    """The requests that arrive. Lengths are log-uniform between two ends, in tokens."""
 
     requests: int = 32
     rate: float = 1.0
+    """Requests per second, on average."""
     prompt: tuple[int, int] = (16, 256)
     answer: tuple[int, int] = (16, 128)
     systems: int = 2
+    """The number of system prompts."""
     system: int = 256
+    """Tokens of a system prompt."""
     sharing: float = 0.75
+    """The share of prompts that begin with a system prompt."""
 
     @property
     def longest(self) -> int:
@@ -43,7 +45,7 @@ class Traffic:
         return self.system + self.prompt[1] + self.answer[1]
 
     def draw(self, prompts: Prompts, seed: int) -> list[Work]:
-        """The requests of one run, in the order in which they arrive."""
+        """Return the requests of one run, in the order of their arrival."""
         random = np.random.default_rng(seed)
         systems = [prompts.take(self.system) for _ in range(self.systems)]
         arrivals = np.cumsum(random.exponential(1 / self.rate, self.requests))
@@ -58,19 +60,19 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Promise:
-    """What a request must keep to count as good: seconds to its first token, and per token after it."""
+    """The limits for a good request: seconds to its first token, and seconds per token after it."""
 
     ttft: float = 2.0
     tpot: float = 0.2
 
 
 def tpot(request: RequestTrace) -> float:
-    """Seconds per token after the first."""
+    """Return seconds per token after the first."""
     return (request.stamps[-1].wall - request.stamps[0].wall) / (len(request.stamps) - 1)
 
 
 def ttft(request: RequestTrace) -> float:
-    """Seconds from the arrival to the first token."""
+    """Return seconds from the arrival to the first token."""
     return request.stamps[0].wall - request.submitted.wall
 
 
@@ -84,20 +86,20 @@ class Served:
 
     @property
     def requests(self) -> list[RequestTrace]:
-        """Of all runs."""
+        """The requests of all runs."""
         return [request for trace in self.traces for request in trace.requests]
 
     @property
     def tokens(self) -> int:
-        """Generated in all."""
+        """Generated tokens of all runs."""
         return sum(len(request.tokens) for request in self.requests)
 
     def throughput(self) -> list[float]:
-        """Generated tokens per second of each run, from its start to its last token."""
+        """Return generated tokens per second for each run, from its start to its last token."""
         return [sum(map(len, trace.tokens)) / trace.total().wall for trace in self.traces]
 
     def goodput(self) -> list[float]:
-        """Requests per second that kept the promise, of each run."""
+        """Return good requests per second for each run."""
         return [sum(map(self._good, trace.requests)) / trace.total().wall for trace in self.traces]
 
     def _good(self, request: RequestTrace) -> bool:
@@ -105,11 +107,11 @@ class Served:
 
     @property
     def good(self) -> int:
-        """Requests that kept the promise."""
+        """The number of requests that met the promise."""
         return sum(map(self._good, self.requests))
 
     def waits(self, requests: Sequence[RequestTrace] | None = None) -> dict[str, list[float]]:
-        """Seconds of each kind of waiting, of some requests or of all."""
+        """Return the seconds of each kind of wait, for some requests or for all."""
         chosen = self.requests if requests is None else requests
         gaps = [b.wall - a.wall for request in chosen for a, b in pairwise(request.stamps)]
         return {"TTFT": [ttft(r) for r in chosen], "TPOT": [tpot(r) for r in chosen], "ITL": gaps}
@@ -126,9 +128,10 @@ def serve(
     on_run: Callable[[str], None],
     before: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the traffic `repetitions` times, each time other requests, through the engine and, if `against`, through
-    mlx-lm's batch generator on the same weights, the same requests, who goes first taking turns. What comes of it is
-    put `into` a list, also if it is interrupted: whole repetitions only. `before` is called before each run.
+    """Run the traffic `repetitions` times, each time with new requests, and put the results `into` a list.
+
+    With `against`, mlx-lm's batch generator gets the same requests on the same weights. The sides take turns to go
+    first. After an interrupt, the list has whole repetitions only. `before` is called before each run.
     """
     sides: list[Cortex | MlxLm] = [Cortex(engine)]
     if against:
@@ -147,7 +150,9 @@ def serve(
 
 
 def _requests(engine: Engine, traffic: Traffic, seed: int, repetition: int) -> list[Work]:
-    """The same for both sides. The first, uncounted run is of a few requests that come at once."""
+    """Return a run's requests, the same for both sides. The first run is not counted, and has a few requests that
+    arrive at once.
+    """
     number = 1_000_003 * (seed + 1) + repetition
     prompts = Prompts(engine.info.vocab_size, number)
     if repetition < 0:

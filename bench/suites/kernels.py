@@ -1,7 +1,8 @@
-"""Decode attention alone: our paged kernel on scattered blocks beside MLX's on contiguous keys and values.
+"""Decode attention alone: our paged kernel on scattered blocks, and MLX's kernel on contiguous keys and values.
 
-What bounds either is reading keys and values, so a figure is GB/s of those, and its share of what the memory gives:
-the published bandwidth of the GPU where it is known, else what reading an array of that size reaches in the same run.
+Reading keys and values limits both. So a figure is GB/s of keys and values, and its share of the memory's peak. The
+peak is the published bandwidth of the GPU if it is known, else the speed of reading an array of that size in the same
+run.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ _COLUMNS = 1_024
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows that each decode one token behind `tokens` others, in a model with such heads."""
+    """Rows that each decode one token after `tokens` others, in a model with these heads."""
 
     rows: int
     tokens: int
     kv_heads: int = 8
     group: int = 4
+    """Query heads per KV head."""
     dim: int = 128
 
     @property
     def name(self) -> str:
-        """As a row of the table begins."""
+        """How the shape is named in the table."""
         return f"{self.rows} x {self.tokens:,} tokens"
 
 
@@ -50,7 +52,7 @@ SHAPES = (Shape(1, 4_096), Shape(8, 1_024), Shape(16, 1_024))
 
 @dataclass(frozen=True)
 class Speed:
-    """A kernel on a shape: GB/s (10^9 bytes) of keys and values in every repetition, and the most that memory gives."""
+    """A kernel on a shape: GB/s (10^9 bytes) of keys and values for each repetition, and the memory's peak."""
 
     shape: Shape
     kernel: str
@@ -60,15 +62,15 @@ class Speed:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most GB/s that memory gives, and who says so."""
+    """The most GB/s that the memory reaches, and the source of the figure."""
 
     rate: float
     source: str
 
 
 def peak(size: int) -> Peak:
-    """The published figure of this GPU, or what reading an array of so many bytes reaches now. Caches hold some of it,
-    as they do of keys and values.
+    """Return the published bandwidth of this GPU, or what reading an array of `size` bytes reaches now. Caches hold
+    some of the array, as they hold some keys and values.
     """
     name = (metal_device() or "").removeprefix("Apple ")
     if mx.default_device() == mx.gpu and name in CHIPS:
@@ -82,14 +84,14 @@ def peak(size: int) -> Peak:
 
 
 def _seconds(make: Callable[[], mx.array], times: int = 1) -> float:
-    """Seconds of one of `times` evaluations that are waited for together."""
+    """Return the seconds per evaluation, for `times` evaluations with one wait."""
     started = time.perf_counter()
     mx.eval([make() for _ in range(times)])
     return (time.perf_counter() - started) / times
 
 
 class KernelInputs:
-    """The same numbers for both kernels: in blocks that lie in random order, and contiguous."""
+    """The same numbers for both kernels: in blocks in random order, and contiguous."""
 
     def __init__(self, shape: Shape, block_size: int, dtype: mx.Dtype, attention: str) -> None:
         random = np.random.default_rng(0)
@@ -114,15 +116,15 @@ class KernelInputs:
         mx.eval(self._keys, self._values, self._queries)
 
     def ours(self) -> mx.array:
-        """Paged attention, `[rows, heads, 1, dim]`."""
+        """Return paged attention, `[rows, heads, 1, dim]`."""
         return paged_attention(self._queries, self._kv, scale=self._scale)
 
     def theirs(self) -> mx.array:
-        """MLX's own."""
+        """Return MLX's attention of the same shape."""
         return mx.fast.scaled_dot_product_attention(self._queries, self._keys, self._values, scale=self._scale)
 
     def check(self) -> None:
-        """Raise CortexError unless both compute the same."""
+        """Raise CortexError unless the results of both kernels differ by less than 0.01."""
         difference = float(np.abs(np.array(self.ours(), np.float32) - np.array(self.theirs(), np.float32)).max())
         if not difference < 1e-2:
             raise CortexError(
@@ -133,8 +135,10 @@ class KernelInputs:
 def measure(
     shapes: Sequence[Shape], block_size: int, attention: str, repetitions: int, on_run: Callable[[str], None]
 ) -> tuple[list[Speed], str]:
-    """Both kernels on every shape, in turns, and where their peaks come from. As many calls are waited for at once as
-    read a gigabyte, on a GPU, where handing over a single one takes longer than the kernel; on a CPU one.
+    """Run both kernels on every shape, in turns. Return their speeds, and the source of their peaks.
+
+    On a GPU, submitting a call takes longer than the kernel. So there as many calls as read a gigabyte have one wait.
+    On a CPU each call has a wait of its own.
     """
     gpu = mx.default_device() == mx.gpu
     dtype, found = mx.float16 if gpu else mx.float32, []
@@ -155,7 +159,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Modelled:
-    """What share of a chip's bandwidth the cost model gives a kernel: no measurement."""
+    """The share of each chip's bandwidth that the cost model predicts for a kernel. It is not a measurement."""
 
     kernel: str
     heads: str
@@ -163,8 +167,10 @@ class Modelled:
 
 
 def cost_sheet(chips: Sequence[str], on_run: Callable[[str], None]) -> list[Modelled]:
-    """The kernels of `python -m cortexmlx.metal.cost` for the heads of the shapes, counted in the simulator. Raises
-    CortexError where the simulator is not installed or finds no compiler.
+    """Return the kernels of `python -m cortexmlx.metal.cost` for the heads of the shapes, with instructions counted in
+    the simulator.
+
+    Raises CortexError if the simulator is not installed or finds no compiler.
     """
     cycles = developer_part("cortexmlx.metal.cost.cycles", "the cost sheet").cycles
     beside = developer_part("cortexmlx.metal.cost.kernels", "the cost sheet").beside

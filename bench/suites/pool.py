@@ -1,5 +1,5 @@
-"""Writing keys and values a token at a time, as decoding does: into a pool of blocks that is there, and in the ways in
-which it is done without one. What was written is read back and compared.
+"""Writing keys and values a token at a time, as decoding does: into a preallocated pool of blocks, and without one.
+What was written is read back and compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is written: `tokens` of each of `rows` sequences, in every layer."""
+    """How much is written: `tokens` for each of `rows` sequences, in every layer."""
 
     layers: int = 8
     rows: int = 16
@@ -30,11 +30,14 @@ class Sizes:
     dim: int = 64
     tokens: int = 256
     block: int = 32
+    """Tokens of a block."""
 
 
 class Writer(Protocol):
-    """One way to keep keys and values. `append` takes `[rows, heads, 1, dim]` for the token at `place` of every row,
-    and `evaluate` waits until it is written; `read` gives a layer's `[rows, heads, tokens, dim]` back.
+    """One way to store keys and values.
+
+    `append` takes `[rows, heads, 1, dim]` for the token at `place` of every row. `evaluate` waits until it is written.
+    `read` returns a layer's `[rows, heads, tokens, dim]`.
     """
 
     def append(self, place: int, keys: mx.array, values: mx.array) -> None: ...
@@ -45,8 +48,8 @@ class Writer(Protocol):
 
 
 class ArenaPool:
-    """This program's way: a token of every row is a column of a small tail, and every 16 columns go to their blocks in
-    one write per layer. Nothing is allocated on the way.
+    """The way of cortexmlx. Each token of a row is a column of a small tail. Every 16 columns are written to their
+    blocks, in one write per layer. Nothing is allocated meanwhile.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -65,7 +68,7 @@ class ArenaPool:
         mx.eval(self._tail)
 
     def _slots(self, places: np.ndarray) -> mx.array:
-        """`[rows, places]`: where tokens lie in a slab."""
+        """Return where tokens are in a slab, `[rows, places]`."""
         block, offset = np.divmod(places, self._sizes.block)
         return mx.array((self._tables[:, block] * self._sizes.block + offset).astype(np.int32))
 
@@ -98,7 +101,7 @@ class ArenaPool:
 
 
 class BlockBuffers:
-    """Paged without a pool: a buffer for each block, made when its first token comes."""
+    """Paged without a pool: a buffer for each block, created for its first token."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
@@ -128,7 +131,7 @@ class BlockBuffers:
 
 
 class Grown:
-    """One array that is copied into a longer one at every token."""
+    """One array that is copied into a longer array at every token."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._layers: list[tuple[mx.array, mx.array] | None] = [None] * sizes.layers
@@ -152,7 +155,7 @@ class Grown:
 
 
 class Theirs:
-    """mlx-lm's cache, which grows by 256 tokens at a time, for rows of the same length."""
+    """mlx-lm's cache for rows of the same length. It grows by 256 tokens at a time."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._caches = [MlxLmCache() for _ in range(sizes.layers)]
@@ -180,17 +183,19 @@ WRITERS: dict[str, Callable[[Sizes], Writer]] = {
 
 @dataclass(frozen=True)
 class Writing:
-    """A way's tokens per second in every repetition, and the bytes that MLX held more after the tokens than before."""
+    """The result of one way."""
 
     name: str
     rates: tuple[float, ...]
+    """Tokens per second, for each repetition."""
     grown: int
+    """Bytes that MLX held after the tokens, minus the bytes before them."""
 
 
 def measure(
     sizes: Sizes, repetitions: int, on_run: Callable[[str], None], names: Sequence[str] = tuple(WRITERS)
 ) -> list[Writing]:
-    """All ways, in turns. Raises CortexError if one does not give back what was written."""
+    """Measure all ways, in turns. Raises CortexError if one does not return what was written."""
     rates: dict[str, list[float]] = {name: [] for name in names}
     grown: dict[str, int] = {}
     for repetition in range(repetitions):

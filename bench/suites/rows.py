@@ -1,5 +1,5 @@
-"""The rows of `cortexmlx bench`, named as llama-bench names them: `pp512` computes a prompt of 512 tokens, `tg128`
-generates 128 tokens, `@ d4096` does so behind 4,096 tokens that are not timed.
+"""The rows of `cortexmlx bench`, with llama-bench's names. `pp512` computes a prompt of 512 tokens, `tg128` generates
+128 tokens, and `@ d4096` does so after 4,096 tokens that are not timed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from cortexmlx.serving.core import EngineCore
 
 OnRun = Callable[[str], None] | None
-"""Whom to tell what is running."""
+"""Called with a line that says what is running."""
 
 
 @dataclass(frozen=True)
 class Test:
-    """What one row measures: `prompt` or `generate` tokens (the other is 0) with `batch` rows behind `depth` tokens."""
+    """What one row measures: `prompt` or `generate` tokens (the other is 0), with `batch` rows after `depth` tokens."""
 
     prompt: int
     generate: int
@@ -41,18 +41,18 @@ class Test:
 
     @property
     def name(self) -> str:
-        """`pp512`, `tg128 @ d4096`."""
+        """The name in llama-bench's form: `pp512`, `tg128 @ d4096`."""
         what = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
         return f"{what} @ d{self.depth}" if self.depth else what
 
     @property
     def label(self) -> str:
-        """The name, and the rows if they are several: `tg128 x8`."""
+        """The name, with the number of rows if there are several: `tg128 x8`."""
         return f"{self.name} x{self.batch}" if self.batch > 1 else self.name
 
     @property
     def shorter(self) -> Test:
-        """The same with few generated tokens, to warm up."""
+        """The same test with fewer generated tokens, for a warm-up."""
         return replace(self, generate=min(self.generate, 16))
 
     @property
@@ -63,35 +63,41 @@ class Test:
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Mean milliseconds of a step: scheduling, building and handing over the graph, waiting for the device, taking the
-    tokens. `steps` were measured."""
+    """Mean milliseconds of a step, by part."""
 
     steps: int
+    """The number of measured steps."""
     plan: float
+    """Scheduling."""
     build: float
+    """Building and submitting the graph."""
     wait: float
+    """Waiting for the device."""
     commit: float
+    """Taking the tokens."""
 
 
 @dataclass(frozen=True)
 class TestResult:
-    """A test's outcome: tokens per second of every repetition, by wall time and by CPU time; KV memory that its
-    sequences held at most, and MLX's peak memory, in bytes; `tokens` were counted in all timed stretches.
-
-    Of every repetition also the round it was measured in, and what of the yardstick stood `beside` it, by part and
-    clock.
-    """
+    """The outcome of a test. Tuples have one entry for each repetition."""
 
     test: Test
     block_size: int
     rates: tuple[float, ...]
+    """Tokens per second of wall time."""
     cpu_rates: tuple[float, ...]
+    """Tokens per second of CPU time."""
     kv_bytes: int
+    """The most KV memory that its sequences held, in bytes."""
     peak_bytes: int
+    """MLX's peak memory, in bytes."""
     split: StepSplit
     tokens: int = 0
+    """Tokens counted in all timed parts."""
     rounds: tuple[int, ...] = ()
+    """The round of each repetition."""
     beside: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """The yardstick's seconds around each repetition, by part and clock."""
 
     @property
     def mean(self) -> float:
@@ -100,19 +106,19 @@ class TestResult:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of a repetition (0 for one)."""
+        """Standard deviation of a repetition (0 if there is only one)."""
         return statistics.stdev(self.rates) if len(self.rates) > 1 else 0.0
 
     @property
     def cpu_ms_per_token(self) -> float:
-        """Milliseconds of CPU time per token, all threads together: the median repetition."""
+        """Milliseconds of CPU time per token, all threads together, for the median repetition."""
         return 1_000 / statistics.median(self.cpu_rates)
 
 
 def tests(
     prompts: Sequence[int], generates: Sequence[int], batches: Sequence[int], depths: Sequence[int]
 ) -> list[Test]:
-    """The tests of a command line: every combination, but prompts behind a depth for one row only."""
+    """Return the tests of a command line: every combination, except that prompts after a depth have one row only."""
     found = []
     for depth in depths:
         found += [Test(p, 0, b, depth) for p in prompts if p for b in (batches if not depth else [1])]
@@ -121,7 +127,7 @@ def tests(
 
 
 class Runs:
-    """The runs of all tests on engines of several block sizes, as far as they have come."""
+    """The runs so far of all tests, on engines of several block sizes."""
 
     def __init__(self, sizes: Sequence[int], wanted: Sequence[Test], prompts: Prompts, repetitions: int) -> None:
         self._prompts = prompts
@@ -130,9 +136,10 @@ class Runs:
         self._runs: dict[tuple[int, Test], list[_Run]] = {(size, test): [] for size in sizes for test in wanted}
 
     def measure(self, engines: Mapping[int, Engine], turns: Iterable[int], round_: int, on_run: OnRun = None) -> None:
-        """Run each test once in each of these `turns`, after a run that is not counted. Tests and block sizes take
-        turns, in one order and then in the other, so that what else the machine does in these minutes meets all of
-        them, and the yardstick is measured between any two.
+        """Run each test once in each of these `turns`, after a run that is not counted.
+
+        Tests and block sizes run in one order and then in the reverse order, so that the machine's other work affects
+        all of them. The yardstick is measured before each run, and after the last.
         """
         subjects = {size: Cortex(engine, watch_kv=True) for size, engine in engines.items()}
         told = on_run or (lambda what: None)
@@ -151,11 +158,11 @@ class Runs:
         self._yardstick.sample()
 
     def rows(self) -> tuple[TestResult, ...]:
-        """The tests that ran at least once."""
+        """Return the results of the tests that ran at least once."""
         return tuple(_row(test, size, runs, self._yardstick) for (size, test), runs in self._runs.items() if runs)
 
     def yardstick(self) -> dict[str, tuple[float, ...]]:
-        """Its samples so far."""
+        """Return the yardstick's samples so far."""
         return self._yardstick.seconds()
 
 
@@ -188,7 +195,7 @@ class _Run:
 
 
 def _run(subject: Cortex, test: Test, prompts: Prompts, others: int = 0) -> _Run:
-    """One run; MLX's peak memory is counted without the `others` bytes of who only waits."""
+    """Make one run. MLX's peak memory is counted without the `others` bytes of engines that only wait."""
     engine = subject.engine
     mx.reset_peak_memory()
     if test.prompt and test.depth:
@@ -206,7 +213,7 @@ def _run(subject: Cortex, test: Test, prompts: Prompts, others: int = 0) -> _Run
 
 
 def _prefill_behind(core: EngineCore, test: Test, prompts: Prompts, others: int) -> _Run:
-    """Compute `depth` tokens of a prompt, then the rest by the clock. On the engine's thread."""
+    """Compute `depth` tokens of a prompt, then time the rest. Call it on the engine's thread."""
     first: list[tuple[Stamp, int]] = []
 
     def listen(event: TokenEvent) -> None:

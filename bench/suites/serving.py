@@ -1,4 +1,4 @@
-"""The cases of `--suite serving`: what a paged engine is for. Each says what it compares and what it should reach."""
+"""The cases of `--suite serving`: the strengths of a paged engine. Each case says what it compares and its target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ COMPLETIONS = (16, 512)
 CHUNK = 512
 """Prompt tokens per step: the engine's default."""
 DECODED = 64
-"""Tokens of a decoding row: the first rows decode while the last prompts are computed, and all must still be there."""
+"""Tokens of a decoding row. The first rows decode while the last prompts are computed, and must not end before all
+decode.
+"""
 
 
 def serving_sections() -> list[Section]:
@@ -45,7 +47,7 @@ def serving_sections() -> list[Section]:
 
 
 def shared_system_prompt(contest: Contest) -> Case:
-    """Sixteen questions behind one system prompt: a prefix cache computes the system prompt once."""
+    """Sixteen questions after one system prompt. A prefix cache computes the system prompt once."""
 
     def work(prompts: Prompts) -> list[Work]:
         system = prompts.take(512)
@@ -56,7 +58,7 @@ def shared_system_prompt(contest: Contest) -> Case:
 
 
 def second_turn(contest: Contest, *, prompt_cache: bool, target: float) -> Case:
-    """The second question of a chat: what went before it need not be computed again."""
+    """The second question of a chat. The conversation before it need not be computed again."""
 
     peer = f"mlx-lm {'with' if prompt_cache else 'without'} its prompt cache"
     name = f"second chat turn, {peer}"
@@ -75,7 +77,7 @@ def second_turn(contest: Contest, *, prompt_cache: bool, target: float) -> Case:
 
 
 def ragged_kv_bytes(contest: Contest) -> Case:
-    """Sixteen contexts of very different lengths: blocks and tails against a padded batch."""
+    """Sixteen contexts of very different lengths: blocks and tails, compared with a padded batch."""
     settings = BatchSettings(completion_batch_size=16, prefill_batch_size=16, watch_kv=True)
     measure = Measure("peak KV in use", "bytes", Trace.kv_peak, Better.LOWER, 0.5)
     what = "peak KV memory of 16 requests with prompts of 64 to 1,024 tokens (log-uniform), 16 tokens each"
@@ -83,12 +85,12 @@ def ragged_kv_bytes(contest: Contest) -> Case:
 
 
 def long_prompt_arrives(contest: Contest) -> Case:
-    """A long prompt arrives while others decode: both sides as they come."""
+    """A long prompt arrives while other rows decode. Both sides have their defaults."""
     return _arrival(contest, "long prompt arrives", "both with their defaults", BatchSettings(), 0.1)
 
 
 def long_prompt_in_equal_chunks(contest: Contest) -> Case:
-    """The same with prompts computed in chunks of one size on both sides."""
+    """A long prompt arrives while other rows decode. Both sides compute prompts in chunks of one size."""
     settings = BatchSettings(prefill_step_size=CHUNK)
     return _arrival(contest, "long prompt, equal chunks", f"{CHUNK} tokens per chunk", settings, 1.1)
 
