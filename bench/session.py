@@ -120,7 +120,7 @@ def compare_sections(
     in their name; if it is empty, all cases.
 
     An interrupt ends it with the complete cases, if there are any. Raises InvalidRequest if no case has one of the
-    texts, if there are no cases, or if the model's context is too short for a case.
+    texts, or if there are no cases. Also if the model's context is too short for a case.
     """
     machine = Machine.here()
     tokens = max(ROWS * (CONTEXTS[1] + DECODED + 2 * block_size), shape.tokens(block_size))

@@ -1,8 +1,8 @@
 """How much a figure changed between two runs, from a few noisy repetitions of each: trimmed means and their interval.
 
 With ten or more repetitions, a tenth of the sorted ones is left out at each end. So a burst of other work on the
-machine does not move the mean, and hardly its error (Yuen, "The two-sample trimmed t for unequal population variances",
-Biometrika 61, 1974). All calculations are on logarithms, because changes are ratios.
+machine does not move the mean, and hardly its error. The source is Yuen, "The two-sample trimmed t for unequal
+population variances", Biometrika 61, 1974. All calculations are on logarithms, because changes are ratios.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ TARGET = 3.0
 
 
 def pool(found: Sequence[Writing], sizes: Sizes) -> ReportSection:
-    """Tokens per second of each way to write keys and values."""
+    """Return the section with the tokens per second of each way to write keys and values."""
     naive = next(median(w.rates) for w in found if w.name == NAIVE)
     ours = next(median(w.rates) for w in found if w.name == POOL)
     rows = tuple(
@@ -56,7 +56,7 @@ def pool(found: Sequence[Writing], sizes: Sizes) -> ReportSection:
 
 
 def allocator(found: Sequence[Replay]) -> ReportSection:
-    """Microseconds per call of each allocator, and the runs that it needed."""
+    """Return the section with the microseconds per call of each allocator, and the runs that it needed."""
     ours = {r.trace: median(r.microseconds) for r in found if r.allocator == OURS}
     rows = tuple(
         (
@@ -102,7 +102,7 @@ def _range(found: Sequence[Speed]) -> str:
 
 
 def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bool) -> ReportSection:
-    """Bandwidth of each kernel, and below it the cost model's figures for Apple GPUs."""
+    """Return the section with the bandwidth of each kernel, and the cost model's figures for Apple GPUs."""
     rows = tuple(
         (s.shape.name, s.kernel, f"{median(s.rates):.1f}", "{:.1f} to {:.1f}".format(*_ends(s.rates)), _share(s))
         for s in found

@@ -1,1 +1,1 @@
-"""What developers measure now and then: `python -m cortexmlx.bench.studies.NAME`."""
+"""Measurements that developers make from time to time: `python -m cortexmlx.bench.studies.NAME`."""

@@ -1,7 +1,7 @@
-"""What the KV block allocator costs per call: against the size of the arena, and against scanning it.
+"""The cost of a call to the KV block allocator: by the size of the arena, and compared with scans of it.
 
-`python -m cortexmlx.bench.studies.allocator` prints both tables; `measure()` returns them as data. The clock only runs
-over calls into the allocator and the loop that makes them, never over drawing random numbers or filling the arena.
+`python -m cortexmlx.bench.studies.allocator` prints both tables; `measure()` returns them as data. Only calls to the
+allocator, and the loop that makes them, are timed. Drawing random numbers and filling the arena are not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ChurnCost:
 
 @dataclass(frozen=True)
 class ScanCost:
-    """Microseconds for one `allocate` and the `free` that undoes it, where only the arena's last run is long enough."""
+    """Microseconds for one `allocate` and the `free` that undoes it, when only the arena's last run is long enough."""
 
     name: str
     repeats_us: tuple[float, ...]
@@ -57,7 +57,7 @@ class AllocatorBench:
 
     @property
     def growth(self) -> float:
-        """Cost per call in the largest arena over that in the smallest."""
+        """Cost of a call in the largest arena over the cost in the smallest."""
         return self.churn[-1].median_us / self.churn[0].median_us
 
 
@@ -71,8 +71,9 @@ SCANS: tuple[tuple[str, Callable[[int], Allocator]], ...] = (
 
 @dataclass(frozen=True)
 class _Trace:
-    """Calls drawn beforehand: run i is the i-th that was allocated. Since the allocator gives the same blocks for the
-    same history, every call of a trace succeeds again when it is replayed."""
+    """Calls drawn beforehand; run i is the i-th allocated run. The allocator returns the same blocks for the same
+    history. So every call of a trace succeeds again in a replay.
+    """
 
     fill: tuple[int, ...]  # lengths that fill the arena
     holes: tuple[int, ...]  # runs then freed, until half of the arena is free
@@ -108,7 +109,7 @@ def _draw_trace(total_blocks: int, calls: int, seed: int) -> _Trace:
 
 
 def _replay(total_blocks: int, trace: _Trace) -> tuple[float, float]:
-    """Microseconds for the trace's churn, and how fragmented the arena is after it."""
+    """Return the microseconds of the trace's churn, and the fragmentation of the arena after it."""
     allocator = KVBlockAllocator(total_blocks)
     runs = [allocator.allocate(n) for n in trace.fill]
     for run in trace.holes:
@@ -125,9 +126,9 @@ def _replay(total_blocks: int, trace: _Trace) -> tuple[float, float]:
 def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: int = CALLS) -> tuple[ChurnCost, ...]:
     """Allocate and free runs of 1 to 64 blocks at random in half-full, fragmented arenas of these sizes (blocks).
 
-    Best fit gathers the free blocks again within a few turnovers. So every arena is filled and fragmented anew after a
-    call per 64 blocks, which turns over about half of it. The sizes take turns within each repeat, so that a machine
-    that slows down slows all of them.
+    Best fit joins the free blocks again within a few turnovers. So every arena is filled and fragmented again after one
+    call per 64 blocks, which turns over about half of it. The sizes take turns within each repeat, so that a slow phase
+    of the machine affects all of them.
     """
     traces = {}
     for total in sizes:
@@ -145,7 +146,9 @@ def measure_churn(sizes: Sequence[int] = ARENA_SIZES, repeats: int = 5, calls: i
 
 
 def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[ScanCost, ...]:
-    """Every second block is free and the last 64 are: each contestant allocates those 64 and frees them again."""
+    """Measure each contestant when every second block is free, and so are the last 64. It allocates those 64 and frees
+    them again.
+    """
     results = []
     for name, make in SCANS:
         allocator = make(total_blocks)
@@ -159,7 +162,7 @@ def measure_scans(total_blocks: int = SCAN_BLOCKS, repeats: int = 5) -> tuple[Sc
 
 
 def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
-    """Microseconds to allocate and free the last run: pairs for at least 50 ms."""
+    """Return the microseconds to allocate and free the last run, from pairs that take at least 50 ms together."""
     pairs, spent = 0, 0.0
     started = time.perf_counter()
     while spent < 0.05:
@@ -173,12 +176,12 @@ def _pair_cost(allocator: Allocator, expected: KVHandle) -> float:
 
 
 def measure(repeats: int = 5) -> AllocatorBench:
-    """Both tables; about ten seconds."""
+    """Measure both tables, in about ten seconds."""
     return AllocatorBench(measure_churn(repeats=repeats), measure_scans(repeats=repeats))
 
 
 def report(bench: AllocatorBench) -> str:
-    """The figures as two Markdown tables."""
+    """Return the figures as two Markdown tables."""
     lines = [
         f"allocate or free, runs of 1 to {LONGEST} blocks, half of the arena free, median of "
         f"{len(bench.churn[0].repeats_us)} (fastest to slowest):",

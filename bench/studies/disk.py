@@ -1,9 +1,11 @@
-"""What writing the tier on disk costs those who are served meanwhile: `python -m cortexmlx.bench.studies.disk [MODEL]`.
+"""The cost of disk writes for requests served meanwhile: `python -m cortexmlx.bench.studies.disk [MODEL]`.
 
-One engine with a store answers random prompts in turns: kept, so that each is written, and with `cache=False`, which
-keeps nothing. Nothing is asked twice, so that all is computed. Two engines would not do: where their weights happen to
-lie in memory makes as much of a difference. Compared are wall time, CPU time of the process, its writing thread's
-included, and the longest time between two tokens of a row.
+One engine with a store answers random prompts. Batches that are kept, and so written to disk, take turns with batches
+that are not (`cache=False`). No prompt is repeated, so everything is computed. Two engines cannot be compared: the
+places of their weights in memory make as much of a difference.
+
+Three figures are compared: wall time, CPU time of the process with its writing thread, and the longest time between two
+tokens of a row.
 """
 
 from __future__ import annotations
@@ -21,20 +23,24 @@ from cortexmlx import Engine, SamplingParams, StoreState, TokenEvent
 from cortexmlx.bench.measure.pairs import MINIMUM_PAIRS
 
 SETTLE_SECONDS = 1.0
-"""Behind the answers, in which their writing ends: its CPU time counts."""
+"""Time after the answers, in which their writes end: its CPU time counts."""
 
 
 class Took(NamedTuple):
-    """Seconds, CPU seconds, the longest seconds between two tokens of a row, and tokens that were answered."""
+    """The cost of a batch of answers."""
 
     wall: float
+    """Seconds of wall time."""
     cpu: float
+    """Seconds of CPU time."""
     gap: float
+    """The longest time between two tokens of a row, in seconds."""
     tokens: int
+    """Tokens of the answers."""
 
 
 def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, keep: bool) -> Took:
-    """Answer all prompts at once with `tokens` tokens each, which are kept or not."""
+    """Answer all prompts at once with `tokens` tokens each. `keep` says whether their keys and values are kept."""
     times: list[list[float]] = [[] for _ in prompts]
 
     def note(row: list[float]) -> Callable[[TokenEvent], None]:
@@ -55,7 +61,7 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, keep: 
 
 
 def compare(model: str, pairs: int, rows: int, prompt: int, tokens: int) -> tuple[list[tuple[Took, Took]], int]:
-    """Kept and not kept, pair by pair, and how many blocks were written."""
+    """Return the costs of kept and not kept answers, pair by pair, and how many blocks were written."""
     source = random.Random(0)
     found: list[tuple[Took, Took]] = []
     with (

@@ -1,7 +1,7 @@
-"""What the Metal path costs the host per decode step: `python -m cortexmlx.bench.studies.host_cost [MODEL]`.
+"""The host's work per decode step on the Metal path: `python -m cortexmlx.bench.studies.host_cost [MODEL]`.
 
-The kernel calls are stubs, so it runs without a GPU: work list, metadata and the graph of every layer are real. Beside
-it, in the same run, mlx-lm builds its graph of the same model with its own caches.
+The kernel calls are stubs, so it runs without a GPU. The work list, the metadata and the graph of every layer are real.
+In the same run, mlx-lm builds its graph of the same model with its own caches, for comparison.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS = 32
 
 
 def stub_factory(**_: Any) -> Callable[..., Sequence[mx.array]]:
-    """In the place of `mx.fast.metal_kernel`: calls return zeros of the right shapes."""
+    """A stand-in for `mx.fast.metal_kernel`: its calls return zeros of the right shapes."""
 
     def call(*, output_shapes: Any, output_dtypes: Any, **_: Any) -> list[mx.array]:
         return [mx.zeros(s, d) for s, d in zip(output_shapes, output_dtypes, strict=True)]
@@ -59,19 +59,22 @@ class _Timed:
 
 @dataclass(frozen=True)
 class HostCost:
-    """Seconds per decode step within a window: building it here, the attention part of that, mlx-lm's graph.
+    """Seconds of host work per decode step within a window.
 
-    The lower quartile of the steps, because other work on the machine only ever adds time.
+    Each figure is the lower quartile of the steps, because other work on the machine only adds time.
     """
 
     rows: int
     build: float
+    """Building the step here."""
     attention: float
+    """The part of it that is attention."""
     mlx_lm: float
+    """Building mlx-lm's graph."""
 
 
 def measure(model: str, rows: int) -> HostCost:
-    """Decode `rows` rows both ways, about `STEPS` steps with all of them together."""
+    """Decode `rows` rows with both, for about `STEPS` steps in which all rows decode."""
     core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False))
     timed = _Timed(MetalAttention(stub_factory, check=False))
     assert isinstance(core.runner, ModelRunner), "the host's cost is that of paged attention"
@@ -95,7 +98,7 @@ def measure(model: str, rows: int) -> HostCost:
 
 
 def _mlx_lm(model: Any, rows: int) -> list[float]:
-    """Seconds of each decode step's graph building, sampling included."""
+    """Return the seconds that building each decode step's graph takes, with sampling."""
     layers = len(make_prompt_cache(model))
     cache = make_prompt_cache(model) if rows == 1 else [BatchKVCache([0] * rows) for _ in range(layers)]
     tokens = mx.broadcast_to(mx.arange(1, PROMPT + 1), (rows, PROMPT))
@@ -111,7 +114,7 @@ def _mlx_lm(model: Any, rows: int) -> list[float]:
 
 
 def table(model: str) -> str:
-    """The costs at 1 and 16 rows."""
+    """Return the costs at 1 and 16 rows as text."""
     lines = [f"{model}: milliseconds of host work per decode step, kernel calls stubbed"]
     lines.append("rows    build    of it attention    mlx-lm's graph    ratio")
     for rows in (1, 16):

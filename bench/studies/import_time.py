@@ -1,8 +1,9 @@
-"""What `import cortexmlx` takes, beside a Python that imports nothing, in turns, each in a process of its own:
+"""The time of `import cortexmlx`, beyond that of a Python that imports nothing:
 
     python -m cortexmlx.bench.studies.import_time [PROGRAM ...]
 
-CPU time counts, since another program's work is none of it; the best wall time is what an idle machine shows.
+The programs take turns, each in its own process. CPU time is the figure that counts, because it excludes the work of
+other programs. The best wall time is the time on an idle machine.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ import time
 from dataclasses import dataclass
 
 PROGRAMS = ("import cortexmlx", "from cortexmlx import Engine", "import mlx.core")
-"""What an app imports at its start, what its first use of the engine imports, and what MLX alone takes."""
+"""What an app imports at its start, what its first use of the engine imports, and MLX alone."""
 
 TURNS = 15
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds over those of a Python that imports nothing: CPU time in the median, and the least wall time."""
+    """Milliseconds more than a Python that imports nothing."""
 
     program: str
     cpu: float
+    """The median CPU time."""
     wall: float
+    """The shortest wall time."""
 
 
 def measure(programs: tuple[str, ...] = PROGRAMS, turns: int = TURNS) -> list[Cost]:
-    """The cost of each program, measured in turns with nothing. Raises CalledProcessError if one fails."""
+    """Return the cost of each program; the programs and an empty one take turns. Raises CalledProcessError if one
+    fails.
+    """
     runs: dict[str, list[tuple[float, float]]] = {program: [] for program in ("pass", *programs)}
     for _ in range(turns):
         for program, taken in runs.items():
@@ -41,7 +46,7 @@ def measure(programs: tuple[str, ...] = PROGRAMS, turns: int = TURNS) -> list[Co
 
 
 def _run(program: str) -> tuple[float, float]:
-    """Seconds of CPU and of wall time that a process of its own takes."""
+    """Return the seconds of CPU time and of wall time that `program` takes in its own process."""
     before, began = _of_children(), time.perf_counter()
     subprocess.run([sys.executable, "-c", program], check=True)
     return _of_children() - before, time.perf_counter() - began

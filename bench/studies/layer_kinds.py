@@ -2,9 +2,10 @@
 
 `python -m cortexmlx.bench.studies.layer_kinds [KIND ...] [--pairs N]`
 
-The models have random weights: hidden size 512 and 8 layers, so that a step is neither all overhead nor all matrix
-products. For each: decode of 8 and 16 rows, prefill of a long prompt, and the second turn of a chat against computing
-the conversation again. mlx-lm serves the same weights with its batch generator, in the same process and in turns.
+The models have random weights, hidden size 512 and 8 layers, so that a step is neither all overhead nor all matrix
+products. The cases of each model are decode with 8 and 16 rows, prefill of a long prompt, and the second turn of a
+chat. In the second turn, mlx-lm computes the whole conversation again. mlx-lm serves the same weights with its batch
+generator, in the same process and in turns.
 """
 
 from __future__ import annotations
@@ -106,13 +107,13 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "recurrent": {**_MAMBA2},
 }
-"""What of a configuration makes it a model of that kind. Chunks (Llama 4) are not among them: mlx-lm's batch generator
-does not take its own caches for them.
+"""The entries of a configuration that make it a model of each kind. Chunks (Llama 4) are missing: mlx-lm's batch
+generator does not accept its own caches for them.
 """
 
 
 def sections() -> list[Section]:
-    """The cases that a kind has to pass."""
+    """Return the cases that every kind has to pass."""
 
     def turns(contest: Contest) -> list[Case]:
         return [*prefill_cases(contest, _SHAPE)[:1], second_turn(contest, prompt_cache=False, target=0.15)]
@@ -121,7 +122,7 @@ def sections() -> list[Section]:
 
 
 def compare(kind: str, pairs: int = MINIMUM_PAIRS, config: dict[str, Any] | None = None) -> Report:
-    """All cases for one kind. `config` replaces entries of its configuration."""
+    """Run all cases for one kind. `config` replaces entries of its configuration."""
     with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
         path = write_random_model(Path(folder), {**COMMON, **KINDS[kind], **(config or {})})
         plan = Plan(str(path), (f"random weights, kind: {kind}",), None, "auto", pairs, 0, None)

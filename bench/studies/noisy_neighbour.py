@@ -1,7 +1,7 @@
-"""How long a request's tokens stop while another client's request, as large as its bounds allow, is served.
+"""How long a request's tokens stop while another client's request, as large as its limits allow, is served.
 
-`python -m cortexmlx.bench.studies.noisy_neighbour` prints the longest gap between two tokens of the victim
-for each attack, beside that for a plain request. A tiny model has fast steps, so the work of the engine's thread shows.
+`python -m cortexmlx.bench.studies.noisy_neighbour` prints the longest gap between two tokens of the victim, for each
+attack and for a plain request. A tiny model has fast steps, so the work of the engine's thread shows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWERS = 16
 PATIENCE = 60.0
 
 Params = Callable[[int], SamplingParams]
-"""An attack's parameters, for a model with so many tokens. They are made on the attacker's thread."""
+"""Returns an attack's parameters for a vocabulary size. It is called on the attacker's thread."""
 
 ATTACKS: dict[str, Params] = {
     "plain": lambda vocab: SamplingParams(max_tokens=20, n=ANSWERS),
@@ -48,15 +48,17 @@ ATTACKS: dict[str, Params] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """An attack: seconds that its submission took on its own thread, and the victim's longest gap between tokens."""
+    """The result of an attack."""
 
     attack: str
     submitting: float
+    """Seconds that its submission took on its own thread."""
     gap: float
+    """The victim's longest gap between tokens, in seconds."""
 
 
 def measure(engine: Engine, attack: str) -> Outcome:
-    """Run one attack beside a victim whose tokens come all the time."""
+    """Run one attack beside a victim that generates tokens without a pause."""
     came: list[float] = []
     flows = threading.Event()
 
@@ -82,7 +84,7 @@ def measure(engine: Engine, attack: str) -> Outcome:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The figures as Markdown."""
+    """Return the figures as Markdown."""
     lines = ["| attack | its submission | the victim's longest gap |", "|---|---|---|"]
     lines += [f"| {o.attack} | {o.submitting * 1e3:.1f} ms | {o.gap * 1e3:.1f} ms |" for o in outcomes]
     return "\n".join(lines)

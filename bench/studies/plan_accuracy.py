@@ -1,10 +1,10 @@
-"""What `cortexmlx plan` says that a run takes, beside what it took.
+"""The memory that `cortexmlx plan` predicts for a run, compared with what the run took.
 
 `python -m cortexmlx.bench.studies.plan_accuracy [SETTING ...]`.
 
-Each setting runs in a process of its own: a queue of three times as many requests as there are rows, with prompts that
-have nothing in common, so that the arena grows to its limit and is full of prefixes in the end. What counts is MLX's
-own count of the bytes in use at most (`mx.get_peak_memory`), from the first request on.
+Each setting runs in its own process. Its queue has three times as many requests as there are rows, with prompts that
+share nothing. So the arena grows to its limit and is full of prefixes in the end. The figure is MLX's own peak of the
+bytes in use (`mx.get_peak_memory`), from the first request on.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ from cortexmlx.cpu import blas
 blas.preload()  # before mlx is imported
 
 CONSTANT = 8 << 20
-"""Bytes by which a peak may differ from its plan beside 2 %: see docs/memory.md."""
+"""Bytes by which a peak may differ from its plan, in addition to 2 %: see docs/memory.md."""
 
 STARTER = "smollm2"
 
 COMMAND = "from cortexmlx.cli import main; main()"
-"""`cortexmlx`, by the interpreter that runs this."""
+"""`cortexmlx` in the current interpreter."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: a model (of `bench.studies.layer_kinds`, or the starter), the cache, rows, tokens of a row."""
+    """One run."""
 
     kind: str
+    """The model: a kind of `bench.studies.layer_kinds`, or the starter."""
     kv_memory: str
+    """The memory of the cache."""
     max_rows: int
     tokens: int
+    """Tokens of a row."""
     block_size: int = 32
     prefill_budget: int = 512
     kv_bits: int | None = None
 
     @property
     def name(self) -> str:
-        """As a row of the table begins."""
+        """How the setting is named in the table."""
         return (
             f"{self.kind}, {self.kv_memory}, {self.max_rows} rows of {self.tokens:,}, blocks of {self.block_size}, "
             f"pieces of {self.prefill_budget}{f', {self.kv_bits} bits' if self.kv_bits else ''}"
@@ -56,7 +59,7 @@ class Setting:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What both the plan and the engine are told."""
+        """The options that both the plan and the engine get."""
         names = ("kv_memory", "max_rows", "block_size", "prefill_budget", "kv_bits")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -79,23 +82,27 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Bytes: what was planned, what was in use at most, and what the system says of the whole process."""
+    """The result of a setting. All sizes are in bytes."""
 
     name: str
     planned: int
+    """The planned peak."""
     peak: int
+    """The peak that MLX measured."""
     parts: dict[str, int]
+    """The parts of the plan."""
     process: int
+    """The peak resident memory of the whole process, as the system reports it."""
     seconds: float
 
     @property
     def share(self) -> float:
-        """How far the peak is from the plan, as a part of it."""
+        """The difference of the peak from the plan, as a fraction of the plan."""
         return (self.peak - self.planned) / self.planned
 
     @property
     def kept(self) -> bool:
-        """Whether it is within 2 % and the constant."""
+        """Whether the difference is within 2 % and the constant."""
         return abs(self.peak - self.planned) <= 0.02 * self.planned + CONSTANT
 
 
@@ -119,7 +126,7 @@ def _model(kind: str, folder: Path) -> str:
 
 
 def _plan(model: str, setting: Setting) -> dict[str, int]:
-    """What the command says, in a process of its own."""
+    """Return what the command predicts, from its own process."""
     command = [sys.executable, "-c", COMMAND, "plan", model, "--json", "--context", str(setting.tokens)]
     for option, value in setting.options.items():
         command += [f"--{option.replace('_', '-')}", str(value)]
@@ -129,7 +136,7 @@ def _plan(model: str, setting: Setting) -> dict[str, int]:
 
 
 def _run(model: str, setting: Setting, rows: int) -> int:
-    """Bytes that MLX had in use at most while three times as many requests as fit were answered."""
+    """Return MLX's peak memory, in bytes, while three times as many requests as fit are answered."""
     import mlx.core as mx
     import numpy as np
 
@@ -145,7 +152,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     random = np.random.default_rng(0)
     handles = []
     for number in range(3 * rows):
-        answer = rows + 17 + 12 * (number % rows)  # so that they do not end, and the next ones begin, all at once
+        answer = rows + 17 + 12 * (number % rows)  # lengths differ, so that requests do not all end at once
         prompt = tuple(random.integers(0, core.info.vocab_size, max(1, setting.tokens - answer)).tolist())
         handles.append(RequestHandle(RequestId(number), core.cancel))
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
@@ -153,12 +160,12 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     while not core.idle:
         core.step()
     for handle in handles:
-        handle.result(0)  # which raises if it failed
+        handle.result(0)  # raises if the request failed
     return int(mx.get_peak_memory())
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    """The figures as a Markdown table, in MB."""
+    """Return the figures as a Markdown table, in MB."""
     lines = [
         "| setting | weights | arena | states, snapshots | prefill step | decode step | planned | peak | differs by |",
         "|:--|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -180,7 +187,7 @@ def table(outcomes: Iterable[Outcome]) -> str:
 
 
 def main() -> None:
-    """Print the table; 1 if a promise was not kept."""
+    """Print the table. The exit code is 1 if a peak is too far from its plan."""
     parser = argparse.ArgumentParser(
         prog="python -m cortexmlx.bench.studies.plan_accuracy", description=(__doc__ or "").split("\n")[0]
     )
@@ -196,7 +203,7 @@ def main() -> None:
 
 
 def _apart(number: int) -> Outcome:
-    """A measurement in a process of its own."""
+    """Measure a setting in its own process."""
     command = [sys.executable, "-m", "cortexmlx.bench.studies.plan_accuracy", "--one", str(number)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout)

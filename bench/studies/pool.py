@@ -1,9 +1,9 @@
-"""What the life of a request costs the scheduler in a small and in a huge pool.
+"""The scheduler's cost for the life of a request, in a small and in a huge pool.
 
 `python -m cortexmlx.bench.studies.pool`.
 
-Requests come and go all the time: they are matched with the prefix cache, admitted, prefilled, decoded and retired.
-Nothing of this may grow with the blocks of the pool, with the prefixes that are cached, or with what must be evicted.
+Requests begin and end all the time. They are matched with the prefix cache, admitted, prefilled, decoded and retired.
+The cost must not grow with the pool's blocks, with the cached prefixes, or with what must be evicted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 
 POOLS = ((1_000, 100), (1_000_000, 100_000), (100_000, 100_000))
-"""Blocks of the pool, and how many of them are cached prefixes that nobody uses; the last pool has to evict."""
+"""Blocks of the pool, and how many of them are cached prefixes that no request uses. The last pool has to evict."""
 ROWS = 16
 PROMPT = 100
 ANSWER = 24
@@ -59,7 +59,7 @@ def measure(blocks: int, cached: int, requests: int = REQUESTS) -> StepCost:
 
 
 def report(costs: Sequence[StepCost]) -> str:
-    """The figures as a Markdown table, each pool beside the first."""
+    """Return the figures as a Markdown table, each pool compared with the first."""
     lines = [
         f"plan and commit of a step, milliseconds, requests of {PROMPT} + {ANSWER} tokens through {ROWS} rows:",
         "",

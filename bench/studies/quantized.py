@@ -1,7 +1,8 @@
-"""What quantized keys and values cost a decode step: `python -m cortexmlx.bench.studies.quantized [MODEL [TOKENS]]`.
+"""The cost of quantized keys and values per decode step: `python -m cortexmlx.bench.studies.quantized [MODEL
+[TOKENS]]`.
 
-Engines with plain, 8-bit and 4-bit keys and values decode the same rows in one process, a step of each in turns, so
-that what else the machine does meets all of them.
+Engines with plain, 8-bit and 4-bit keys and values decode the same rows in one process. They take turns step by step,
+so that the machine's other work affects all of them.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ BITS = (None, 8, 4)
 
 @dataclass(frozen=True)
 class Seconds:
-    """A decode step of all rows, by the wall's clock and of all threads."""
+    """Seconds of a decode step of all rows: wall time, and CPU time of all threads."""
 
     wall: float
     cpu: float
 
 
 class _Side:
-    """An engine whose rows all decode."""
+    """An engine in which all rows decode."""
 
     def __init__(self, model: str, bits: int | None, rows: int, tokens: int, steps: int) -> None:
         config = EngineConfig(
@@ -54,7 +55,7 @@ class _Side:
             self.core.step()
 
     def step(self) -> Seconds:
-        """Decode until there is a new token for every row."""
+        """Decode until every row has a new token."""
         before = self.core.measured.generated_tokens
         wall, cpu = time.perf_counter(), time.process_time()
         while self.core.measured.generated_tokens == before:
@@ -63,7 +64,7 @@ class _Side:
 
 
 def measure(model: str, rows: int, tokens: int, steps: int, bits: Sequence[int | None] = BITS) -> list[list[Seconds]]:
-    """The steps of each side, in the order of `bits`; who goes first takes turns."""
+    """Return the steps of each side, in the order of `bits`. The sides take turns to go first."""
     sides = [_Side(model, each, rows, tokens, steps) for each in bits]
     found: list[list[Seconds]] = [[] for _ in sides]
     for step in range(steps):
@@ -73,7 +74,7 @@ def measure(model: str, rows: int, tokens: int, steps: int, bits: Sequence[int |
 
 
 def table(model: str, tokens: int) -> str:
-    """Quantized over plain in steps per second: quartiles and median of the pairs."""
+    """Return the ratio of quantized to plain in steps per second: quartiles and median of the pairs."""
     found = measure(model, ROWS, tokens, STEPS)
     lines = [f"{model}, {ROWS} rows from {tokens} tokens each, {STEPS} decode steps of each side in turns"]
     lines.append("bits      wall: quartile  median  quartile      CPU: quartile  median  quartile")

@@ -1,11 +1,13 @@
-"""Whether `cortexmlx bench --compare` notices a slower engine, and leaves one alone that is as it was.
+"""Whether `cortexmlx bench --compare` reports a slower engine, and does not report an unchanged one.
 
 `python -m cortexmlx.bench.studies.regression_detection [MODEL] [--runs N]`.
 
-One run is saved; then fresh processes compare themselves with it: some as they are, some with an engine that computes
-the MLP of every twelfth, sixth or second layer twice, which costs about 5, 10 and 30 % of a step. How often each is
-called slower is what is looked for: never, and always. What `--compare` itself measured stands beside it. Of the
-rates, those of one machine on one day: where much else runs, small changes drown.
+One run is saved. Then new processes compare themselves with it. Some are unchanged. Others have an engine that computes
+the MLP of every twelfth, sixth or second layer twice, which costs about 5, 10 and 30 % of a step.
+
+The figure is how often each kind is called slower. It should be never for the unchanged engine, and always for the
+others. The table also has the changes that `--compare` measured. The rates are those of one machine on one day. On a
+busy machine, small changes are lost in the noise.
 """
 
 from __future__ import annotations
@@ -26,33 +28,37 @@ from typing import Any
 from cortexmlx.cpu import blas
 
 SLOWER = 3
-"""The exit code."""
+"""The exit code of a comparison that found a slower figure."""
 
 EVERY = (0, 12, 6, 2)
-"""Of which layers the MLP is computed twice; 0: of none."""
+"""The kinds of runs. n: the MLP of every n-th layer is computed twice; 0: of none."""
 
 COMMAND = """\
 from cortexmlx.bench.studies.regression_detection import slow_down
 slow_down({every})
 from cortexmlx.cli import main
 main()"""
-"""`cortexmlx`, by the interpreter that runs this, after its engine was slowed down."""
+"""`cortexmlx` in the current interpreter, after its engine was slowed down."""
 
 ARGUMENTS = ("-p", "64", "-n", "12")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run: of how many layers every one was slowed, the exit code, and the changes of all figures by clock."""
+    """The result of a run."""
 
     every: int
+    """The MLP of every `every`-th layer was computed twice; 0: of none."""
     code: int
+    """The exit code."""
     changes: dict[str, float]
+    """The changes of all figures, by figure and clock."""
     verdicts: dict[str, str]
+    """The verdicts on them."""
 
 
 def slow_down(every: int) -> None:
-    """Let the MLP of every so many layers of a llama be computed twice from now on, for the same result; 0: of none."""
+    """Make a llama compute the MLP of every `every`-th layer twice from now on, with the same result. 0: of none."""
     blas.preload()  # before mlx is imported
     if not every:
         return
@@ -68,10 +74,10 @@ def slow_down(every: int) -> None:
 
 
 def run(model: str, every: int, arguments: Iterable[str]) -> tuple[int, str]:
-    """`cortexmlx bench` in a process of its own: its exit code and what it printed."""
+    """Run `cortexmlx bench` in its own process. Return its exit code and its output."""
     done = subprocess.run(
         [sys.executable, "-c", COMMAND.format(every=every), "bench", model, *arguments],
-        env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # it takes fewer threads when the machine is busy
+        env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # else BLAS takes fewer threads on a busy machine
         capture_output=True,
         text=True,
         check=False,
@@ -82,7 +88,7 @@ def run(model: str, every: int, arguments: Iterable[str]) -> tuple[int, str]:
 
 
 def compare(model: str, saved: Path, every: int) -> Outcome:
-    """One more run beside the saved one."""
+    """Make one more run and compare it with the saved one."""
     code, printed = run(model, every, [*ARGUMENTS, "--compare", str(saved), "-o", "json"])
     records = json.loads(printed)["compare"]
     names = [f"{record['figure'].split(',')[0]} {record['clock']}" for record in records]
@@ -91,7 +97,7 @@ def compare(model: str, saved: Path, every: int) -> Outcome:
 
 
 def table(found: Iterable[Outcome]) -> str:
-    """How many runs of each kind were called slower, and by how much they were."""
+    """Return how many runs of each kind were called slower, and their median changes."""
     outcomes = list(found)
     names = list(outcomes[0].changes)
     head = ["MLP twice", "runs", "called slower", *(f"{name}, %" for name in names)]
@@ -119,7 +125,7 @@ def main() -> None:
         done = [Outcome(**json.loads(line)) for line in asked.log.read_text().splitlines()] if _is(asked.log) else []
         if not saved.exists():
             run(asked.model, 0, [*ARGUMENTS, "--save", str(saved)])
-        for number in range(asked.runs):  # all kinds in turns
+        for number in range(asked.runs):  # the kinds take turns
             for every in EVERY:
                 if sum(outcome.every == every for outcome in done) <= number:
                     done.append(compare(asked.model, saved, every))

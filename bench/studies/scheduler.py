@@ -1,7 +1,7 @@
-"""What the scheduler costs per step, with no model: `python -m cortexmlx.bench.studies.scheduler`.
+"""The scheduler's cost per step, without a model: `python -m cortexmlx.bench.studies.scheduler`.
 
-Rows decode one step ahead of what is committed, as the engine runs them. A step's cost is its `plan` and its `commit`;
-it must not grow with the size of the pool or with what the prefix cache holds.
+Rows decode one step ahead of what is committed, as in the engine. A step's cost is its `plan` and its `commit`. It must
+not grow with the size of the pool or of the prefix cache.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cortexmlx.scheduling.steps.plan import StepPlan
 
 ROWS = (1, 16, 64)
 POOLS = ((4_096, 0), (1_000_000, 100_000))
-"""Blocks of the pool, and cached blocks that nobody uses."""
+"""Blocks of the pool, and cached blocks that no request uses."""
 CONTEXT = 512
 STEPS = 512
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Milliseconds of `plan` and `commit` together, one figure for every step."""
+    """Milliseconds of `plan` and `commit` together, one figure for each step."""
 
     rows: int
     blocks: int
@@ -43,17 +43,17 @@ class StepCost:
 
     @property
     def mean(self) -> float:
-        """All steps: those that flush the tail or admit somebody, too."""
+        """Mean milliseconds of all steps, including those that flush the tail or admit a request."""
         return statistics.fmean(self.milliseconds)
 
     @property
     def median(self) -> float:
-        """A step inside a decode window."""
+        """Median milliseconds: a step inside a decode window."""
         return statistics.median(self.milliseconds)
 
     @property
     def worst(self) -> float:
-        """The 99th percentile: a step that flushes the tail and opens a window."""
+        """The 99th percentile in milliseconds: a step that flushes the tail and opens a window."""
         return sorted(self.milliseconds)[int(len(self.milliseconds) * 0.99)]
 
 
@@ -81,7 +81,7 @@ def _add(scheduler: Scheduler, request: int, random: np.random.Generator, prompt
 
 
 def _run(scheduler: Scheduler) -> list[float]:
-    """Plan and commit until nothing is left; milliseconds of each step in which all rows decode."""
+    """Plan and commit until nothing is left. Return the milliseconds of each step in which all rows decode."""
     in_flight: deque[StepPlan] = deque()
     costs: list[float] = []
     spent, tokens = 0.0, [7] * scheduler.config.max_rows
@@ -102,7 +102,7 @@ def _run(scheduler: Scheduler) -> list[float]:
 
 
 def report(costs: Sequence[StepCost]) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     lines = [
         f"plan and commit of a decode step, milliseconds, {STEPS} steps from a context of {CONTEXT} tokens:",
         "",

@@ -1,9 +1,9 @@
-"""What Python does for one further token: `python -m cortexmlx.bench.studies.token_path [MODEL]`.
+"""The Python work for one more token: `python -m cortexmlx.bench.studies.token_path [MODEL]`.
 
-It counts the files, functions and calls of this project in one step of `EngineCore`: a later step of a decode window
-on reference attention, with its plan, its dispatch and the tokens of the step before. Calls inside mlx and mlx-lm do
-not count, nor do constructors that `dataclass` writes. A call costs the host about 0.1 microseconds, and a reader one
-more thing to know.
+It counts the files, functions and calls of this project in one step of `EngineCore`. The step is a later step of a
+decode window on reference attention. It contains its plan, its dispatch and the tokens of the step before. Calls inside
+mlx and mlx-lm do not count, nor do the constructors that `dataclass` generates. A call costs the host about 0.1
+microseconds, and costs a reader one more thing to know.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from cortexmlx.serving.text.stops import Stops  # noqa: E402
 
 PROMPT = 20
 WARM_UP = 8
-"""Steps before the one that is counted: it lies within a decode window, and another step is in flight."""
+"""Steps before the counted one, which is inside a decode window and has another step in flight."""
 
 Function = tuple[str, str]
-"""The path of its file, and its name."""
+"""A function: the path of its file, and its name."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TokenPath:
 
     @property
     def files(self) -> int:
-        """Files of which some function is called."""
+        """The number of files with a function that is called."""
         return len({file for file, _ in self.calls})
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ class ArenaPool:
         spec = KVSpec(sizes.heads, sizes.dim, sizes.dim, "float16")
         self._arena = KVArena([LayerGroup(spec, tuple(range(sizes.layers)))], sizes.rows * per_row, sizes.block)
         allocator = KVBlockAllocator(sizes.rows * per_row)
-        # A block of every row in turn, as rows that grow together get them.
+        # Rows get their blocks in turn, as rows that grow together do.
         blocks = np.array([allocator.allocate(1).start for _ in range(sizes.rows * per_row)], np.int32)
         self._tables = blocks.reshape(per_row, sizes.rows).T
         shape = (sizes.rows, sizes.heads, TAIL_COLUMNS, sizes.dim)

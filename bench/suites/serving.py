@@ -23,7 +23,7 @@ decode.
 
 
 def serving_sections() -> list[Section]:
-    """All serving cases."""
+    """Return all serving cases."""
     return [
         Section(
             lambda contest: [

@@ -1,1 +1,1 @@
-"""An agent's conversation, its engine killed on the way."""
+"""An agent's conversation, with kills of its engine."""

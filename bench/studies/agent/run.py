@@ -1,13 +1,15 @@
-"""An agent's conversation, its engine killed on the way.
+"""An agent's conversation, with kills of its engine.
 
 `python -m cortexmlx.bench.studies.agent [MODEL] [--kv-store DIR]`.
 
-Outputs of tools are read and answered, turn after turn, with forks, edits of earlier messages, cancelled answers, and
-two kill -9 of the engine's process. It counts the prompt tokens that were computed beside those that were new: not at
-the beginning of anything that was computed before. Every answer is compared with one that is computed without any
-cache, and the first token after a kill is timed beside computing the whole prompt, and beside mlx-lm, which loads
-the file in which it saved its prompt cache after the turn before. Without --kv-store nothing survives a kill, and
-there are none.
+The engine answers outputs of tools, turn after turn. There are forks, edits of earlier messages, cancelled answers, and
+two kill -9 of the engine's process. Without --kv-store nothing survives a kill, so there are no kills.
+
+The study compares the prompt tokens that were computed with those that were new. A token is new if it is not in a
+beginning that was computed before. Every answer is compared with one that is computed without any cache.
+
+The first token after a kill is timed. It is compared with computing the whole prompt, and with mlx-lm. mlx-lm loads the
+file in which it saved its prompt cache after the turn before.
 """
 
 from __future__ import annotations
@@ -39,45 +41,48 @@ from cortexmlx.bench.studies.agent.script import (
 from cortexmlx.cpu import blas
 
 SETTLE_SECONDS = 2.0
-"""Between an answer and a kill: what a tool takes at least. The disk is written in it."""
+"""The time between an answer and a kill, in which the disk is written. A tool takes at least this long."""
 
 _PIECE = 512
 
 
 class Took(NamedTuple):
-    """Seconds on the wall, and of this process's CPUs: where others use the machine, only the latter say much."""
+    """Seconds of wall time, and of CPU time of this process. On a busy machine, only CPU time is reliable."""
 
     wall: float
     cpu: float
 
 
 class Clock:
-    """Begins when it is made."""
+    """A clock that begins when it is created."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def took(self) -> Took:
-        """Since then."""
+        """Return the time since the clock was created."""
         return Took(time.perf_counter() - self._wall, time.process_time() - self._cpu)
 
 
 @dataclass(frozen=True)
 class ActResult:
-    """What became of an act: the prompt's tokens, how many of them were found, the answer's, and when the first of
-    these came, with what was done before it: reading the conversation's file, rendering, tokenizing.
-    """
+    """The result of an act."""
 
     kind: Kind
     prompt: tuple[int, ...]
+    """The tokens of the prompt."""
     cached: int
+    """How many of them were found in the cache."""
     answer: tuple[int, ...]
+    """The tokens of the answer."""
     first: Took
+    """The time to the answer's first token. It includes reading the conversation's file, rendering and tokenizing."""
     killed: bool = False
+    """Whether the engine was killed just before the act."""
 
 
 class Agent:
-    """Acts on an engine, and a conversation that is saved to `file` after each."""
+    """Performs acts on an engine, with a conversation that is saved to `file` after each act."""
 
     def __init__(self, engine: Any, file: Path) -> None:
         self._engine = engine
@@ -86,7 +91,7 @@ class Agent:
         self._per_word = tokens_per_word(len(engine.encode(SAMPLE)))
 
     def do(self, act: Act) -> ActResult | None:
-        """Carry one out; None if nothing was answered."""
+        """Perform an act. Return None if there was no answer."""
         from cortexmlx.sampling_params import SamplingParams
 
         clock, killed = Clock(), False
@@ -111,12 +116,12 @@ class Agent:
                 reply.cancel()
         done = reply.result()
         self._talk.save(self._file)
-        assert first is not None  # there is an event at least
+        assert first is not None  # every answer has at least one event
         return ActResult(act.kind, tuple(reply.prompt), done.usage.cached_tokens, done.token_ids, first, killed)
 
 
 def serve(settings: dict[str, Any]) -> None:
-    """The process that is killed: acts come as lines on stdin, records go to stdout."""
+    """Run the process that is killed: acts are lines on stdin, records are lines on stdout."""
     from cortexmlx.engine import Engine
 
     with Engine(settings["model"], **settings["engine"]) as engine:
@@ -128,7 +133,7 @@ def serve(settings: dict[str, Any]) -> None:
 
 
 class Process:
-    """`serve` in a process of its own, which may be killed and started again."""
+    """`serve` in its own process, which can be killed and started again."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._command = [sys.executable, "-m", "cortexmlx.bench.studies.agent", "--serve", json.dumps(settings)]
@@ -138,7 +143,7 @@ class Process:
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def do(self, act: Act) -> ActResult | None:
-        """Carry one out there, or kill it and start another."""
+        """Perform an act in the process, or kill it and start another."""
         if act.kind is Kind.KILL:
             time.sleep(SETTLE_SECONDS)
             os.kill(self._process.pid, signal.SIGKILL)
@@ -158,14 +163,14 @@ class Process:
         return ActResult(**{**said, **tokens, "kind": Kind(said["kind"]), "first": Took(*said["first"])})
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with self._process as process:
             process.kill()
 
 
 def new_tokens(records: Sequence[ActResult]) -> list[int]:
-    """Of each prompt, the tokens behind the longest beginning that was computed before, one at least: an answer's last
-    token never is.
+    """Return, for each prompt, how many tokens follow the longest beginning that was computed before. This is at least
+    one. An answer's last token is never computed.
     """
     import numpy as np
 
@@ -184,12 +189,14 @@ def new_tokens(records: Sequence[ActResult]) -> list[int]:
 
 
 def ratio_of(records: Sequence[ActResult]) -> float:
-    """Computed prompt tokens over new ones."""
+    """Return computed prompt tokens over new ones."""
     return sum(len(r.prompt) - r.cached for r in records) / sum(new_tokens(records))
 
 
 def first_tokens_anew(engine: Any, records: Sequence[ActResult]) -> list[tuple[bool, Took]]:
-    """Of each record: whether its answer is that without any cache, and when the first token came without."""
+    """Compute every answer again without any cache. Return for each whether it is the same, and the time to its first
+    token.
+    """
     from cortexmlx.sampling_params import SamplingParams
 
     anew = []
@@ -205,15 +212,16 @@ def first_tokens_anew(engine: Any, records: Sequence[ActResult]) -> list[tuple[b
 
 
 def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[int], folder: Path) -> Took:
-    """The time to mlx-lm's first token of a prompt, with the cache of the text `before` in a file: it is loaded, cut
-    back to what both share, and the rest is computed.
+    """Return the time to mlx-lm's first token of a prompt, with the cache of the text `before` in a file.
+
+    The cache is loaded and cut back to the beginning that both texts share. Then the rest is computed.
     """
     import mlx.core as mx
     from mlx_lm.generate import generate_step, generation_stream
     from mlx_lm.models import cache as caches
 
     for _ in generate_step(mx.array(tuple(prompt[:8])), loaded.model, max_tokens=2):
-        pass  # what is slow the first time is not its cache
+        pass  # a warm-up, because the first run is slow without any cause in the cache
     cache, file = caches.make_prompt_cache(loaded.model), str(folder / "mlx-lm.safetensors")
     for start in range(0, len(before), _PIECE):
         loaded.model(mx.array(tuple(before[start : start + _PIECE]))[None], cache=cache)
@@ -236,7 +244,7 @@ def first_token_of_mlx_lm(loaded: Any, before: Sequence[int], prompt: Sequence[i
 
 
 def run(acts: Sequence[Act], actor: Any) -> Iterator[ActResult]:
-    """The records of all that was answered."""
+    """Yield the records of all answers."""
     for act in acts:
         record = actor.do(act)
         if record is not None:
@@ -244,14 +252,14 @@ def run(acts: Sequence[Act], actor: Any) -> Iterator[ActResult]:
 
 
 def _model(name: str | None, folder: Path) -> str:
-    """The model that was asked for, or random weights whose every token has a text."""
+    """Return the requested model, or one with random weights in which every token has a text."""
     from cortexmlx.bench.measure.random_model import write_random_model
 
     return name or str(write_random_model(folder, {"vocab_size": 257}))
 
 
 def main() -> None:
-    """Run it and say what it found."""
+    """Run the study and print its figures."""
     parser = argparse.ArgumentParser(
         prog="python -m cortexmlx.bench.studies.agent", description=(__doc__ or "").split("\n")[0]
     )
@@ -284,7 +292,7 @@ def main() -> None:
 
 
 def report(records: Sequence[ActResult], model: str, options: dict[str, Any], folder: Path, few: bool) -> None:
-    """Compare with computing everything, and with mlx-lm, and print it."""
+    """Compare with computing everything and with mlx-lm, and print the figures."""
     from cortexmlx.engine import Engine
     from cortexmlx.models import load_model
 

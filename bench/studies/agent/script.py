@@ -1,5 +1,5 @@
-"""What an agent does in some turns, as data that a seed makes: outputs of tools are read, side questions asked in
-forks, old outputs cut short, answers cancelled, and the program is killed twice.
+"""The acts of an agent in some turns, as data from a seed. It reads outputs of tools, asks side questions in forks,
+cuts old outputs short, and cancels answers. The program is killed twice.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from cortexmlx.bench.measure.prompts import Prompts
 
 TURNS = 20
 OUTPUT = (50, 1_500)
-"""Tokens of a tool's output: the shortest and the longest, as many short as long ones by their logarithm."""
+"""The shortest and the longest output of a tool, in tokens. Lengths are log-uniform."""
 ANSWER = 32
 
 _FORKED = (0.25, 0.55, 0.8)
 _EDITED = (0.45, 0.7)
 _CANCELLED = (0.3, 0.65)
 _KILLED = (0.5, 0.9)
-"""After which parts of the turns that happens."""
+"""After these fractions of the turns there are two forks, an edit, a cancelled answer, a kill."""
 
 SAMPLE = (
     "the file has lines with errors in function main return value of index table row key open close read write test "
@@ -30,7 +30,7 @@ _WORDS = SAMPLE.split()
 
 
 class Kind(str, Enum):
-    """What is done."""
+    """The kinds of acts."""
 
     ASK = "ask"
     FORK = "fork"
@@ -41,21 +41,22 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that is done: a text of about `tokens` tokens is answered with `answer` tokens, in the conversation, in
-    a fork that is dropped, or until it is cancelled after half of them; or it takes the place of the message `place`.
-    """
+    """One act."""
 
     kind: Kind
     tokens: int = 0
+    """About how many tokens its text has."""
     answer: int = ANSWER
+    """Tokens of the answer. CANCEL stops after half of them."""
     place: int = 0
+    """The message that EDIT replaces."""
     seed: int = 0
 
 
 def make_script(
     seed: int, turns: int = TURNS, output: tuple[int, int] = OUTPUT, answer: int = ANSWER, kills: bool = True
 ) -> list[Act]:
-    """The acts of so many turns."""
+    """Return the acts of `turns` turns."""
     random = np.random.default_rng(seed)
     lengths = Prompts(2, seed).lengths(turns, *output)
 
@@ -63,7 +64,7 @@ def make_script(
         return {round(part * turns) for part in parts}
 
     acts: list[Act] = []
-    killed = 0  # and so not counted: who is not killed reads the same
+    killed = 0  # left out of the seeds, so that the texts are the same without kills
 
     def add(kind: Kind, tokens: int, place: int = 0) -> None:
         acts.append(Act(kind, tokens, answer, place, seed=1000 * seed + len(acts) - killed))
@@ -79,13 +80,13 @@ def make_script(
         if kills and turn in after(_KILLED):
             add(Kind.KILL, 0)
             killed += 1
-        if turn in after(_KILLED):  # what is timed is finding the conversation again, not a tool's long output
+        if turn in after(_KILLED):  # short: its first token times the conversation, not a long output
             add(Kind.ASK, output[0])
     return acts
 
 
 def text(act: Act, tokens_per_word: float) -> str:
-    """What a tool says: words and numbers, about as many tokens as the act has."""
+    """Return what a tool says: words and numbers, with about as many tokens as the act has."""
     random = np.random.default_rng(act.seed)
     count = max(1, round(act.tokens / tokens_per_word))
     words = [_WORDS[i] for i in random.integers(0, len(_WORDS), count)]
@@ -93,5 +94,5 @@ def text(act: Act, tokens_per_word: float) -> str:
 
 
 def tokens_per_word(tokenized: int) -> float:
-    """For `text`, from how many tokens `SAMPLE` has."""
+    """Return the tokens per word for `text`, from the number of tokens of `SAMPLE`."""
     return max(1.0, tokenized / len(_WORDS))

@@ -1,1 +1,1 @@
-"""What the commands themselves cost, beside the engine under them."""
+"""The cost of the commands themselves, compared with the engine alone."""

@@ -1,11 +1,12 @@
-"""What a batch file costs beside its engine:
+"""The cost of a batch file, compared with its engine alone:
 
     python -m cortexmlx.bench.studies.commands.batch_file [MODEL] [--pairs N]
 
-`cortexmlx batch` reads the requests of a file, and writes, syncs and puts into order the records; the engine alone has
-the same prompts in memory, and drops the answers. Each runs in a process of its own, in pairs that take turns to go
-first. Compared are tokens per second from the first request to the last record, without loading; and tokens per second
-of CPU time of the whole process, which tells more where others use the machine.
+`cortexmlx batch` reads the requests of a file, and writes, syncs and orders the records. The engine alone has the same
+prompts in memory, and drops the answers. Each runs in its own process, in pairs that take turns to go first.
+
+Two figures are compared. One is tokens per second from the first request to the last record, without loading. The other
+is tokens per second of CPU time of the whole process, which is more reliable on a busy machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _REPORT = re.compile(r"(\d+) tokens in [\d.]+ s, ([\d.]+) tok/s")
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens, and how many of them per second of time and of CPU time."""
+    """Tokens, and tokens per second of wall time and of CPU time."""
 
     tokens: int
     wall: float
@@ -42,7 +43,7 @@ class Rate:
 
 
 def write_requests(path: Path, count: int, tokens: int) -> None:
-    """`count` completions of `tokens` tokens, of texts that begin differently."""
+    """Write `count` requests for completions of `tokens` tokens, with prompts that begin differently."""
     with path.open("w") as file:
         for i in range(count):
             body = {"prompt": f"{i} is the number of this text, and it goes on:", "max_tokens": tokens}
@@ -51,7 +52,7 @@ def write_requests(path: Path, count: int, tokens: int) -> None:
 
 
 def alone(model: str, requests: Path) -> tuple[int, float]:
-    """Tokens and seconds of the engine that answers what is in memory."""
+    """Return the tokens and seconds of the engine that answers prompts in memory."""
     bodies = [json.loads(line)["body"] for line in requests.read_text().splitlines()]
     prompts = [body.pop("prompt") for body in bodies]
     params = [SamplingParams(**body) for body in bodies]
@@ -66,7 +67,7 @@ def alone(model: str, requests: Path) -> tuple[int, float]:
 
 
 def rate(command: Sequence[str]) -> Rate:
-    """What a command reports, and what it took of the processor."""
+    """Return the tokens and the rate that a command reports, and its rate by CPU time."""
     before = _cpu_of_children()
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     found = _REPORT.search(done.stderr)
@@ -82,7 +83,7 @@ def _cpu_of_children() -> float:
 
 
 def compare(model: str, pairs: int, count: int, tokens: int) -> list[tuple[Rate, Rate]]:
-    """The file and the engine alone, pair by pair."""
+    """Return the rates of the file and of the engine alone, pair by pair."""
     rates: list[tuple[Rate, Rate]] = []
     with tempfile.TemporaryDirectory(prefix="cortexmlx-bench-") as folder:
         requests = Path(folder) / "in.jsonl"

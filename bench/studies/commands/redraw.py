@@ -1,7 +1,9 @@
-"""What drawing an answer costs: `python -m cortexmlx.bench.studies.commands.redraw`, 40 seconds for each kind of it.
+"""The cost of drawing an answer: `python -m cortexmlx.bench.studies.commands.redraw`, 40 seconds for each kind of
+answer.
 
-A text of 16,000 characters comes in pieces of four, a hundred in a second, as from a model; the processor time of the
-process, less that of the same loop without a view, is what drawing takes of the time in which the model decodes.
+A text of 16,000 characters arrives in pieces of four, a hundred per second, as from a model. The cost is the processor
+time of the process, minus that of the same loop without a view. It is given as a share of the time in which the model
+decodes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ BEGINNING = {"one block of code": "```python\n", "one table": "| a | b | c |\n|-
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the figures below the answer say of its prompt."""
+    """A stand-in for the prompt: what the figures below an answer show of it."""
 
     prompt: range = range(100)
     progress: Progress | None = None
@@ -48,13 +50,13 @@ class Prompt:
 
 
 def text_of(kind: str, length: int = LENGTH) -> str:
-    """So many characters of an answer."""
+    """Return `length` characters of an answer."""
     begun, again = BEGINNING.get(kind, ""), KINDS[kind]
     return (begun + again * (length // len(again) + 1))[:length]
 
 
 def pieces(text: str, rate: float) -> Iterator[str]:
-    """The text in pieces, so many in a second."""
+    """Yield the text in pieces, `rate` per second."""
     begun = time.monotonic()
     for number, at in enumerate(range(0, len(text), PIECE), 1):
         time.sleep(max(begun + number / rate - time.monotonic(), 0))
@@ -62,7 +64,9 @@ def pieces(text: str, rate: float) -> Iterator[str]:
 
 
 def cost(text: str, rate: float = RATE) -> tuple[float, int]:
-    """Seconds of processor time that drawing `text` takes, and the characters that go to the terminal."""
+    """Return the seconds of processor time that drawing `text` takes, and the number of characters sent to the
+    terminal.
+    """
     written = io.StringIO()
     console = Console(file=written, width=80, height=24, force_terminal=True, color_system="256")
     spent = []
@@ -79,7 +83,7 @@ def cost(text: str, rate: float = RATE) -> tuple[float, int]:
 
 
 def table(length: int = LENGTH, rate: float = RATE) -> str:
-    """The costs of all kinds."""
+    """Return the costs of all kinds as text."""
     seconds = length / PIECE / rate
     lines = [f"{length:,} characters at {rate:.0f} tokens/s ({seconds:.0f} s), 80 x 24", f"{'':<24}drawing  written"]
     for kind in KINDS:

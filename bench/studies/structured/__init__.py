@@ -1,1 +1,1 @@
-"""What structured output costs, and how well it holds."""
+"""The cost of structured output, and the time that forced tokens save."""

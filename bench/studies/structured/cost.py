@@ -1,10 +1,10 @@
-"""What structured output costs a batch: pairs of the same 16 rows with and without a schema, in one run.
+"""The cost of structured output for a batch: pairs of the same 16 rows with and without a schema, in one run.
 
     python -m cortexmlx.bench.studies.structured.cost [MODEL] [PAIRS]
 
-Every answer has as many tokens in both runs of a pair: the schema is a list that does not end before. Forced tokens
-are switched off. The ratio is
-that of the seconds without and with it; 1.0 is free.
+Every answer has as many tokens in both runs of a pair, because the schema is a list that does not end earlier. Forced
+tokens are switched off. The ratio is the seconds without a schema over the seconds with it. At 1.0, the schema costs
+nothing.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ MEDIUM = {
         "additionalProperties": False,
     },
 }
-"""A schema of the size that apps have: 12 properties, two formats, two patterns, an enum."""
+"""A schema of the size that apps use: 12 properties, two formats, two patterns, an enum."""
 
 
 def seconds(engine: EngineType, constrained: int) -> float:
-    """Return the seconds that 16 answers take, of which the first `constrained` have the schema."""
+    """Return the seconds that 16 answers take when the first `constrained` of them have the schema."""
     free = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     held = SamplingParams(max_tokens=TOKENS, ignore_eos=True, structured=StructuredOutput.json(MEDIUM))
     started = time.perf_counter()

@@ -1,9 +1,10 @@
-"""What forced tokens save: the time of documents of compact JSON with them over without, in pairs.
+"""The time that forced tokens save: pairs of documents of compact JSON with and without them.
 
     python -m cortexmlx.bench.studies.structured.forced [MODEL] [DOCUMENTS] [ROWS]
 
-Both engines write documents of the same schema to the same prompts, with keys that the schema forces. Their tokens
-may differ, since a forced text is tokenized as the tokenizer would, so the ratio is of seconds per document.
+Both engines write documents of the same schema to the same prompts. The schema forces the keys. The tokens of both may
+differ, because a forced text is tokenized as the tokenizer would do it. So the ratio is that of the seconds per
+document.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ COMPACT = {
     ],
     "additionalProperties": False,
 }
-"""A record of a shop: half of its text are keys."""
+"""A record of a shop: its keys are half of its text."""
 
 
 def seconds(engine: Engine, documents: int, first: int) -> tuple[float, int]:
-    """Return the seconds that some documents take, and how many tokens they have."""
+    """Return the seconds that `documents` documents take, and how many tokens they have."""
     params = SamplingParams(max_tokens=400, structured=StructuredOutput.json(COMPACT), temperature=0.7, seed=first)
     prompts = [f"Customer number {first + i} of the shop as JSON:" for i in range(documents)]
     started = time.perf_counter()
@@ -58,7 +59,7 @@ def seconds(engine: Engine, documents: int, first: int) -> tuple[float, int]:
 
 
 def main(model: str = "smollm2", documents: int = 100, rows: int = 16) -> None:
-    """Print the ratio, of as many documents as asked for in pairs of `rows`."""
+    """Print the ratio for `documents` documents, in pairs of `rows`."""
     times: dict[bool, float] = {False: 0.0, True: 0.0}
     tokens: dict[bool, int] = {False: 0, True: 0}
     with (
