@@ -1,7 +1,8 @@
-"""Apple's GPUs in four numbers each, and how many cycles a kernel may spend before memory waits for it.
+"""Core counts, clocks and memory bandwidths of Apple's GPUs, and the scheduler cycles that a kernel may spend before
+memory waits for it.
 
 Cores and bandwidth are Apple's published figures for the largest GPU of the name. Apple publishes no clocks:
-`clock_from` says where each was seen.
+`clock_from` names the source of each.
 """
 
 from __future__ import annotations
@@ -9,39 +10,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCHEDULERS = 4
-"""Schedulers of a core, each of which issues one instruction of one simdgroup a cycle: 128 lanes of arithmetic a core
-(philipturner/metal-benchmarks, "ALU Layout")."""
+"""Schedulers of a core. Each issues one instruction of one simdgroup a cycle: 128 lanes of arithmetic a core
+(philipturner/metal-benchmarks, "ALU Layout").
+"""
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A GPU: its cores, highest clock in GHz, and memory bandwidth in GB/s (10^9 bytes)."""
+    """A GPU."""
 
     name: str
     cores: int
     clock: float
+    """Highest clock in GHz."""
     bandwidth: float
+    """Memory bandwidth in GB/s (10^9 bytes)."""
     clock_from: str
+    """The source of the clock."""
 
     @property
     def scheduler_cycles(self) -> float:
-        """Cycles of all schedulers together, in 10^9 a second."""
+        """Cycles of all schedulers together, in 10^9 per second."""
         return self.cores * SCHEDULERS * self.clock
 
     def budget(self, live_bytes: float) -> float:
-        """Scheduler cycles for `live_bytes` of keys and values at which arithmetic takes as long as memory."""
+        """Return the scheduler cycles that pass while memory delivers `live_bytes` of keys and values. With this many
+        cycles, arithmetic takes as long as memory.
+        """
         return live_bytes * self.scheduler_cycles / self.bandwidth
 
     def share(self, live_bytes: float, cycles: float) -> float:
-        """The share of the bandwidth, at most 1, that a kernel reaches which spends `cycles` on `live_bytes`."""
+        """Return the share of the bandwidth, at most 1, that a kernel reaches if it spends `cycles` on `live_bytes`."""
         return min(1.0, self.budget(live_bytes) / cycles)
 
     def gigabytes(self, live_bytes: float, cycles: float, stream: float | None = None) -> float:
-        """GB/s that the same kernel reaches where memory gives `stream` GB/s (the published bandwidth if None)."""
+        """Return the GB/s that a kernel reaches if it spends `cycles` on `live_bytes`. Memory gives at most `stream`
+        GB/s (None: the published bandwidth).
+        """
         return min(stream or self.bandwidth, live_bytes * self.scheduler_cycles / cycles)
 
 
-# The highest state that the tool lists or reaches.
+# The clock is that of the highest GPU state that powermetrics lists or reaches.
 _POWERMETRICS = "powermetrics"
 _AS_MAX = "taken to be the M5 Max's"
 

@@ -1,6 +1,7 @@
 """The decode and reduce kernels as `mx.fast.metal_kernel` objects, and their calls.
 
-The mathematics is in `shaders/`. This module has the few lines between MLX's generated signature and those functions.
+The mathematics is in `shaders/`. This module has the reduce kernel's entry: the lines between MLX's generated signature
+and the kernel's function. The entries of the decode kernels are with their geometries.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ REDUCE_ENTRY = f"""{STRUCTS}
 
 
 def kernel_text(name: str) -> str:
-    """The text of a file in `shaders/`, with our own headers in place of their includes."""
+    """Return the text of a file in `shaders/`. The text of our own headers replaces their includes."""
     text = (files("cortexmlx.metal") / "shaders" / name).read_text()
     return _OWN_HEADER.sub(lambda header: kernel_text(header[1]), text)
 
@@ -49,25 +50,25 @@ def kernel_text(name: str) -> str:
 class DecodeInputs:
     """The arrays that a layer's decode reads.
 
-    All of them must be row-contiguous, because the kernels read each array's memory by its shape. MLX would copy an
-    array that is not, without a word: for a slab that is gigabytes for every layer of every step. So MLX is told not
-    to copy, and the caller makes sure.
+    All arrays must be row-contiguous, because the kernels compute addresses from an array's shape. By default MLX
+    silently copies an array that is not contiguous: gigabytes for a slab, in every layer of every step. So the kernels
+    turn that copy off, and the caller makes sure.
 
     With quantization, slabs and tails hold the codes of `mx.quantize`: 32-bit words `[..., dim * bits / 32]`. The tail
-    holds codes too, not the numbers they stand for. Quantizing those again may give other bits, and a token must stay
-    the same when it moves to the arena.
+    holds the codes, not the numbers they stand for. Quantizing those numbers again may give other bits, and a token
+    must stay the same when it moves to the arena.
     """
 
     queries: mx.array
     """`[rows, query_heads, query_tokens, key_dim]`."""
     keys: mx.array
-    """The arena's slab, `[kv_heads, slots, key_dim]`."""
+    """The arena's slab of keys, `[kv_heads, slots, key_dim]`."""
     values: mx.array | None
-    """The same of values, `[kv_heads, slots, value_dim]`; None if values lie in their keys."""
+    """The arena's slab of values, `[kv_heads, slots, value_dim]`; None if values lie in their keys."""
     tail_keys: mx.array
     """`[rows, kv_heads, columns, key_dim]`."""
     tail_values: mx.array | None
-    """The same of values; None if values lie in their keys."""
+    """`[rows, kv_heads, columns, value_dim]`; None if values lie in their keys."""
     tables: mx.array
     """Block tables `[rows, blocks]` int32."""
     plan: mx.array
@@ -81,7 +82,7 @@ class DecodeInputs:
     scales: tuple[mx.array, ...] = ()
     """The scales of (keys, values, tail_keys, tail_values), each `[..., dim / group]` in the KV dtype."""
     biases: tuple[mx.array, ...] = ()
-    """Their biases."""
+    """The biases of the same arrays, in the same shapes."""
 
 
 LARGEST = 1 << 30
@@ -95,7 +96,7 @@ _QUANTIZED_INPUTS = [*_INPUTS, *SCALES, *BIASES]
 
 
 class DecodeKernels:
-    """The kernels of a partition and the reduce kernel, made once by `factory`."""
+    """The decode kernels and the reduce kernel, made once by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
         self._decode = {
@@ -121,14 +122,18 @@ class DecodeKernels:
         )
 
     def __call__(self, variant: Variant, items: int, inputs: DecodeInputs) -> mx.array:
-        """Attention, `[rows, query_heads, query_tokens, value_dim]` in the dtype of the queries."""
+        """Return the attention, `[rows, query_heads, query_tokens, value_dim]` in the dtype of the queries."""
         return self.reduce(variant, self.decode(variant, items, inputs), inputs)
 
     def decode(
         self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
-        """The partial results of all work items, `[items, query_heads * query_tokens, partial_floats]` float32. With
-        `init_value` the output is filled with it before the launch, which costs a launch of its own.
+        """Return the partial results of all work items, `[items, query_heads * query_tokens, partial_floats]` float32.
+
+        `init_value` fills the output before the launch, which costs a launch of its own.
+
+        Raises:
+            MemoryRefused: The quantized keys or values of the layer have more than `LARGEST` words.
         """
         queries, kv_heads = inputs.queries.shape[1] * variant.query_tokens, inputs.keys.shape[0]
         geometry = variant.geometry
@@ -142,7 +147,7 @@ class DecodeKernels:
             inputs=[
                 inputs.queries,
                 inputs.keys,
-                inputs.keys if inputs.values is None else inputs.values,  # a buffer must be there, and is not read
+                inputs.keys if inputs.values is None else inputs.values,  # not read, but the kernel needs a buffer
                 inputs.tail_keys,
                 inputs.tail_keys if inputs.tail_values is None else inputs.tail_values,
                 inputs.tables,
@@ -164,7 +169,7 @@ class DecodeKernels:
     def reduce(
         self, variant: Variant, partials: mx.array, inputs: DecodeInputs, *, init_value: float | None = None
     ) -> mx.array:
-        """The result from the partial results. `init_value` as in `decode`."""
+        """Return the attention from the partial results. `init_value` works as in `decode`."""
         rows, query_heads, query_tokens, _ = inputs.queries.shape
         attended: mx.array
         (attended,) = self._reduce(

@@ -7,9 +7,9 @@ from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
 COLUMNS = 8
-"""Columns of a matrix: the queries that a simdgroup has."""
+"""Columns of a matrix: the queries that a simdgroup holds."""
 MATRIX_ROW = 72
-"""Floats that 64 numbers of an output take in threadgroup memory: gaps let the lanes write to different banks."""
+"""Floats of threadgroup memory for 64 numbers of an output. The gaps let the lanes write to different banks."""
 
 
 def _entry(sources: str) -> str:
@@ -31,7 +31,7 @@ def _entry(sources: str) -> str:
 
 
 class MatrixGeometry(Geometry):
-    """Every simdgroup has the queries that are the columns of its matrices, and a part of the value."""
+    """Every simdgroup holds the queries that are the columns of its matrices, and computes one part of the value."""
 
     kernel = Kernel.MATRIX
     name = "paged_matrix"
@@ -63,24 +63,26 @@ class MatrixGeometry(Geometry):
 
     @property
     def tile(self) -> int:
-        """The columns of a matrix."""
+        """Queries that one simdgroup holds: the columns of a matrix."""
         return COLUMNS
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition: fewer where many tiles make the threadgroup large."""
+        """Simdgroups that share the tokens of a partition: fewer if many tiles make the threadgroup large."""
         return 4 if self.tiles * self.parts <= 2 else 2
 
     @property
     def parts(self) -> int:
-        """Parts of a value, so that the output and what is being loaded fit the registers."""
+        """Parts of a value. There are 2 if the output and the numbers being loaded would not fit the registers of one
+        simdgroup.
+        """
         return _parts(self.shape)
 
     @property
     def cycles(self) -> float:
-        """See `Geometry.cycles`. Each simdgroup of a slice spends 13 cycles on slots and the softmax, whether its
-        columns are used or not. Each number of a key, and of its part of a value, takes a 64th of a product (20.9
-        cycles) and its share of the loads. Codes take a conversion too.
+        """See `Geometry.cycles`. A simdgroup spends 13 cycles of each token on slots and the softmax, whether its
+        columns are used or not. Each number of a key, and of the simdgroup's part of a value, takes a 64th of a product
+        (20.9 cycles) and its share of the loads. Codes take a conversion too.
         """
         shape = self.shape
         numbers = shape.key_dim + shape.value_dim / self.parts
@@ -89,13 +91,17 @@ class MatrixGeometry(Geometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """The queries of every tile; a row of every simdgroup's output, and the maximum and total of its queries."""
+        """Threadgroup memory: the queries of every tile, and for every simdgroup a row of outputs and the maximum and
+        total of its queries.
+        """
         queries = self.tiles * COLUMNS * -(-self.shape.key_dim // 32) * 32 * item_bytes(self.shape.dtype)
         return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """Query tokens of a row, simdgroups for the tokens, parts of a value."""
+        """TOKENS: the query tokens of a row. SLICES: the simdgroups that share the tokens. PARTS: the parts of a
+        value.
+        """
         shape = self.shape
         return [
             ("TOKENS", shape.query_tokens),
@@ -112,5 +118,5 @@ def _parts(shape: Shape) -> int:
 
 
 def _value_bytes(shape: Shape) -> int:
-    """Bytes of a number of a value in a register: codes are halves there."""
+    """Return the bytes of one number of a value in a register. Codes become float16 there."""
     return 2 if shape.kv_bits else item_bytes(shape.kv_dtype)

@@ -17,8 +17,9 @@ from cortexmlx.metal.work import PREFILL_STRUCT
 COLUMNS = 8
 """Columns of a matrix: queries of a simdgroup, tokens of one head."""
 DIMS = 256
-"""Dimensions of a value at most: a lane has a quarter of it as floats of the output, and with more than 64 no registers
-for the rest."""
+"""Most dimensions of a value. A lane holds a quarter of them as floats of the output. Above 64 floats it has no
+registers left for the rest.
+"""
 
 ENTRY = f"""{PREFILL_STRUCT}
   constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256, LONGER = KEY_DIM > VALUE_DIM ? KEY_DIM : VALUE_DIM;
@@ -38,8 +39,8 @@ ENTRY = f"""{PREFILL_STRUCT}
 
 @dataclass(frozen=True)
 class PrefillVariant(Shape):
-    """One instantiation of the prefill kernel. A threadgroup takes the queries of `tile` tokens of a row, for `heads`
-    query heads of a KV head.
+    """One instantiation of the prefill kernel. A threadgroup computes `tile` query tokens of a row, for `heads` query
+    heads of a KV head.
     """
 
     @cached_property
@@ -48,17 +49,17 @@ class PrefillVariant(Shape):
 
     @property
     def simdgroups(self) -> int:
-        """Simdgroups of a threadgroup, which share the keys and values that it brings to threadgroup memory."""
+        """Simdgroups of a threadgroup. They share the keys and values that they bring to threadgroup memory."""
         return self._cut[0]
 
     @property
     def slice(self) -> int:
-        """Tokens whose keys, and then values, are in threadgroup memory at a time."""
+        """Tokens of a slice. Their keys, and then their values, are in threadgroup memory together."""
         return self._cut[1]
 
     @property
     def heads(self) -> int:
-        """Query heads of a threadgroup: as many as divide the group and leave each a simdgroup."""
+        """Query heads of a threadgroup: the most that divide the group and leave each head a simdgroup."""
         return next(h for h in (8, 4, 2, 1) if self.group % h == 0 and h <= self.simdgroups)
 
     @property
@@ -102,7 +103,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def refusal(variant: PrefillVariant) -> str | None:
-    """Why the kernel does not serve a variant, or None if it does."""
+    """Return the reason why the kernel does not serve a variant, or None if it does."""
     if reason := next((rule.reason for rule in RULES if not rule.holds(variant)), None):
         return reason
     if variant.threadgroup_bytes > THREADGROUP_BYTES:
@@ -115,14 +116,14 @@ def refusal(variant: PrefillVariant) -> str | None:
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """The arrays that a layer's prefill reads. All of them must be row-contiguous, as those of `DecodeInputs`."""
+    """The arrays that a layer's prefill reads. All must be row-contiguous, for the reason that `DecodeInputs` gives."""
 
     queries: mx.array
-    """Of the pieces, `[tokens, query_heads, 1, key_dim]`."""
+    """The queries of the pieces, `[tokens, query_heads, 1, key_dim]`."""
     keys: mx.array
-    """The arena's slab, `[kv_heads, slots, key_dim]`."""
+    """The arena's slab of keys, `[kv_heads, slots, key_dim]`."""
     values: mx.array
-    """The same of values, `[kv_heads, slots, value_dim]`."""
+    """The arena's slab of values, `[kv_heads, slots, value_dim]`."""
     tables: mx.array
     """`PrefillList.tables`."""
     plan: mx.array
@@ -149,8 +150,9 @@ class PrefillKernel:
     def __call__(
         self, variant: PrefillVariant, items: int, inputs: PrefillInputs, *, init_value: float | None = None
     ) -> mx.array:
-        """Attention, `[tokens, query_heads, 1, value_dim]` in the dtype of the queries. With `init_value` the output is
-        filled with it before the launch, which costs a launch of its own.
+        """Return the attention, `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
+
+        `init_value` fills the output before the launch, which costs a launch of its own.
         """
         tokens, query_heads = inputs.queries.shape[:2]
         attended: mx.array
@@ -191,22 +193,29 @@ def _template(variant: PrefillVariant) -> list[tuple[str, Any]]:
 
 
 FUSED = (64, 72, 80, 96, 128)
-"""Dimensions, of keys as of values, at which MLX attends to more than 8 queries with one kernel. (It has one for 192
-and 256, and does without: `ScaledDotProductAttention::use_fallback`.)"""
+"""Dimensions of keys and values, both the same, at which MLX attends to more than 8 queries with one kernel. MLX also
+has kernels for 192 and 256, but does not use them (`ScaledDotProductAttention::use_fallback`).
+"""
 
 NARROW = 128
-"""The longest window at which the kernel is used beside matrix units. Products are about 4 times as fast in them, and
-of a piece of n tokens MLX computes n + window scores for a query: of 512, 5 times what a window of 128 shows."""
+"""The longest window, in tokens, for which our kernel is used on GPUs with matrix units.
+
+Matrix units compute products about 4 times as fast. In a piece of n tokens, MLX computes n + window scores for each
+query. For a piece of 512 tokens and a window of 128, that is 5 times as many as the window shows.
+"""
 
 
 def why_ours(variant: PrefillVariant, attention_window: AttentionWindow, *, matrix_units: bool) -> str | None:
-    """Why the kernel serves a layer's pieces and not MLX's attention, as what that would do; or None, and MLX's does.
+    """Return why our kernel serves a layer's pieces, or None if MLX's attention does. The reason says what MLX's would
+    do.
 
-    It says the same for all pieces of a layer. If it asked how long they are or how their blocks lie, an answer would
-    depend on who else is there. `matrix_units` says whether MLX's products have units of their own (M5 and later),
-    which a kernel of `simdgroup_matrix` has not. Slopes are not in it, nor values that lie in their keys: theirs is the
-    reference path, which makes keys and values of latents for MLX's attention. Chunks hide something only of a piece
-    that goes on in the next one, so they do not count as a window.
+    The answer is the same for all pieces of a layer. If it depended on their length or on where their blocks lie, a
+    request's tokens would depend on the other requests in the batch.
+
+    `matrix_units` says whether the GPU has separate units for MLX's products (M5 and later), which `simdgroup_matrix`
+    kernels do not use. Our kernel does not serve ALiBi slopes or latent attention. Those layers take the reference
+    path, which makes keys and values of latents for MLX's attention. Chunks do not count as a window: they hide tokens
+    only from a piece that crosses into the next chunk.
     """
     if variant.alibi or variant.latent:
         return None
@@ -234,4 +243,4 @@ PREFILL_VARIANTS: tuple[PrefillVariant, ...] = (
     PrefillVariant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
     PrefillVariant("float16", "float16", 256, 256, 32, 2, softcap=True),
 )
-"""The variants that are checked as such, as `VARIANTS` of rules.py are."""
+"""The variants that are checked one by one, as `VARIANTS` of rules.py are."""

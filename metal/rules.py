@@ -1,7 +1,7 @@
 """Which kernel serves a shape, or why none does, and the variants that are checked one by one.
 
-Of the kernels that serve a shape, the one with the fewest cycles per token is used (`Geometry.cycles`). All kernels
-read the same bytes. So where memory limits two of them, the cheaper one has more cycles to spare.
+If several kernels serve a shape, the one with the fewest cycles per token is used (`Geometry.cycles`). All kernels read
+the same bytes. So if memory limits two of them, the cheaper one has more cycles to spare.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
 GEOMETRIES: dict[Kernel, type[Geometry]] = {g.kernel: g for g in (MatrixGeometry, WideGeometry, VectorGeometry)}
-"""The kernels of a partition."""
+"""The decode kernels."""
 
 EVERY_KERNEL: tuple[Rule, ...] = (
     Rule(lambda s: s.dtype in DTYPES and s.kv_dtype in DTYPES, "the kernels read float32, float16 and bfloat16"),
@@ -42,7 +42,7 @@ class Variant(Shape):
     """One instantiation of the decode and reduce kernels: a shape, and the kernel for it."""
 
     forced: Kernel | None = None
-    """For comparisons: a kernel to use instead of the one that would be chosen."""
+    """For comparisons: the kernel to use instead of the cheapest."""
 
     def __hash__(self) -> int:
         return self._hash
@@ -54,8 +54,8 @@ class Variant(Shape):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the shape fills a threadgroup of the cheapest kernel that serves it. If none does, return the nearest
-        kernel's geometry, whose rules say why.
+        """The layout of the threadgroup in the cheapest kernel that serves the shape. If none does, this is the nearest
+        kernel's geometry, and its rules give the reason.
         """
         if self.forced is not None:
             return GEOMETRIES[self.forced](self)
@@ -65,7 +65,7 @@ class Variant(Shape):
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel that a partition runs on."""
+        """The kernel that computes a partition."""
         return self.geometry.kernel
 
     @property
@@ -75,7 +75,7 @@ class Variant(Shape):
 
 
 def refusal(variant: Variant) -> str | None:
-    """Why the kernels do not serve a variant, or None if they do."""
+    """Return the reason why the kernels do not serve a variant, or None if they do."""
     if reason := next((rule.reason for rule in EVERY_KERNEL if not rule.holds(variant)), None):
         return reason
     geometry = variant.geometry
@@ -118,5 +118,6 @@ VARIANTS: tuple[Variant, ...] = (
         )
     ),
 )
-"""The variants that `cortexmlx doctor` checks on the GPU and Apple's compiler in continuous integration. They cover
-every head_dim and dtype on each kernel that serves it, and groups, block sizes and options."""
+"""The variants that are checked one by one: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
+integration. They cover every head_dim and dtype on each kernel that serves it, and groups, block sizes and options.
+"""

@@ -28,31 +28,35 @@ SIMDGROUP = 32
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of a number: 4 for a dtype that the kernels do not know, which a rule refuses."""
+    """Return the bytes of a number. A dtype that the kernels do not know counts 4, and a rule refuses it."""
     return ITEMSIZE.get(dtype, 4)
 
 
 class Kernel(Enum):
-    """The kernels of a partition: how queries meet keys and values."""
+    """The decode kernels: how a partition's queries meet its keys and values."""
 
     VECTOR = "vector"
-    """paged_decode.metal: the lanes of a simdgroup lie across the head, each number multiplies each query head."""
+    """paged_decode.metal: the lanes of a simdgroup share out the numbers of a head. Each number that is loaded
+    multiplies a number of each query head.
+    """
     MATRIX = "matrix"
     """paged_matrix.metal: products of 8 x 8 matrices, whose columns are the query heads."""
     WIDE = "wide"
-    """paged_wide.metal: the same for heads that several simdgroups share out, and for values that lie in their keys."""
+    """paged_wide.metal: as MATRIX, for heads that several simdgroups share out, and for values that lie in their
+    keys.
+    """
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a layer's decode attention. A sliding window is not part of it: it decides where a row's first work
+    """The shape of a layer's decode attention. It has no sliding window, which only decides where a row's first work
     item begins.
     """
 
     dtype: str
-    """Of the queries and the result."""
+    """The dtype of the queries and the result."""
     kv_dtype: str
-    """Of keys and values, and of their scales and biases."""
+    """The dtype of keys and values. If they are quantized: of their scales and biases."""
     key_dim: int
     value_dim: int
     block_size: int
@@ -62,24 +66,26 @@ class Shape:
     softcap: bool = False
     sinks: bool = False
     alibi: bool = False
-    """Whether slopes are added to the scores."""
+    """Whether ALiBi slopes are added to the scores."""
     query_tokens: int = 1
-    """A row's newest tokens that attend. Each sees the tokens before it and itself."""
+    """How many of a row's newest tokens attend. Each sees the tokens before it and itself."""
     latent: bool = False
     """Latent attention: a value is the first `value_dim` numbers of its key, and no values are stored."""
     kv_bits: int | None = None
     """Bits of quantized keys and values; None if they are plain."""
     quant_group: int | None = None
-    """Numbers along a dim that share a scale and a bias."""
+    """Numbers along the head_dim that share a scale and a bias; None if keys and values are plain."""
 
     @property
     def token_numbers(self) -> int:
-        """Numbers of a token that a KV head keeps."""
+        """Numbers that a KV head stores for a token."""
         return self.key_dim + (0 if self.latent else self.value_dim)
 
     @property
     def partial_floats(self) -> int:
-        """Floats of what a partition's kernel writes for a query: `Partial<value_dim>` of paged_attention.h."""
+        """Floats of one partial result, which a decode kernel writes for each query: `Partial<value_dim>` of
+        paged_attention.h.
+        """
         return self.value_dim + 2
 
     @property
@@ -112,7 +118,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Geometry(ABC):
-    """A kernel of a partition, and how a shape fills its threadgroup.
+    """A decode kernel, and how a shape fills its threadgroup.
 
     `slices` simdgroups share the tokens. There are as many for each of `tiles` tiles of `tile` queries, and for each of
     `parts` parts of a value.
@@ -122,13 +128,13 @@ class Geometry(ABC):
     name: ClassVar[str]
     """The name of the kernel's function."""
     file: ClassVar[str]
-    """Its file in `shaders/`."""
+    """The kernel's file in `shaders/`."""
     entry: ClassVar[str]
-    """The lines between MLX's generated signature and the function."""
+    """The lines between MLX's generated signature and the kernel's function."""
     quantized_entry: ClassVar[str | None] = None
-    """The same for quantized keys and values; None if the kernel reads none."""
+    """The entry for quantized keys and values; None if the kernel reads none."""
     rules: ClassVar[tuple[Rule, ...]]
-    """The kernel serves the shapes for which all rules hold."""
+    """The kernel serves the shapes that meet all rules."""
     slice_tokens: ClassVar[int] = 32
     """Tokens that a simdgroup takes at a time. The softmax is done once for each slice."""
 
@@ -146,30 +152,32 @@ class Geometry(ABC):
 
     @property
     def parts(self) -> int:
-        """Parts of a value, which several simdgroups share out."""
+        """Parts of a value, each computed by different simdgroups."""
         return 1
 
     @property
     @abstractmethod
     def cycles(self) -> float:
-        """Estimated cycles of a core's scheduler for one token of a KV head. `rules.py` chooses a kernel by it. It is
-        within a tenth of the cost sheet's figure (tests/metal/cost/test_choice.py).
+        """Estimated cycles of a core's scheduler for one token of a KV head. `rules.py` uses the estimate to choose a
+        kernel. It is within a tenth of the cost sheet's figure (tests/metal/cost/test_choice.py).
         """
 
     @property
     @abstractmethod
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory."""
+        """Threadgroup memory, in bytes."""
 
     @property
     @abstractmethod
     def template(self) -> list[tuple[str, int | bool]]:
-        """The kernel's own template arguments. They follow those of all kernels: dtypes, dims, block size, group."""
+        """The kernel's own template arguments. They follow the arguments of all kernels: dtypes, dims, block size,
+        group.
+        """
 
     @cached_property
     def partition(self) -> int:
-        """Tokens of a partition, the same for all batches and query tokens. It doubles where many heads share the
-        tokens: if partial results, written and read again, would exceed a tenth of the bytes read.
+        """Tokens of a partition, the same for all batches and query tokens. It doubles if many heads share the tokens:
+        if the partial results, written and read again, would exceed a tenth of the bytes read.
         """
         partials = 2 * 4 * self.shape.group * self.shape.partial_floats
         read = PARTITION * self.shape.token_numbers * item_bytes(self.shape.kv_dtype)
@@ -182,7 +190,7 @@ class Geometry(ABC):
 
     @property
     def tiles(self) -> int:
-        """Tiles of queries. In one threadgroup they share the loaded keys and values."""
+        """Tiles of queries. Tiles in one threadgroup share the loaded keys and values."""
         return -(-self.shape.group * self.shape.query_tokens // self.tile)
 
     @cached_property
@@ -192,5 +200,5 @@ class Geometry(ABC):
 
     @classmethod
     def why_not(cls, shape: Shape) -> str | None:
-        """Why the kernel does not serve a shape, or None if it does."""
+        """Return the reason why the kernel does not serve a shape, or None if it does."""
         return next((rule.reason for rule in cls.rules if not rule.holds(shape)), None)

@@ -1,5 +1,5 @@
-"""Where a kernel of a partition finds keys and values: the names of its inputs, and the entry's lines that locate a
-row and KV head in them. The kernels' own text is the same for plain and for quantized keys and values.
+"""Where a decode kernel finds keys and values: the names of its inputs, and the lines of its entry that locate a row
+and a KV head in them. The kernels' own text is the same for plain and for quantized keys and values.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ _KINDS = ("keys", "values")
 _PARTS = ("", "_scales", "_biases")
 
 SLABS = tuple(f"{place}_{kind}" for place in ("arena", "tail") for kind in _KINDS)
-"""Inputs: slabs `[kv_heads, slots, dim]` and tails `[rows, kv_heads, columns, dim]`. If quantized, they hold the codes
-in 32-bit words."""
+"""Inputs: the arena's slabs `[kv_heads, slots, dim]` and the tails `[rows, kv_heads, columns, dim]`. If quantized, they
+hold the codes in 32-bit words.
+"""
 
 SCALES, BIASES = (tuple(f"{name}{part}" for name in SLABS) for part in _PARTS[1:])
-"""Inputs of quantized keys and values: the same for scales and for biases, one number for each group."""
+"""Inputs: the scales and the biases of quantized keys and values, one number of each for every group."""
 
 WORK = """\
   const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
@@ -39,7 +40,7 @@ PLAIN = _BEGIN + "".join(
   const HeadSource<KV, {dim}> {kind} = {{arena_{kind} + first_slot * {dim}, tail_{kind} + first_column * {dim}}};"""
     for kind, dim in zip(_KINDS, ("KEY_DIM", "VALUE_DIM"), strict=True)
 )
-"""Lines of an entry that declare `keys` and `values`, from `kv_head` and `row_head`."""
+"""Lines of an entry that declare plain `keys` and `values`. They use `kv_head` and `row_head`."""
 
 QUANTIZED = _BEGIN + _quantized("keys", "KEY_DIM") + _quantized("values", "VALUE_DIM")
-"""The same for keys and values of BITS bits in groups of QUANT_GROUP."""
+"""Lines of an entry that declare `keys` and `values` of BITS bits in groups of QUANT_GROUP."""

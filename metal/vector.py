@@ -9,12 +9,13 @@ from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
 
 REGISTERS = 64
-"""The most floats that a thread may hold for a tile of query heads and the tokens loaded ahead. With addresses and sums
-that is at most 116 of its 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`)."""
+"""The most floats that a thread may hold for a tile of query heads and the tokens loaded ahead. With addresses and
+sums, that is at most 116 of a thread's 128 registers, and a core holds 448 threads (`python -m cortexmlx.metal.agx`).
+"""
 
 
 def lane_numbers(dim: int) -> int:
-    """How many numbers of a head a lane holds: `LaneLayout<dim>::COUNT` of paged_attention.h."""
+    """Return how many numbers of a head a lane holds: `LaneLayout<dim>::COUNT` of paged_attention.h."""
     pack = 2 if dim % 64 == 0 and dim % 128 != 0 else 4
     return -(-(dim // pack) // 32) * pack
 
@@ -36,7 +37,7 @@ def _entry(sources: str) -> str:
 
 
 class VectorGeometry(Geometry):
-    """Every lane holds its numbers of `tile` query heads, and loads those of `ahead` tokens at a time."""
+    """Every lane holds its numbers of `tile` query heads, and loads its numbers of `ahead` tokens at a time."""
 
     kernel = Kernel.VECTOR
     name = "paged_decode"
@@ -61,18 +62,20 @@ class VectorGeometry(Geometry):
 
     @cached_property
     def tile(self) -> int:
-        """Query heads that one simdgroup holds, a power of 2: up to 8, as many as fit its registers."""
+        """Query heads that one simdgroup holds: a power of 2, the most up to 8 that fit its registers."""
         group = self.shape.group
         return next(tile for tile in (8, 4, 2, 1) if tile < 2 * group and self._registers(tile, 2) <= REGISTERS)
 
     @cached_property
     def ahead(self) -> int:
-        """Tokens that are loaded before the first is used: up to 8, as many as fit the registers."""
+        """Tokens that are loaded before the first is used: the most up to 8 that fit the registers."""
         most = min(8, 32 // self.tile)
         return next(ahead for ahead in (8, 4, 2) if ahead <= most and self._registers(self.tile, ahead) <= REGISTERS)
 
     def _registers(self, tile: int, ahead: int) -> float:
-        """Floats for the queries, outputs and scores of a tile, and for the tokens loaded: halves stay halves."""
+        """Return the floats for the queries, outputs and scores of a tile, and for the loaded tokens. A query, key or
+        value in float16 takes half a float, a dequantized one a whole float.
+        """
         shape = self.shape
         of_query = 0.5 if shape.dtype == "float16" else 1.0
         of_token = 0.5 if shape.kv_dtype == "float16" and not shape.kv_bits else 1.0
@@ -81,8 +84,8 @@ class VectorGeometry(Geometry):
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition: 8 where a tile leaves registers for them, fewer where many
-        tiles make the threadgroup large.
+        """Simdgroups that share the tokens of a partition: 8 if a tile leaves registers for them, fewer if many tiles
+        make the threadgroup large.
         """
         if self.tiles == 1:
             return 8 if self.tile <= 2 else 4
@@ -101,12 +104,14 @@ class VectorGeometry(Geometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Outputs of every simdgroup, and the maximum and total of its heads."""
+        """Threadgroup memory: every simdgroup's outputs, and the maximum and total of its heads."""
         return 4 * self.slices * self.tiles * (self.shape.value_dim + 2 * self.tile)
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """Queries of a simdgroup, tokens ahead, simdgroups for the tokens."""
+        """TILE: the query heads of a simdgroup. AHEAD: the tokens loaded ahead. SLICES: the simdgroups that share the
+        tokens.
+        """
         return [
             ("TILE", self.tile),
             ("AHEAD", self.ahead),

@@ -9,13 +9,13 @@ from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape, item
 from cortexmlx.metal.work import STRUCTS
 
 SLICE = 16
-"""Tokens of a slice. A part's share of that many latent keys fits the registers beside its part of the output."""
+"""Tokens of a slice. A part's share of 16 latent keys fits the registers beside its part of the output."""
 _GAP = 4
 """Floats between the scores of two queries in threadgroup memory, so that lanes write to different banks."""
 
 
 class WideGeometry(Geometry):
-    """Every threadgroup has one tile of queries; each of its simdgroups a share of the keys and of the values."""
+    """Every threadgroup has one tile of queries. Each of its simdgroups has a share of the keys and of the values."""
 
     kernel = Kernel.WIDE
     name = "paged_wide"
@@ -71,30 +71,30 @@ class WideGeometry(Geometry):
 
     @property
     def tile(self) -> int:
-        """The rows of a matrix of weights."""
+        """Queries of a threadgroup: the rows of a matrix of weights."""
         return COLUMNS
 
     @property
     def slices(self) -> int:
-        """All simdgroups work on the same tokens."""
+        """Always 1: all simdgroups work on the same tokens."""
         return 1
 
     @property
     def parts(self) -> int:
-        """Shares of a head: as few as leave room for the registers, because each adds up all scores."""
+        """Shares of a head: the fewest that leave room in the registers, because each part adds up all scores."""
         return _parts(self.shape)
 
     @property
     def cycles(self) -> float:
         """See `Geometry.cycles`. In each tile, each number of a key and of a value takes a 64th of a product (20.9
-        cycles) and its share of the loads. Each part has all scores, and spends 12 cycles on slots and the softmax.
+        cycles) and its share of the loads. Each part adds up all scores, and spends 12 cycles on slots and the softmax.
         """
         numbers = self.shape.key_dim + self.shape.value_dim
         return self.tiles * (numbers * (0.4 if self.shape.kv_dtype == "bfloat16" else 0.37) + 12 * self.parts)
 
     @property
     def threadgroups(self) -> int:
-        """One for each tile."""
+        """Threadgroups for one work item and KV head: one for each tile."""
         return self.tiles
 
     @cached_property
@@ -104,8 +104,8 @@ class WideGeometry(Geometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """The tile's queries, in chunks of 8 numbers a lane (4 for the rest of a latent key), and two slices of every
-        part's scores.
+        """Threadgroup memory: the tile's queries, and two slices of every part's scores. A lane has its queries in
+        chunks of 8 numbers, and 4 for the rest of a latent key.
         """
         shape, parts = self.shape, self.parts
         rest = 4 if shape.latent and shape.key_dim > shape.value_dim else 0
@@ -115,7 +115,9 @@ class WideGeometry(Geometry):
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:
-        """Query tokens of a row, tokens of a slice, shares of a head, where the values are."""
+        """TOKENS: the query tokens of a row. SLICE: the tokens of a slice. PARTS: the shares of a head. LATENT: whether
+        values lie in their keys.
+        """
         shape = self.shape
         return [
             ("TOKENS", shape.query_tokens),
@@ -127,5 +129,7 @@ class WideGeometry(Geometry):
 
 
 def _parts(shape: Shape) -> int:
-    """The numbers of latent keys stay in registers, and for products all but halves are floats there."""
+    """Return the shares of a head. Latent keys stay in registers, where every dtype but float16 becomes float32 for the
+    products. So longer ones need 8 shares.
+    """
     return 8 if shape.latent and shape.value_dim > 256 and shape.kv_dtype != "float16" else 4

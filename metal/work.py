@@ -1,4 +1,6 @@
-"""The work list of a step: which tokens of which row each threadgroup attends to; and padded block tables. No mlx."""
+"""The work list of a step, and padded block tables. A work item says which tokens of which row a threadgroup attends
+to. Without mlx.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 
 SMALL = 8
-"""The fewest elements of an input. MLX puts smaller inputs into another address space, which makes another kernel. So
-metadata is padded to this length."""
+"""The fewest elements of an input. MLX puts a smaller input into another address space, and so compiles another kernel.
+Metadata is padded to this length.
+"""
 
 ROW_ITEMS = np.dtype([(name, np.int32) for name in ("first_item", "items", "start", "end")])
 """A row has `items` consecutive work items from `first_item` on. Its newest token sees the tokens `start .. end`. The
@@ -34,20 +37,22 @@ def _struct(name: str, fields: np.dtype[np.void]) -> str:
 
 
 STRUCTS = _struct("RowItems", ROW_ITEMS) + _struct("WorkItem", WORK_ITEM)
-"""The parts of the work list as structs of the kernels' text."""
+"""ROW_ITEMS and WORK_ITEM as structs of the kernels' text."""
 
 PREFILL_STRUCT = _struct("PrefillItem", PREFILL_ITEM)
+"""PREFILL_ITEM as a struct of the kernels' text."""
 
 
 @dataclass(frozen=True)
 class WorkList:
-    """A step's work. `plan` is flat int32: a ROW_ITEMS for each row, then a WORK_ITEM for each item, padded to at least
-    8 numbers. The kernels read it as structs with these fields.
-    """
+    """A step's decode work."""
 
     rows: int
     items: int
     plan: IntArray
+    """Flat int32: a ROW_ITEMS for each row, then a WORK_ITEM for each item, padded to at least 8 numbers. The kernels
+    read it as structs with these fields.
+    """
 
 
 def work_list(
@@ -55,12 +60,13 @@ def work_list(
 ) -> WorkList:
     """Cut every row's visible tokens at the multiples of `partition`.
 
-    `arena_tokens` `[rows]` says how many tokens a row has in the arena; `tail_tokens` follow in every row. What the
-    newest `query_tokens` tokens of a row see, each within `attention_window`, is in its items. A row that sees nothing
-    has one empty item.
+    `arena_tokens` `[rows]` is the number of a row's tokens in the arena. Each row has `tail_tokens` more in the tail. A
+    row's items cover the tokens that its newest `query_tokens` tokens see, each within `attention_window`. A row that
+    sees nothing has one empty item.
 
     Raises:
-        KVBlockError: several query tokens and chunks: the kernels move what a query sees along with the query.
+        KVBlockError: The window is chunked and there are several query tokens. The kernels shift a row's start by one
+            token per query token, and query tokens of two chunks have unrelated starts.
     """
     if attention_window.chunked and query_tokens > 1:
         raise KVBlockError(
@@ -86,24 +92,24 @@ def work_list(
 
 
 def padded_tables(tables: IntArray) -> IntArray:
-    """Block tables `[rows, blocks]` with columns of zeros added until they have at least 8 numbers."""
+    """Return block tables `[rows, blocks]` as int32, with columns of zeros added until they have at least 8 numbers."""
     rows, blocks = tables.shape
     return np.pad(tables.astype(np.int32), ((0, 0), (0, max(0, -(-SMALL // rows) - blocks))))
 
 
 EVERYTHING = 1 << 30
-"""The `reach` of a query without a window. No row has so many tokens."""
+"""The `reach` of a query without a window: more tokens than any row has."""
 
 
 @dataclass(frozen=True)
 class PrefillList:
-    """A step's prefill work. `plan` is flat int32: a PREFILL_ITEM for each of `items` items. `tables` is the pieces'
-    block tables in order. Both are padded to at least 8 numbers.
-    """
+    """A step's prefill work."""
 
     items: int
     plan: IntArray
+    """Flat int32: a PREFILL_ITEM for each of `items` items, padded to at least 8 numbers."""
     tables: IntArray
+    """The block tables of the pieces in order, flat int32, padded to at least 8 numbers."""
 
 
 def prefill_list(
@@ -112,7 +118,8 @@ def prefill_list(
     """Cut every piece where its row's tokens are multiples of `tile`. The items that see the most tokens come first, so
     that the last ones to start are short.
 
-    The kernel takes a chunk for a row, with tokens counted from the chunk's start. Chunks must consist of whole blocks.
+    The kernel treats a chunk as a row of its own, whose tokens are counted from the chunk's start. Chunks must consist
+    of whole blocks.
     """
     items, tables, blocks = [], [], 0
     for piece in pieces:
@@ -136,7 +143,9 @@ def prefill_list(
 
 
 def _seen_apart(piece: PrefillPiece, attention_window: AttentionWindow) -> Iterator[tuple[int, int]]:
-    """The stretches `first, end` of its row that a piece's queries see one without the other: chunks, or one of all."""
+    """Yield `start, end` of each range that the kernel treats as a row of its own: each chunk that queries of the piece
+    see, or the whole row.
+    """
     if attention_window.tokens is None or not attention_window.chunked:
         yield 0, piece.tokens
         return
@@ -145,7 +154,7 @@ def _seen_apart(piece: PrefillPiece, attention_window: AttentionWindow) -> Itera
 
 
 def _blocks(piece: PrefillPiece, block_size: int) -> IntArray:
-    """The blocks of a piece's row, up to its last token."""
+    """Return the blocks of a piece's row, up to the piece's last token."""
     count = -(-piece.tokens // block_size)
     if piece.run is not None:
         return np.arange(piece.run.start, piece.run.start + count, dtype=np.int32)

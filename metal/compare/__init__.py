@@ -1,1 +1,1 @@
-"""Our kernels beside MLX's own, both in the simulator."""
+"""Comparisons of our kernels with MLX's own. Both run in the simulator."""

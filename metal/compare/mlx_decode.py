@@ -1,6 +1,6 @@
 """MLX's own decode attention kernels in the simulator, on one query token over contiguous keys and values.
 
-What they do is counted here, so the numbers that they read are zeros; that they are right is shown by `sim/judge`.
+This module only counts what the kernels do, so their inputs are zeros. `sim/judge` checks their results.
 """
 
 from __future__ import annotations
@@ -19,45 +19,49 @@ from cortexmlx.metal.sim.report import LaunchReport
 
 _HEADERS = ("sdpa_vector.h",)
 HELD = {64: 8, 128: 4}
-"""Query heads that a simdgroup of `sdpa_vector_2pass_1_gqa` holds by head_dim: MLX compiles it for groups of 8 only."""
+"""Query heads that a simdgroup of `sdpa_vector_2pass_1_gqa` holds, by head_dim. MLX compiles that kernel for groups of
+8 only.
+"""
 
 Buffer = Array | Output
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One row of `tokens` tokens: `group` query heads for each of `kv_heads` KV heads, head_dim `dim` for both."""
+    """One row of contiguous keys and values, and the query heads that attend to it."""
 
     dtype: str
     dim: int
+    """The head_dim of keys and values."""
     group: int
+    """Query heads that share a KV head."""
     tokens: int
     kv_heads: int = 1
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of all keys and values, each once."""
+        """Bytes of all keys and values, each counted once."""
         return 2 * self.kv_heads * self.tokens * self.dim * ITEMSIZE[self.dtype]
 
     @property
     def inputs(self) -> list[Array]:
-        """Queries, keys, values."""
+        """Queries `[query_heads, 1, dim]`, then keys and values `[kv_heads, tokens, dim]`, all zeros."""
         heads = ((self.kv_heads * self.group, 1), (self.kv_heads, self.tokens), (self.kv_heads, self.tokens))
         return [np.zeros((*of, self.dim), numpy_type(getattr(mx, self.dtype))) for of in heads]
 
     @property
     def name(self) -> str:
-        """What MLX's templates call the dtype."""
+        """The name of the dtype in MLX's templates."""
         return METAL_NAMES[getattr(mx, self.dtype)]
 
     def output(self, rows: int) -> Output:
-        """Room for a result of each row."""
+        """Return an output buffer for `rows` results of `dim` numbers."""
         item = ITEMSIZE[self.dtype]
         return Output(rows * self.dim * item, item)
 
 
 def one_pass(shape: Shape) -> LaunchReport:
-    """`sdpa_vector`: a threadgroup of 32 simdgroups for each query head, each simdgroup with every 32nd token."""
+    """Run `sdpa_vector`: a threadgroup of 32 simdgroups for each query head. Each simdgroup takes every 32nd token."""
     kernel = HostKernel(_HEADERS, "sdpa_vector", f"{shape.name}, {shape.dim}", {})
     heads = shape.kv_heads * shape.group
     queries, keys, values = shape.inputs
@@ -66,19 +70,21 @@ def one_pass(shape: Shape) -> LaunchReport:
 
 
 def two_pass(shape: Shape, blocks: int) -> LaunchReport:
-    """`sdpa_vector_2pass_1`: a simdgroup for each query head and block, with every `blocks`-th token."""
+    """Run `sdpa_vector_2pass_1`: a simdgroup for each query head and block, which takes every `blocks`-th token."""
     kernel = HostKernel(_HEADERS, "sdpa_vector_2pass_1", f"{shape.name}, {shape.dim}", {"blocks": blocks})
     return _first_pass(kernel, shape, blocks)
 
 
 def two_pass_gqa(shape: Shape, blocks: int, held: int) -> LaunchReport:
-    """`sdpa_vector_2pass_1_gqa`: every simdgroup holds `held` of the query heads, and has a run of a block's tokens."""
+    """Run `sdpa_vector_2pass_1_gqa`: every simdgroup holds `held` of the query heads, and takes a run of a block's
+    tokens.
+    """
     numbers = f"{shape.name}, {shape.dim}, {shape.dim}, {shape.group}, {held}"
     return _first_pass(HostKernel(_HEADERS, "sdpa_vector_2pass_1_gqa", numbers, {}), shape, blocks)
 
 
 def has_two_pass_gqa() -> bool:
-    """Whether the installed MLX has `sdpa_vector_2pass_1_gqa`, which came with 0.32.4."""
+    """Whether the installed MLX has `sdpa_vector_2pass_1_gqa` (MLX 0.32.4 and later)."""
     return "sdpa_vector_2pass_1_gqa" in flatten(_HEADERS)
 
 

@@ -1,6 +1,6 @@
 """MLX's tiled attention, `steel_attention`, in the simulator, on one row of contiguous keys and values.
 
-What it does is counted here, so the numbers that it reads are zeros; that it is right is shown by `sim/judge`.
+This module only counts what the kernel does, so its inputs are zeros. `sim/judge` checks its results.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ QUERY_ROWS, SIMDGROUPS = 32, 4
 
 
 def key_rows(dim: int) -> int:
-    """Keys of a tile, as MLX's host code has them."""
+    """Return the keys of a tile, as MLX's host code sets them."""
     return 32 if dim < 128 else 16
 
 
 def steel_attention(dtype: str, dim: int, heads: int, first: int, end: int, *, masked: bool = False) -> LaunchReport:
-    """Tokens `first .. end` of a row as queries of `heads` query heads that share one KV head, over tokens `0 .. end`:
-    causal, or behind a `masked` array of booleans, which MLX takes for windows.
+    """Run `steel_attention` for the tokens `first .. end` of a row as queries, over its tokens `0 .. end`.
+
+    `heads` query heads share one KV head. The kernel is causal. With `masked` it reads an array of booleans instead, as
+    MLX does for windows.
     """
     queries, keys = end - first, key_rows(dim)
     query_tiles = -(-queries // QUERY_ROWS)

@@ -1,6 +1,7 @@
-"""What decode attention reads, counted by the simulator: `python -m cortexmlx.metal.compare.traffic` prints the table.
+"""What decode attention reads, counted by the simulator. `python -m cortexmlx.metal.compare.traffic` prints the table.
 
-Every figure is a number of bytes over the bytes that must be read: each live key and value once per KV head.
+A figure is a ratio: the bytes read or written, over the bytes that must be read. Each live key and value must be read
+once per KV head. The column `coalesced` is a ratio of memory segments.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 @dataclass(frozen=True)
 class Traffic:
-    """Reads of keys and values over the bytes that must be read: `distinct` counts a byte once per threadgroup,
-    `loaded` counts every load, `mlx_loaded` every load of MLX's `sdpa_vector` on the same rows (None if not measured).
-    `partials` is what the decode kernel writes and the reduce kernel reads again.
-    """
+    """Traffic of one row's decode attention, over the bytes that must be read."""
 
     distinct: float
+    """Keys and values, where a byte counts once per threadgroup."""
     loaded: float
+    """Keys and values, where every load counts."""
     coalescing: float
+    """Memory segments that the loaded bytes would fill, over the segments fetched. 1.0 is ideal."""
     partials: float
+    """Partial results: what the decode kernel writes and the reduce kernel reads again."""
     mlx_loaded: float | None
+    """As `loaded`, for MLX's `sdpa_vector` on the same row; None if not measured."""
 
 
 def measure(
@@ -44,7 +47,9 @@ def measure(
     kv_heads: int = 1,
     beside: bool = False,
 ) -> Traffic:
-    """One row of `tokens` tokens, the last `tail_tokens` of them in the tail; `beside` measures MLX's kernel too."""
+    """Measure one row of `tokens` tokens, the last `tail_tokens` of them in the tail. With `beside`, measure MLX's
+    kernel too.
+    """
     decode, reduce = launches(variant, tokens, tail_tokens=tail_tokens, window=window, kv_heads=kv_heads)
     needed = min(tokens, window or tokens) * kv_heads * variant.bytes_per_token
     buffers = [b for name, b in decode.buffers.items() if name in (*SLABS, *SCALES, *BIASES)]
@@ -61,7 +66,7 @@ def measure(
 def launches(
     variant: Variant, tokens: int, *, tail_tokens: int = 0, window: int | None = None, kv_heads: int = 1
 ) -> tuple[LaunchReport, LaunchReport]:
-    """The decode and the reduce launch for one row of `tokens` tokens, recorded."""
+    """Return the recorded decode launch and reduce launch for one row of `tokens` tokens."""
     arena_tokens = tokens - tail_tokens
     blocks = -(-arena_tokens // variant.block_size)
     dtype = getattr(mx, variant.kv_dtype)
@@ -100,13 +105,13 @@ def launches(
 
 
 def _mlx_loaded(variant: Variant, tokens: int, kv_heads: int) -> int:
-    """Bytes of keys and values that MLX's `sdpa_vector` loads for one query token over contiguous keys."""
+    """Return the bytes of keys and values that MLX's `sdpa_vector` loads for one query token over contiguous keys."""
     report = one_pass(Shape(variant.kv_dtype, variant.key_dim, variant.group, tokens, kv_heads))
     return sum(b.bytes_read for b in list(report.buffers.values())[1:3])
 
 
 def table() -> Iterator[str]:
-    """The table, line by line."""
+    """Yield the lines of the table."""
     yield "query heads per KV head, head_dim, dtype, tokens    distinct    loaded  coalesced  partials   MLX loaded"
     for dtype, dim, tokens, window in (
         ("float16", 128, 512, None),

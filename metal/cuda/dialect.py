@@ -1,8 +1,10 @@
 """The kernels on an NVIDIA GPU: the same bodies in `mx.fast.cuda_kernel`.
 
-`dialect.h` says Metal's words in CUDA. What a header cannot do happens here: address spaces and Metal's headers
-go, arrays in threadgroup memory become `__shared__`, functions of constants are the device's, too, and Metal's thread
-attributes become local variables.
+`dialect.h` defines Metal's names in CUDA. This module rewrites what a header cannot define:
+- Address spaces and the includes of Metal's headers are removed.
+- Arrays in threadgroup memory become `__shared__`.
+- `constexpr` functions become `__device__` functions too.
+- Metal's thread attributes become local variables.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ _METAL_HEADER = re.compile(r"^#include <metal_\w+>$", re.M)
 
 
 def cuda_body(entry: str) -> str:
-    """The entry of a kernel as the body of a CUDA kernel."""
+    """Return a kernel's entry as the body of a CUDA kernel."""
     return _ATTRIBUTES + _ADDRESS_SPACE.sub("", _SHARED.sub(r"__shared__ __align__(16) \1", entry))
 
 
 def cuda_header(text: str) -> str:
-    """The text of a kernel source behind the dialect."""
+    """Return `dialect.h` followed by the rewritten text of a kernel source."""
     dialect = (files("cortexmlx.metal.cuda") / "dialect.h").read_text()
     text = _FUNCTION_OF_CONSTANTS.sub("__device__ constexpr ", _METAL_HEADER.sub("", text))
     return dialect + _ADDRESS_SPACE.sub("", text)
@@ -45,7 +47,7 @@ def cuda_factory(
     header: str,
     ensure_row_contiguous: bool = True,
 ) -> Callable[..., Sequence[mx.array]]:
-    """In the place of `mx.fast.metal_kernel`, where MLX runs on CUDA."""
+    """Make a kernel where MLX runs on CUDA. Takes the arguments of `mx.fast.metal_kernel`."""
     kernel: Any = mx.fast.cuda_kernel(
         name=name,
         input_names=input_names,
