@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.grammar.sources import source_of
+from cortexmlx.models.messages import one_line
 from cortexmlx.request import Thoughts
 from cortexmlx.structured.output import Form, StructuredOutput
 
@@ -36,18 +37,13 @@ class GrammarCompiler:
         self._vocabulary: _Vocabulary | None = None
         self._kept: OrderedDict[_Key, Grammar] = OrderedDict()
 
-    def has(self, output: StructuredOutput, thoughts: Thoughts | None = None) -> bool:
-        """Return whether a form is compiled, so that `compile` takes no time."""
-        with self._lock:
-            return _key(output, thoughts) in self._kept
-
     def compile(self, output: StructuredOutput, thoughts: Thoughts | None = None) -> Grammar:
         """Return the grammar of an answer of this form, after the model's `thoughts`.
 
         Raises InvalidRequest if the form cannot be enforced. The message names the reason, such as a keyword of the
         schema.
         """
-        key = _key(output, thoughts)
+        key = output.form, output.definition, output.lenient, thoughts
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -109,15 +105,10 @@ def _within(token: int, table: TokenTable) -> bool:
     return 0 <= token < len(table.pieces)
 
 
-def _key(output: StructuredOutput, thoughts: Thoughts | None) -> _Key:
-    return output.form, output.definition, output.lenient, thoughts
-
-
 def _refusal(output: StructuredOutput, error: str) -> str:
     """Return the message for a form that cannot be enforced."""
     what = {Form.JSON: "this schema", Form.REGEX: "this regular expression", Form.CHOICE: "this choice"}
-    reason = " ".join(error.split())
-    reason = reason if len(reason) <= 300 else f"{reason[:297]}..."
+    reason = one_line(error)
     message = f"{what.get(output.form, 'this grammar')} cannot be enforced: {reason}"
     if output.form is Form.JSON and not output.lenient and "Unimplemented" in reason:
         message += (

@@ -17,7 +17,7 @@ LFS_POINTER = b"version https://git-lfs"
 """The first bytes of the file that git leaves in place of a large one."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception | str) -> str:
     """Return the text of `error` on one line, cut to 300 characters. Return the error's type if it has no text."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -41,7 +41,7 @@ class OpenRequests:
         processors: MutableMapping[JobId, Sequence[LogitsProcessor]],
         detokenizer: Callable[[], Detokenizer],
         job_numbers: Iterator[int],
-        forced_tokens: bool = True,
+        forced_tokens: bool,
     ) -> None:
         """Make it without requests. `processors` are the runner's, `detokenizer` makes one for an answer, and
         `job_numbers` yields the numbers of new jobs. `forced_tokens`: see `EngineConfig`.

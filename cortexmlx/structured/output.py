@@ -20,8 +20,6 @@ MOST_PATTERN_CHARACTERS = 1 << 16
 MOST_CHOICES = 16_384
 """How many texts a choice may have."""
 
-_OBJECT: dict[str, object] = {"type": "object"}
-
 
 class Form(StrEnum):
     """The kinds of forms. The values are the names of `StructuredOutput`'s constructors."""
@@ -58,12 +56,13 @@ class StructuredOutput:
         if not isinstance(lenient, bool):
             raise _wrong(f"lenient is {lenient!r:.80}, but must be True or False")
         if schema is None:
-            return cls(Form.JSON, _dumped(_OBJECT), lenient)
-        if isinstance(schema, str):
+            schema = {"type": "object"}
+        elif isinstance(schema, str):
             schema = _read_schema(schema)
-        if isinstance(schema, Mapping | bool):
-            return cls(Form.JSON, _checked_length(_dumped(schema), "the schema"), lenient)
-        return cls(Form.JSON, _checked_length(_dumped(_closed_schema(schema)), "the schema"), lenient, schema)
+        result_type = None
+        if not isinstance(schema, Mapping | bool):
+            result_type, schema = schema, _closed_schema(schema)
+        return cls(Form.JSON, _checked_length(_dumped(schema), "the schema"), lenient, result_type)
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:

@@ -14,7 +14,6 @@ import time
 from statistics import median
 
 from cortexmlx import Engine, SamplingParams, StructuredOutput
-from cortexmlx.engine import Engine as EngineType
 
 ROWS = 16
 TOKENS = 64
@@ -50,7 +49,7 @@ MEDIUM = {
 """A schema of the size that apps use: 12 properties, two formats, two patterns, an enum."""
 
 
-def seconds(engine: EngineType, constrained: int) -> float:
+def seconds(engine: Engine, constrained: int) -> float:
     """Return the seconds that 16 answers take when the first `constrained` of them have the schema."""
     free = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     held = SamplingParams(max_tokens=TOKENS, ignore_eos=True, structured=StructuredOutput.json(MEDIUM))

@@ -67,8 +67,8 @@ NOT_HERE = {
     "template": "the chat template is that of the model's files",
 }
 
-SHORT = {"nothink": ("think", "off"), "noformat": ("schema", "none")}
-"""Settings of ollama that have their value in their name."""
+WITH_VALUE = {"nothink": ("think", "off"), "noformat": ("schema", "none")}
+"""Names in ollama that say a setting and its value."""
 
 COLUMN = 35
 """The column at which the meanings of settings begin."""
@@ -99,7 +99,7 @@ def change(chat: ChatSession, argument: str, console: Console) -> None:
     if name in ("verbose", "quiet", "usual"):
         chat.figures = Figures(name)
         return print_indented(console, f"figures below an answer: {name}")
-    name, value = SHORT.get(name, (OTHER_NAMES.get(name, name), value))
+    name, value = WITH_VALUE.get(name, (OTHER_NAMES.get(name, name), value))
     if not name:
         _show_variables(chat, console)
         return _show(chat, console, [*SAMPLING, *(ENGINE if chat.host is not None else ())])
