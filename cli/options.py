@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -330,14 +331,14 @@ def form_of_schema(text: str) -> StructuredOutput:
         return StructuredOutput.json()
     if text.startswith("{"):
         return StructuredOutput.json(text)
-    path = Path(text).expanduser()
     try:
-        with path.open("rb") as file:
-            return StructuredOutput.json(file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig"))
-    except OSError as error:
-        raise InvalidRequest(f"{text} cannot be read: {error.strerror or error}") from None
+        with Path(os.path.expanduser(text)).open("rb") as file:
+            schema = file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidRequest(f"{text} is no text in UTF-8") from None
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"{text} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return StructuredOutput.json(schema)
 
 
 def json_or_text(value: str) -> object:

@@ -23,8 +23,8 @@ def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
     if not asked:
         return {}
     (name,) = asked
+    value = checked(name, said[name], dict, "an object")
     with inside(name):
-        value = checked(name, said[name], dict, "an object")
         return {"structured": _named(value) if name == "structured_outputs" else response_format(value)}
 
 
@@ -37,8 +37,9 @@ def response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
     if kind != "json_schema":
         raise InvalidRequest(f"type is {kind!r:.80}, but must be text, json_object or json_schema", field="type")
     check_fields(value, ("type", "json_schema"), "`response_format`")
+    named = checked("json_schema", value.get("json_schema"), dict, "an object with a `schema`")
     with inside("json_schema"):
-        return json_schema(checked("json_schema", value.get("json_schema"), dict, "an object with a `schema`"))
+        return json_schema(named)
 
 
 def text_format(value: Mapping[str, Any]) -> StructuredOutput | None:
@@ -62,11 +63,11 @@ def json_schema(value: Mapping[str, Any]) -> StructuredOutput:
 
 
 def _named(value: Mapping[str, Any]) -> StructuredOutput:
-    (name, *_) = [*value, "json"]
-    return _located(StructuredOutput.named, value, name)
+    names = [name for name, part in value.items() if name != "lenient" and part is not None]
+    return _located(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
 
 
-def _located(make: Callable[[Any], StructuredOutput], value: Any, name: str) -> StructuredOutput:
+def _located(make: Callable[[Any], StructuredOutput], value: Any, name: str | None) -> StructuredOutput:
     """Return `make(value)`. An InvalidRequest gets the name that the body has for the field."""
     try:
         return make(value)

@@ -150,8 +150,9 @@ def _form(said: Mapping[str, Any]) -> dict[str, Any]:
             parameters.UNSERVED["verbosity"].check("verbosity", text["verbosity"])
         if text.get("format") is None:
             return {}
+        asked = checked("format", text["format"], dict, "an object")
         with inside("format"):
-            return {"structured": forms.text_format(checked("format", text["format"], dict, "an object"))}
+            return {"structured": forms.text_format(asked)}
 
 
 def _effort(said: Mapping[str, Any]) -> object:

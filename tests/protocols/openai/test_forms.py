@@ -90,7 +90,7 @@ def test_a_responses_format() -> None:
     [
         ({"format": {"type": "json_schema"}}, "text.format.schema"),
         ({"format": {"type": "xml"}}, "text.format.type"),
-        ({"format": 5}, "text.format.format"),
+        ({"format": 5}, "text.format"),
         ({"form": {}}, "text.form"),
         ({"verbosity": "high"}, "text.verbosity"),
     ],
@@ -114,15 +114,17 @@ def test_what_openais_library_sends_for_a_type_is_a_form() -> None:
 @pytest.mark.parametrize(
     ("body", "field", "words"),
     [
-        ({"response_format": 5}, "response_format.response_format", "must be an object"),
+        ({"response_format": 5}, "response_format", "must be an object"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "text, json_object or json_schema"),
         ({"response_format": {"type": "json_object", "x": 1}}, "response_format.x", "unknown field"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.json_schema", "must be an object"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "must be an object"),
         ({"response_format": named(schema=5)}, "response_format.json_schema.schema", "must be a JSON schema"),
         ({"response_format": named(strict="yes")}, "response_format.json_schema.strict", "true or false"),
         ({"response_format": named(x=1)}, "response_format.json_schema.x", "unknown field"),
         ({"response_format": named(schema={"a": "x" * 2_000_000})}, "response_format.json_schema.schema", "at most"),
-        ({"structured_outputs": {}}, "structured_outputs.json", "must have one of"),
+        ({"structured_outputs": []}, "structured_outputs", "must be an object"),
+        ({"structured_outputs": {}}, "structured_outputs", "must have one of"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "must have one of"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "not empty"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "list of texts"),
         (

@@ -54,6 +54,8 @@ def test_a_parameter_has_the_names_that_people_know(
         ('/set schema {"a', "no JSON"),
         ("/set schema /nowhere/x.json", "/nowhere/x.json cannot be read: No such file"),
         ("/set format yaml", "yaml cannot be read: No such file"),
+        ("/set schema ~nobody-is-called-so/x.json", "~nobody-is-called-so/x.json cannot be read: No such file"),
+        ("/set schema a\0b", "cannot be read: embedded null byte"),
         ("/set nohistory", "begin the chat with --no-history"),
         ('/set stop "', "write each text in quotes"),
         ("/set kv_memory 4GB", "this chat cannot change kv_memory"),
