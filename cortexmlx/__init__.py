@@ -49,6 +49,8 @@ from cortexmlx.stats import (
     UsageSample,
 )
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.tools.call import CallDelta, ToolCall
+from cortexmlx.tools.tool import Tool
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
     from cortexmlx.serving.handle import RequestHandle
     from cortexmlx.serving.prompt import Prompt
     from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
-    from cortexmlx.sessions.conversation import Conversation, Question
+    from cortexmlx.sessions.conversation import Conversation
+    from cortexmlx.sessions.host import Question
     from cortexmlx.sessions.pin import Pin
     from cortexmlx.sessions.reply import AsyncReply, Reply
 
@@ -70,6 +73,7 @@ __all__ = [
     "AsyncTokenStream",
     "BlockMap",
     "BlockState",
+    "CallDelta",
     "ChatPrompt",
     "Completion",
     "Conversation",
@@ -122,6 +126,8 @@ __all__ = [
     "TokenEvent",
     "TokenLogprob",
     "TokenStream",
+    "Tool",
+    "ToolCall",
     "ToolchainMissing",
     "Usage",
     "UsageSample",
@@ -143,7 +149,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "AsyncTokenStream": "cortexmlx.serving.streams",
         "TokenStream": "cortexmlx.serving.streams",
         "Conversation": "cortexmlx.sessions.conversation",
-        "Question": "cortexmlx.sessions.conversation",
+        "Question": "cortexmlx.sessions.host",
         "Pin": "cortexmlx.sessions.pin",
         "AsyncReply": "cortexmlx.sessions.reply",
         "Reply": "cortexmlx.sessions.reply",

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import Message
+
+if TYPE_CHECKING:
+    from cortexmlx.request import Message
 
 TemplateVars = Mapping[str, object]
 """Variables for the model's chat template, by name: booleans, numbers, texts, and lists and mappings of them."""
@@ -19,8 +22,6 @@ THINKING = "enable_thinking"
 
 EFFORT = "reasoning_effort"
 """The variable that says how much a model should think, in templates that have levels of it."""
-
-NO_TEXT = "holds a NUL or half of a surrogate pair, which is no text"
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of message parts that are text."""
@@ -55,15 +56,6 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(content, (list, tuple)):
         return dict(message)
     return {**message, "content": "".join(_text_of(part, place) for place, part in enumerate(content))}
-
-
-def is_text(text: str) -> bool:
-    """Return whether a text can be written in UTF-8, without NULs."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text
 
 
 def meant(name: str, known: Collection[str]) -> str:

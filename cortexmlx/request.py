@@ -7,17 +7,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NewType
 
+from cortexmlx.calls.format import Calls
 from cortexmlx.errors import CortexError, StructuredOutputError
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.tools.call import CallDelta, ToolCall
 
 
 class FinishReason(StrEnum):
     """Why a completion ended. The values are those of the OpenAI API, and also `cancelled` and `error`."""
 
     STOP = "stop"
+    TOOL_CALLS = "tool_calls"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -38,18 +42,6 @@ class RequestState(StrEnum):
     def final(self) -> bool:
         """Whether the request has ended."""
         return self in (RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED)
-
-
-@dataclass(frozen=True)
-class Thoughts:
-    """How a model marks its thoughts: between the texts `open` and `close`, before its answer."""
-
-    open: str
-    close: str
-    begun: bool = False
-    """Whether the prompt has opened them."""
-    skipped: str = ""
-    """A text that may come before an answer without thoughts."""
 
 
 RequestId = NewType("RequestId", int)
@@ -78,6 +70,8 @@ class QueuedRequest:
     timeout: float | None = None
     thoughts: Thoughts | None = None
     """How thoughts are told apart from the answer; None: they are not."""
+    calls: Calls | None = None
+    """What the answer may call; None: nothing."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,9 @@ class Completion:
     structured: StructuredOutput | None = field(default=None, repr=False)
     """The form that was asked for."""
     notes: tuple[str, ...] = ()
-    """What of a lenient schema was not enforced."""
+    """What of a lenient schema, or of a tool's, was not enforced."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The calls of `tools`. A call that was cut, by `max_tokens` or a cancel, is none, and no part of `text` either."""
 
     def __post_init__(self) -> None:
         if not self.raw_text:
@@ -148,11 +144,12 @@ class Completion:
     @property
     def parsed(self) -> Any:
         """What an answer of a `structured` request means: JSON as values, or as an object of the type that was asked
-        for; the text of other forms. None without `structured`. The text is read at each use.
+        for; the text of other forms. None without `structured`, and for an answer that calls tools. The text is read at
+        each use.
 
         Raises StructuredOutputError if the answer was cut, by `max_tokens`, a stop string or a cancel.
         """
-        if self.structured is None:
+        if self.structured is None or self.tool_calls:
             return None
         if self.finish_reason is not FinishReason.STOP:
             raise StructuredOutputError(
@@ -187,6 +184,8 @@ class TokenEvent:
     """
     thinking: str = ""
     """A piece of the thoughts before the answer. Tags are in neither."""
+    tool_calls: tuple[CallDelta, ...] = ()
+    """Pieces of calls, which are in no text."""
 
     @classmethod
     def failed(cls, error: CortexError) -> TokenEvent:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.tools.tool import Tool, check_choice, checked_tools
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -124,6 +125,16 @@ class SamplingParams:
     "json" for any JSON object, or a StructuredOutput. It becomes a StructuredOutput. Thoughts before the answer are
     free.
     """
+    tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]] = ()
+    """What the model may call: Python functions with type hints, or tools as in the OpenAI API. Only for messages,
+    since the chat template tells the model about them. They become Tools.
+    """
+    tool_choice: str = "auto"
+    """"auto": an answer may have calls; "none": it has none; "required": it has one at least; the name of a tool: it
+    calls this one.
+    """
+    parallel_tool_calls: bool = True
+    """Whether an answer may have several calls."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -135,6 +146,8 @@ class SamplingParams:
                 plain = (value,) if value else value
             elif each.name in ("stop", "stop_token_ids", "logits_processors"):
                 plain = _plain_list(value)
+            elif each.name == "tools":
+                plain = checked_tools(value)
             elif each.name == "structured":
                 plain = None if value is None else StructuredOutput.of(value)
             else:
@@ -160,7 +173,9 @@ class SamplingParams:
         self._check_int("n", 1, 1 if self.only_scores else 128, note=" (max_tokens is 0)" * self.only_scores)
         self._check_int("best_of", self.n, 128, optional=True, note=" (n or more)")
         self._check_int("priority", -_INT_MAX, _INT_MAX)
-        self._check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
+        for name in ("ignore_eos", "parallel_tool_calls"):
+            self._check(name, isinstance(getattr(self, name), bool), "true or false")
+        check_choice(self.tool_choice, self.offered)
         self._check_stop()
         functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
         self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
@@ -171,6 +186,12 @@ class SamplingParams:
         """`structured`, as what it became."""
         assert self.structured is None or isinstance(self.structured, StructuredOutput)
         return self.structured
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """`tools`, as what they became."""
+        assert isinstance(self.tools, tuple)
+        return self.tools
 
     @property
     def only_scores(self) -> bool:

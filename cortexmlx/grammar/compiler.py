@@ -5,24 +5,27 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.grammar.sources import source_of
 from cortexmlx.models.messages import one_line
-from cortexmlx.request import Thoughts
+from cortexmlx.request import QueuedRequest
 from cortexmlx.structured.output import Form, StructuredOutput
+from cortexmlx.structured.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+    from cortexmlx.calls.format import Calls
     from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 
 MOST_KEPT = 64
 """How many compiled grammars are kept. One of 24 tools takes some 5 MB."""
 
-_Key = tuple[Form, str, bool, Thoughts | None]
+_Key = tuple[StructuredOutput | None, Thoughts | None, "Calls | None"]
 
 
 class GrammarCompiler:
@@ -37,13 +40,31 @@ class GrammarCompiler:
         self._vocabulary: _Vocabulary | None = None
         self._kept: OrderedDict[_Key, Grammar] = OrderedDict()
 
-    def compile(self, output: StructuredOutput, thoughts: Thoughts | None = None) -> Grammar:
-        """Return the grammar of an answer of this form, after the model's `thoughts`.
+    def of_request(self, request: QueuedRequest) -> Grammar | None:
+        """Return the grammar that the answers of a request follow; None: they are free. Raises InvalidRequest."""
+        output, calls = request.params.form, request.calls
+        if calls is None:
+            return None if output is None else self.compile(output, request.thoughts)
+        if calls.format.enforced and (output is not None or self.possible):
+            return self.compile(output, request.thoughts, calls)
+        if output is not None:
+            raise InvalidRequest("`structured` and `tools` cannot be enforced together with this model", field="tools")
+        if calls.required:
+            raise InvalidRequest(
+                f"tool_choice {calls.choice!r} cannot be enforced with this model: ask with 'auto'",
+                field="tool_choice",
+            )
+        return None
+
+    def compile(
+        self, output: StructuredOutput | None, thoughts: Thoughts | None = None, calls: Calls | None = None
+    ) -> Grammar:
+        """Return the grammar of an answer of this form, or with these `calls`, after the model's `thoughts`.
 
         Raises InvalidRequest if the form cannot be enforced. The message names the reason, such as a keyword of the
         schema.
         """
-        key = output.form, output.definition, output.lenient, thoughts
+        key = output, thoughts, calls
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -51,15 +72,38 @@ class GrammarCompiler:
             if self._vocabulary is None:
                 self._vocabulary = _Vocabulary(self._table(), self._tokenizer.encode)
         vocabulary = self._vocabulary
-        source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials)
+        source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
         grammar = Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size)
         if grammar.error:
-            raise InvalidRequest(_refusal(output, grammar.error), field="structured")
+            raise self._refused(output, calls, grammar.error)
         with self._lock:
             self._kept[key] = grammar
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return grammar
+
+    @property
+    def possible(self) -> bool:
+        """Whether the answers of this model can follow a grammar."""
+        try:
+            with self._lock:
+                self._vocabulary = self._vocabulary or _Vocabulary(self._table(), self._tokenizer.encode)
+        except InvalidRequest:
+            return False
+        return True
+
+    def _refused(self, output: StructuredOutput | None, calls: Calls | None, error: str) -> InvalidRequest:
+        """Return the error for a grammar that cannot be compiled. It names the tool, if one is to blame."""
+        if calls is None:
+            return InvalidRequest(_refusal(output, error), field="structured")
+        if output is None and len(calls.tools) == 1:
+            message = f"the parameters of the tool {calls.tools[0].name!r} cannot be enforced: {one_line(error)}"
+            return InvalidRequest(message, field="tools")
+        if output is not None:
+            self.compile(output)
+        for tool in calls.callable:
+            self.compile(None, None, replace(calls, tools=(tool,), choice=tool.name))
+        return InvalidRequest(f"these tools cannot be enforced together: {one_line(error)}", field="tools")
 
     def _table(self) -> TokenTable:
         table = self._tokenizer.token_table(self._vocab_size)
@@ -105,8 +149,9 @@ def _within(token: int, table: TokenTable) -> bool:
     return 0 <= token < len(table.pieces)
 
 
-def _refusal(output: StructuredOutput, error: str) -> str:
+def _refusal(output: StructuredOutput | None, error: str) -> str:
     """Return the message for a form that cannot be enforced."""
+    assert output is not None
     what = {Form.JSON: "this schema", Form.REGEX: "this regular expression", Form.CHOICE: "this choice"}
     reason = one_line(error)
     message = f"{what.get(output.form, 'this grammar')} cannot be enforced: {reason}"

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_TEXT, TemplateVars, is_text
+from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.fields import Unserved
 from cortexmlx.request import Message
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.structured.texts import NO_TEXT, is_text
 
 Asked = str | list[int] | list[Message]
 """One prompt of a request: a text, token ids, or messages."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, inside
-from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai import parameters, tools
 from cortexmlx.protocols.openai.chat_completions import thoughts
 from cortexmlx.protocols.openai.choices import notes
 from cortexmlx.protocols.openai.logprobs import id_logprobs
@@ -18,7 +18,7 @@ from cortexmlx.request import Completion
 
 FIELDS = Fields(
     "a request",
-    parameters.SHARED | {"id", "custom_id", "prompt", "messages"},
+    parameters.SHARED | tools.FIELDS | {"id", "custom_id", "prompt", "messages"},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
@@ -27,7 +27,8 @@ FIELDS = Fields(
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in an object. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
-    params = parameters.sampling_params(defaults.params, parameters.sampling_values(said), said)
+    values = parameters.sampling_values(said) | tools.tool_values(said)
+    params = parameters.sampling_params(defaults.params, values, said)
     prompt = _prompt(said)
     templated = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
     variables = parameters.template_variables(said, defaults.template_vars, templated=templated)
@@ -61,6 +62,8 @@ def _answer(answer: Completion, info: ReplyInfo) -> Body:
     reason = answer.finish_reason.value
     said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
     said.update(notes(answer))
+    if answer.tool_calls:
+        said["tool_calls"] = tools.call_bodies(answer.tool_calls)
     if answer.logprobs is not None:
         said["logprobs"] = id_logprobs(answer.logprobs, info.token_bytes)
     if answer.prompt_logprobs is not None and not answer.index:

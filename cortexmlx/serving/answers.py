@@ -91,7 +91,9 @@ class RequestAnswers:
         self.open.remove(answer)
         self._done.append(completion)
         reason = completion.finish_reason
-        last = TokenEvent(rest.text, finish_reason=reason, index=answer.index, thinking=rest.thinking)
+        last = TokenEvent(
+            rest.text, finish_reason=reason, index=answer.index, thinking=rest.thinking, tool_calls=rest.calls
+        )
         if self.open:
             self.tell(last)
             return
@@ -172,14 +174,24 @@ class Answer:
         piece = TextDelta() if stop_token else text.push(token)
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
-        told = TokenEvent(piece.text, token, shown, index=self.index, dropped=dropped, thinking=piece.thinking)
+        told = TokenEvent(
+            piece.text,
+            token,
+            shown,
+            index=self.index,
+            dropped=dropped,
+            thinking=piece.thinking,
+            tool_calls=piece.calls,
+        )
         self.of_request.tell(told)
         return text.stopped
 
     def finish(self, reason: FinishReason) -> None:
         """Complete the answer."""
         rest = self._text.finish()
-        params = self.request.params
+        params, calls = self.request.params, self._text.calls
+        if calls and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
         completion = Completion(
             text=self._text.text,
             token_ids=() if params.only_scores else tuple(self.job.output),
@@ -198,9 +210,16 @@ class Answer:
             thinking=self._text.thinking,
             raw_text=self._text.raw_text,
             structured=params.form,
-            notes=() if self.matcher is None else self.matcher.grammar.notes,
+            notes=self._notes(),
+            tool_calls=calls,
         )
         self.of_request.end(self, rest, completion)
+
+    def _notes(self) -> tuple[str, ...]:
+        """Return what of the answer's form is not enforced."""
+        if self.matcher is not None:
+            return self.matcher.grammar.notes
+        return ("calls are not enforced by a grammar with this model",) if self.request.calls is not None else ()
 
     def _timings(self) -> Timings:
         now = time.perf_counter()

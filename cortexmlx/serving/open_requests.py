@@ -71,7 +71,11 @@ class OpenRequests:
             first = first or job
             if job.processed:
                 self._processors[job.id] = job.request.params.logits_processors
-            text = TextStream(self._detokenizer(), stops, request.thoughts)
+            parser = None
+            if request.calls is not None:
+                key = f"{request.seed}/{len(request.prompt)}/{index}"
+                parser = request.calls.parser(key, streamed=grammar is not None)
+            text = TextStream(self._detokenizer(), stops, request.thoughts, parser)
             matcher = None if grammar is None or params.only_scores else grammar.matcher(self._forced_tokens)
             self._matchers += matcher is not None
             self.answers[job.id] = Answer(answers, job, index, text, matcher)

@@ -7,12 +7,15 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any, Protocol
 
+from cortexmlx.calls.format import CallFormat, Calls
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars, plain_message
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import render_error
-from cortexmlx.request import Message, Thoughts
+from cortexmlx.request import Message
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
+from cortexmlx.structured.thoughts import Thoughts
 
 
 class Reader(Protocol):
@@ -33,16 +36,26 @@ class Reader(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
+    @property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes tool calls; None: it is offered none."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: TemplateVars = NO_VARIABLES,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str | list[int]:
         """Render messages with the chat template."""
 
 
 class ChatTokens(list[int]):
-    """The token ids of messages, with how the answer to them marks its thoughts, if it has any."""
+    """The token ids of messages, with how the answer to them marks its thoughts, and what it may call, if anything."""
 
-    def __init__(self, ids: Iterable[int], thoughts: Thoughts | None) -> None:
+    def __init__(self, ids: Iterable[int], thoughts: Thoughts | None, calls: Calls | None = None) -> None:
         super().__init__(ids)
         self.thoughts = thoughts
+        self.calls = calls
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -65,26 +78,47 @@ it.
 """
 
 
-def tokenize(tokenizer: SharedTokenizer, prompt: Prompt, fits: Callable[[int], None] | None = None) -> list[int]:
+def tokenize(
+    tokenizer: SharedTokenizer,
+    prompt: Prompt,
+    fits: Callable[[int], None] | None = None,
+    params: SamplingParams | None = None,
+) -> list[int]:
     """Return the prompt's token ids. Before a long text is tokenized, `fits` is called with the least number of tokens
-    that it has; it raises if that is too many.
+    that it has; it raises if that is too many. `params` have the tools that the model is told about.
 
     Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
     """
+    if isinstance(prompt, ChatTokens):
+        return prompt
+    calls = None if params is None else calls_of(tokenizer, params)
+    if isinstance(prompt, ChatPrompt):
+        return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits, calls)
+    if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
+        raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
     if isinstance(prompt, str):
         prompt = _plain(prompt)
         bos = tokenizer.bos_token
         return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
-    if isinstance(prompt, ChatPrompt):
-        return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits)
-    if isinstance(prompt, ChatTokens):
-        return prompt
     if not is_list(prompt):
         raise InvalidRequest(_PROMPT_KINDS)
     items: list[Any] = list(prompt)
     if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [int(item) for item in items]
-    return _of_messages(tokenizer, items, NO_VARIABLES, fits)
+    return _of_messages(tokenizer, items, NO_VARIABLES, fits, calls)
+
+
+def calls_of(tokenizer: Reader, params: SamplingParams) -> Calls | None:
+    """Return what the answers of a request may call; None: nothing. Raises InvalidRequest if the model cannot call."""
+    if not params.offered:
+        return None
+    if tokenizer.call_format is None:
+        raise InvalidRequest(
+            "this model cannot call tools: its chat template reads none, or the format of its calls is not known. "
+            "Describe them in a message, and ask for an answer of a schema (`structured`)",
+            field="tools",
+        )
+    return Calls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)
 
 
 def is_quick(prompt: object) -> bool:
@@ -101,18 +135,19 @@ def _of_messages(
     messages: Sequence[Message],
     variables: TemplateVars,
     fits: Callable[[int], None] | None,
+    calls: Calls | None,
 ) -> list[int]:
     listed = isinstance(messages, Sequence) and len(messages) > 0
     if not listed or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
-    rendered = render(tokenizer, messages, variables)
+    rendered = render(tokenizer, messages, variables, calls)
     ids = _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
-    return ChatTokens(ids, thoughts_after(tokenizer, rendered))
+    return ChatTokens(ids, thoughts_after(tokenizer, rendered, calls), calls)
 
 
-def thoughts_after(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | None:
+def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | None = None) -> Thoughts | None:
     """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
-    thoughts = tokenizer.thoughts
+    thoughts = tokenizer.thoughts if calls is None else calls.format.thoughts(tokenizer.thoughts)
     if thoughts is None:
         return None
     if isinstance(rendered, str):
@@ -121,14 +156,21 @@ def thoughts_after(tokenizer: Reader, rendered: str | list[int]) -> Thoughts | N
     return replace(thoughts, begun=any(tail and rendered[-len(tail) :] == tail for tail in tails))
 
 
-def render(tokenizer: Reader, messages: Sequence[Message], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
-    """Render messages with the chat template: see `SharedTokenizer.render`. Raises InvalidRequest if it cannot.
+def render(
+    tokenizer: Reader,
+    messages: Sequence[Message],
+    variables: TemplateVars = NO_VARIABLES,
+    calls: Calls | None = None,
+) -> str | list[int]:
+    """Render messages, and the tools that may be called, with the chat template: see `SharedTokenizer.render`. Raises
+    InvalidRequest if it cannot.
 
     Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
     """
     try:
         plain = [_said(number, message) for number, message in enumerate(messages, 1)]
-        rendered = tokenizer.render(plain, checked_vars(variables))
+        tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
+        rendered = tokenizer.render(plain, checked_vars(variables), tools)
     except CortexError:
         raise
     except Exception as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from cortexmlx.errors import InvalidRequest
@@ -16,8 +16,10 @@ from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.interruptible import read_with_timeout
-from cortexmlx.serving.prompt import ChatTokens, Reader, render, thoughts_after
+from cortexmlx.serving.app.keywords import checked_params
+from cortexmlx.serving.prompt import ChatTokens, Reader, calls_of, render, thoughts_after
 from cortexmlx.serving.streams import Listener
+from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.markdown import as_markdown
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
 from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed, messages_in, text_of
@@ -34,45 +36,9 @@ from cortexmlx.sessions.turn import (
 )
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.handle import RequestHandle
-    from cortexmlx.stats import ModelInfo
+    pass
 
 log = logging.getLogger("cortexmlx")
-
-Question = str | Message | Sequence[Message]
-"""What is said to the model: a user's text, or messages, such as the outputs of tools."""
-
-
-class ConversationEngine(Protocol):
-    """What a conversation needs of an engine."""
-
-    info: ModelInfo
-
-    @property
-    def longest_request(self) -> int:
-        """How many tokens a prompt and its answer may have."""
-
-    def submit(
-        self,
-        prompt: list[int],
-        params: SamplingParams | None = None,
-        *,
-        listener: Listener | None = None,
-        client: str | None = None,
-        timeout: float | None = None,
-    ) -> RequestHandle:
-        """See `Engine.submit`."""
-
-    def conversation(
-        self,
-        *,
-        system: str | None = None,
-        messages: Sequence[Message] = (),
-        params: SamplingParams | None = None,
-        template_vars: TemplateVars = NO_VARIABLES,
-        client: str | None = None,
-    ) -> Conversation:
-        """See `Engine.conversation`."""
 
 
 class Conversation:
@@ -255,7 +221,7 @@ class Conversation:
         """
         host = self._host if engine is None else engine
         held = moved(self._host.info, host.info, self.params, self.template_vars)
-        other = host.conversation(
+        other: Conversation = host.conversation(
             system=self.system,
             messages=self._messages,
             params=held.params,
@@ -281,8 +247,8 @@ class Conversation:
     # -- in a file ----------------------------------------------------------------------------------------------------
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write everything but logits processors, which are functions, to one JSON file, atomically, readable by this
-        user only. Raises ConversationFileError.
+        """Write everything but logits processors and tools, which are functions, to one JSON file, atomically,
+        readable by this user only. Raises ConversationFileError.
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
@@ -355,19 +321,22 @@ class Conversation:
         if self.unread >= len(messages):
             self.unread = 0
 
-    def _begin(self, messages: tuple[Message, ...], unread: int | None = None) -> Turn:
-        """Return the turn that answers these messages without the first `unread` ones (None: its own `unread`)."""
+    def _begin(self, messages: tuple[Message, ...], unread: int | None = None, params: Params = None) -> Turn:
+        """Return the turn that answers these messages without the first `unread` ones. None: its own `unread`, and its
+        own `params`, which have the tools.
+        """
         if not self._host.info.chat_template:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
-        rendered = render(self._reader, self._said(sent), self.template_vars)
-        thoughts = thoughts_after(self._reader, rendered)
+        calls = calls_of(self._reader, params or self.params)
+        rendered = render(self._reader, self._said(sent), self.template_vars, calls)
+        thoughts = thoughts_after(self._reader, rendered, calls)
         if not isinstance(rendered, str):
             tag = thoughts.open if thoughts is not None and thoughts.begun else ""
-            return Turn(messages, Transcript(), ChatTokens(rendered, thoughts), tag)
+            return Turn(messages, Transcript(), ChatTokens(rendered, thoughts, calls), tag)
         read = self._transcript.read(rendered, partial(self._reader.encode, add_special_tokens=False))
         tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
-        return Turn(messages, read, ChatTokens(read.tokens, thoughts), tag)
+        return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls), tag)
 
     def _submit(
         self,
@@ -376,7 +345,8 @@ class Conversation:
         timeout: float | None,
         listener: Listener | None,
     ) -> StartedTurn:
-        turn = read_with_timeout(timeout, partial(self._begin, messages))
+        params = checked_params(params)
+        turn = read_with_timeout(timeout, partial(self._begin, messages, params=params))
         handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
         return StartedTurn(handle, turn, partial(self._end, turn, params))
 
@@ -391,9 +361,9 @@ class Conversation:
     def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
         """Keep a turn with this answer, without the token that ended it, which the template writes."""
         tokens, text = answer.token_ids, answer.raw_text
-        stopped = answer.finish_reason is FinishReason.STOP
+        stopped = answer.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
         if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
             tokens, stopped = tokens[:-1], False
-        self._messages = (*turn.messages, said_by_model(turn, answer, self._reader.reads_thoughts_field))
+        self._messages = (*turn.messages, said_by_model(turn, answer, self._reader))
         # What a stop string cut away is not said: the tokens of the rest are those of its text.
-        self._transcript = turn.transcript if stopped else turn.transcript.wrote(text, tokens)
+        self._transcript = turn.transcript if stopped and params.stop else turn.transcript.wrote(text, tokens)

@@ -30,9 +30,9 @@ LARGEST = 64 << 20
 """Bytes that a file may have: more than the longest context in any language."""
 
 FORMAT = "cortexmlx conversation"
-_NOT_SAVED = ("logits_processors", "structured")
-"""Sampling parameters that are not saved as they are: functions, which no file can hold, and a form, of which a type
-cannot be kept.
+_NOT_SAVED = ("logits_processors", "structured", "tools", "tool_choice", "parallel_tool_calls")
+"""Sampling parameters that are not saved as they are: functions, which no file can hold, tools, which may be functions,
+and a form, of which a type cannot be kept.
 """
 
 

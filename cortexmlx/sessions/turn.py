@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.request import Completion, Message, Thoughts
+from cortexmlx.request import Completion, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.prompt import Reader
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.structured.thoughts import Thoughts
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,17 @@ def place_that_leaves(
     return places[-1] if tokens(places[-1]) < longest else begin
 
 
-def said_by_model(turn: Turn, answer: Completion, apart: bool) -> Message:
-    """Return the answer as the chat template reads it: with the thoughts in a field of their own if the template takes
-    them `apart`, otherwise as the model wrote it.
+def said_by_model(turn: Turn, answer: Completion, reader: Reader) -> Message:
+    """Return the answer as the chat template reads it: with its calls in a field of their own, and also the thoughts if
+    the template reads such a field. Otherwise thoughts are in the text as the model wrote them.
     """
-    if not apart:
+    calls = {"tool_calls": [call.as_mapping() for call in answer.tool_calls]} if answer.tool_calls else {}
+    if reader.reads_thoughts_field or reader.thoughts is None:
+        thoughts = {"reasoning_content": answer.thinking} if answer.thinking else {}
+        return {"role": "assistant", "content": answer.text, **thoughts, **calls}
+    if not calls:
         return {"role": "assistant", "content": turn.opened + answer.raw_text}
-    thoughts = {"reasoning_content": answer.thinking} if answer.thinking else {}
-    return {"role": "assistant", "content": answer.text, **thoughts}
+    return {"role": "assistant", "content": _in_one(turn, answer.text, answer.thinking, reader.thoughts), **calls}
 
 
 def with_so_far(turn: Turn, text: str, thinking: str, reader: Reader) -> tuple[Message, ...]:
@@ -75,8 +79,14 @@ def with_so_far(turn: Turn, text: str, thinking: str, reader: Reader) -> tuple[M
     if reader.reads_thoughts_field or thoughts is None or not thinking:
         apart = {"reasoning_content": thinking} if thinking else {}
         return (*turn.messages, {"role": "assistant", "content": text, **apart})
-    raw = (turn.opened or thoughts.open) + thinking + (thoughts.close + text if text else "")
-    return (*turn.messages, {"role": "assistant", "content": raw})
+    return (*turn.messages, {"role": "assistant", "content": _in_one(turn, text, thinking, thoughts)})
+
+
+def _in_one(turn: Turn, text: str, thinking: str, thoughts: Thoughts) -> str:
+    """Return thoughts and text as a model writes them. The closing tag comes with the text."""
+    if not thinking:
+        return text
+    return (turn.opened or thoughts.open) + thinking + (thoughts.close + text if text else "")
 
 
 def thoughts_in(said: Message, thoughts: Thoughts | None) -> str:

@@ -63,6 +63,9 @@ RANGES = {
     "structured": (
         "a JSON schema (a dict), a type, 'json', or StructuredOutput.regex(...), .choice(...) or .grammar(...)"
     ),
+    "tools": "a list of functions or of mappings as in the OpenAI API",
+    "tool_choice": "auto, none, required",
+    "parallel_tool_calls": "true or false",
     "logit_bias": "a map from token ids in 0..2147483647 to numbers in -1e+09..1e+09",
 }
 HUGE = 10**400
@@ -110,6 +113,9 @@ WRONG: list[tuple[str, Any]] = [
     *(("logits_processors", value) for value in (abs, ["abs"], [abs, 1])),
     *(("logit_bias", value) for value in (None, 5, "text", [(1, 1.0)], {HUGE: 1.0}, {"1": 1.0}, {True: 1.0})),
     *(("structured", value) for value in (5, 1.5, True, "yaml", ["a"], ())),
+    *(("tools", value) for value in (5, None, "text", {"a": 1}, b"x")),
+    *(("tool_choice", value) for value in (5, None, "", "weather", True, ["auto"])),
+    *(("parallel_tool_calls", value) for value in (0, 1, None, "no")),
     *(("logit_bias", {1: value}) for value in (math.nan, math.inf, -math.inf, HUGE, 1.1e9, "1", None, True)),
 ]
 

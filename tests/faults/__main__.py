@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import identity, planted, structured
+from tests.faults import identity, planted, structured, tools
 from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,8 +86,8 @@ def judge(folder: Path, fault: Fault | None, seeds: int = 0) -> tuple[str, int]:
         path.write_text(text.replace(fault.old, fault.new))
     try:
         command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
-        tests = structured.TESTS if fault in structured.FAULTS else TESTS
-        done = run(folder, *command, *(f"tests/{name}" for name in tests))
+        own = next((room.TESTS for room in (structured, tools) if fault in room.FAULTS), TESTS)
+        done = run(folder, *command, *(f"tests/{name}" for name in own))
         if done.returncode == 0:
             return "", 0
         failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::(?:\S+?\[.*?\]|\S+))(?: - |$)", done.stdout, re.M)
@@ -115,7 +115,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
-    faults = [f for f in (*planted.FAULTS, *identity.FAULTS, *structured.FAULTS, *more) if options.only in f.name]
+    faults = [
+        f
+        for f in (*planted.FAULTS, *identity.FAULTS, *structured.FAULTS, *tools.FAULTS, *more)
+        if options.only in f.name
+    ]
     missed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -13,8 +13,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.compiler import MOST_KEPT, GrammarCompiler
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import Thoughts
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.thoughts import Thoughts
 
 X = 87
 """The token "x" of the tiny tokenizer, whose alphabet begins with "!"."""

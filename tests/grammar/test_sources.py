@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.grammar.sources import source_of
-from cortexmlx.request import Thoughts
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.thoughts import Thoughts
 
 SPECIALS = {"<end>": 256, "<|channel|>": 257, "<|message|>": 258, "<|start|>": 259, "<|done|>": 260}
 FORM = StructuredOutput.json({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})

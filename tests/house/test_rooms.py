@@ -18,6 +18,8 @@ ORDER = (
     "arrays",
     "errors",
     "structured",
+    "tools",
+    "calls",
     "logprobs",
     "machine",
     "progress",

@@ -53,7 +53,8 @@ def test_what_the_openai_api_has_is_served_accepted_on_purpose_or_refused_by_nam
 @pytest.mark.parametrize(
     ("style", "body"),
     [
-        (Style.CHAT, {"stream": False, "tools": [], "tool_choice": "auto"}),
+        (Style.CHAT, {"stream": False}),
+        (Style.COMPLETIONS, {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}),
         (Style.CHAT, {"modalities": ["text"], "verbosity": "medium", "functions": [], "function_call": "none"}),
         (Style.CHAT, {"tools": None, "response_format": None, "anything": None}),
         (Style.COMPLETIONS, {"suffix": "", "stream": False}),
@@ -68,7 +69,8 @@ def test_what_asks_for_what_happens_anyway_is_no_error(style: Style, body: dict[
 @pytest.mark.parametrize(
     ("style", "body", "says"),
     [
-        (Style.CHAT, {"tools": [{"type": "function"}]}, "'tools' is not served: the model is offered no tools"),
+        (Style.CHAT, {"functions": [{"name": "f"}]}, "'functions' is not served: it is the old form of `tools`"),
+        (Style.COMPLETIONS, {"tools": [{}]}, "'tools' is not served: a chat template tells a model about tools"),
         (Style.CHAT, {"stream": 0}, "'stream' is not served"),
         (Style.CHAT, {"echo": True}, "unknown field of a /v1/chat/completions body: 'echo'"),
         (Style.CHAT, {"text": "hi"}, "unknown field of a /v1/chat/completions body: 'text'"),

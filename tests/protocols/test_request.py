@@ -34,7 +34,7 @@ def thoughts(**others: Any) -> dict[str, Any]:
         ({"messages": [{**USER, "audio": {"id": "a"}}]}, Style.CHAT, "message 1: unknown field of a message: 'audio'"),
         ({}, Style.RESPONSES, "`input` must be a text or a list of messages"),
         ({"input": ""}, Style.RESPONSES, "the prompt is empty"),
-        ({"input": [{"type": "function_call_output"}]}, Style.RESPONSES, "type 'function_call_output' is not served"),
+        ({"input": [{"type": "computer_call"}]}, Style.RESPONSES, "type 'computer_call' is not served"),
         ({"input": [thoughts(), USER]}, Style.RESPONSES, "'reasoning' is served only before an assistant's message"),
         ({"input": [USER, thoughts()]}, Style.RESPONSES, "'reasoning' is served only before an assistant's message"),
         ({"input": [thoughts(content=None)]}, Style.RESPONSES, "'reasoning' is served only with its text"),

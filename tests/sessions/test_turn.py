@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.request import Thoughts
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn, place_that_leaves, with_so_far, without_answer
+from cortexmlx.structured.thoughts import Thoughts
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cortexmlx.calls.format import CallFormat
 from cortexmlx.messages import NO_VARIABLES, THINKING, TemplateVars
 from cortexmlx.models.tokenizers.base import Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import encode_with
 from cortexmlx.models.tokenizers.detokenize import Detokenizer
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
-from cortexmlx.models.tokenizers.templates import accepted_variables, reads_thoughts_field, thoughts_of, variables_read
-from cortexmlx.request import Thoughts
+from cortexmlx.models.tokenizers.templates import (
+    accepted_variables,
+    call_format_of,
+    reads_thoughts_field,
+    thoughts_of,
+    variables_read,
+)
+from cortexmlx.structured.thoughts import Thoughts
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,17 @@ class SharedTokenizer:
         """Whether the chat template reads an earlier answer's thoughts from a field: see the function of this name."""
         return reads_thoughts_field(self._tokenizer)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: TemplateVars = NO_VARIABLES) -> str | list[int]:
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes tool calls. None if that is not known, or if its chat template reads no tools."""
+        return call_format_of(self._tokenizer)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: TemplateVars = NO_VARIABLES,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str | list[int]:
         """Return the messages rendered by the chat template, with the beginning of the answer.
 
         The result is a text in which all special tokens are written out. It is a list of ids if the tokenizer renders
@@ -148,6 +165,8 @@ class SharedTokenizer:
             **(accepted_variables(variables, self.template_vars) if variables else {}),
             "add_generation_prompt": True,
         }
+        if tools:
+            options["tools"] = list(tools)
         if isinstance(self._tokenizer, Tokenizer):  # as mlx-lm's wrapper does for other tokenizers
             options = {THINKING: self.thoughts is not None, **options}
         if not self._takes_turns:

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cortexmlx.calls.find import format_of
+from cortexmlx.calls.format import CallFormat
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.package import without_side_effects
 from cortexmlx.messages import EFFORT, THINKING, TemplateVars
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
-from cortexmlx.request import Thoughts
+from cortexmlx.structured.thoughts import Thoughts
 
 if TYPE_CHECKING:
     from jinja2 import nodes
@@ -42,6 +44,7 @@ _RENDERERS_OWN = frozenset(
         "sanitize_control_tokens",
         "strftime_now",
         "tokenize",
+        "tools",
         "tokenizer_kwargs",
         "truncation",
     }
@@ -202,6 +205,22 @@ def thoughts_of(tokenizer: Any) -> Thoughts | None:
     return next((t for t, _ in _MARKED if t.open in template and t.close in template), None)
 
 
+def call_format_of(tokenizer: Any) -> CallFormat | None:
+    """Return how a model writes tool calls, by its chat template and its vocabulary. None if that is not known, or if
+    its template reads no tools.
+    """
+    from jinja2 import TemplateError, meta
+
+    template = _template_text(tokenizer, "tool_use")
+    if getattr(tokenizer, "_chat_template", None) is None:
+        try:
+            if "tools" not in meta.find_undeclared_variables(_parsed(template)):
+                return None
+        except TemplateError:
+            return None
+    return format_of(template, tokenizer.get_vocab())
+
+
 def reads_thoughts_field(tokenizer: Any) -> bool:
     """Return whether the chat template reads the thoughts of an earlier answer from a separate field. transformers
     passes `reasoning_content` under the names that templates use for it.
@@ -217,9 +236,10 @@ def reads_thoughts_field(tokenizer: Any) -> bool:
     return not read.isdisjoint({"reasoning_content", "thinking", "reasoning"})
 
 
-def _template_text(tokenizer: Any) -> str:
+def _template_text(tokenizer: Any, purpose: str = "default") -> str:
+    """Return the template for a purpose, or else the one for an ordinary conversation; empty if there is none."""
     template = tokenizer.chat_template
-    template = template.get("default") if isinstance(template, dict) else template
+    template = template.get(purpose, template.get("default")) if isinstance(template, dict) else template
     return template if isinstance(template, str) else ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.fields import Fields, checked
-from cortexmlx.protocols.openai import choices, parameters
+from cortexmlx.protocols.openai import choices, parameters, tools
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
@@ -18,7 +18,7 @@ from cortexmlx.request import Completion, FinishReason
 URL = "/v1/chat/completions"
 FIELDS = Fields(
     f"a {URL} body",
-    parameters.SHARED | parameters.STREAM | {"messages", "top_logprobs"},
+    parameters.SHARED | parameters.STREAM | tools.FIELDS | {"messages", "top_logprobs"},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
@@ -27,7 +27,7 @@ FIELDS = Fields(
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in a body. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
-    values = parameters.sampling_values(said)
+    values = parameters.sampling_values(said) | tools.tool_values(said)
     number = "true or false: the number is `top_logprobs`"
     asked = checked("logprobs", said.get("logprobs", False), bool, number)
     values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.params.logprobs)
@@ -45,7 +45,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
     written = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, **thoughts(answer)},
+            "message": {"role": "assistant", **_content(answer), **thoughts(answer)},
             **choices.scored_prompt(request, answer, info),
             **choices.notes(answer),
             "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, info),
@@ -68,9 +68,11 @@ class Chunks(choices.Chunks):
         self, number: int, piece: choices.Piece, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
         if piece:
-            delta = {"reasoning_content": piece.thinking} if piece.thinking else {}
-            if piece.text or not piece.thinking:
+            delta: Body = {"reasoning_content": piece.thinking} if piece.thinking else {}
+            if piece.text or not (piece.thinking or piece.calls):
                 delta["content"] = piece.text
+            if piece.calls:
+                delta["tool_calls"] = tools.delta_bodies(piece.calls)
             logprobs = _logprobs(piece.logprobs, self._info) if piece.logprobs else None
             yield {"delta": delta, "logprobs": logprobs}, None
         if reason is not None:
@@ -78,6 +80,13 @@ class Chunks(choices.Chunks):
 
     def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
         return _usage(answers, self._info)
+
+
+def _content(answer: Completion) -> Body:
+    """Return the text and the calls of a message. Beside calls, no text is null, as in the OpenAI API."""
+    if not answer.tool_calls:
+        return {"content": answer.text}
+    return {"content": answer.text or None, "tool_calls": tools.call_bodies(answer.tool_calls)}
 
 
 def thoughts(answer: Completion) -> Body:

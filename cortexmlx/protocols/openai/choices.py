@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import id_logprobs
+from cortexmlx.protocols.openai.tools import whole
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.request import Completion, FinishReason, TokenEvent
+from cortexmlx.tools.call import CallDelta
 
 
 def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
@@ -52,11 +54,12 @@ def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body
 
 @dataclass
 class _Written:
-    """How much of a choice the chunks so far contain: characters, and tokens with log-probabilities."""
+    """How much of a choice the chunks so far contain: characters, tokens with log-probabilities, and calls."""
 
     text: int = 0
     thinking: int = 0
     tokens: int = 0
+    calls: int = 0
     ended: bool = False
 
 
@@ -67,9 +70,10 @@ class Piece:
     text: str
     thinking: str
     logprobs: Sequence[TokenLogprob]
+    calls: Sequence[CallDelta] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.thinking or self.logprobs)
+        return bool(self.text or self.thinking or self.logprobs or self.calls)
 
 
 class Chunks(ABC):
@@ -99,7 +103,7 @@ class Chunks(ABC):
         begun = [] if self._written else self._begin()
         if event.completion is not None:
             return begun + self._end(event.completion, prompt)
-        piece = Piece(event.text, event.thinking, () if event.logprob is None else (event.logprob,))
+        piece = Piece(event.text, event.thinking, () if event.logprob is None else (event.logprob,), event.tool_calls)
         return begun + self._grow(self._number(prompt, event.index), piece, event.finish_reason)
 
     def _begin(self) -> list[Body]:
@@ -112,6 +116,7 @@ class Chunks(ABC):
         written.text += len(piece.text)
         written.thinking += len(piece.thinking)
         written.tokens += len(piece.logprobs)
+        written.calls = max([written.calls, *(delta.index + 1 for delta in piece.calls)])
         written.ended = reason is not None
         return [self._chunk(number, *said) for said in self._said(number, piece, reason)]
 
@@ -126,7 +131,8 @@ class Chunks(ABC):
             written = self._written[number]
             if not written.ended:
                 text, thinking = answer.text[written.text :], answer.thinking[written.thinking :]
-                rest = Piece(text, thinking, (answer.logprobs or ())[written.tokens :])
+                calls = whole(answer.tool_calls, written.calls)
+                rest = Piece(text, thinking, (answer.logprobs or ())[written.tokens :], calls)
                 chunks += self._grow(number, rest, answer.finish_reason)
         if self._request.include_usage and len(self._answers) == len(self._request.prompts):
             usage = self._usage([self._answers[each] for each in range(len(self._answers))])

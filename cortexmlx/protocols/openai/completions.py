@@ -19,7 +19,7 @@ FIELDS = Fields(
     f"a {URL} body",
     parameters.SHARED | parameters.STREAM | {"prompt", "echo"},
     parameters.NO_EFFECT,
-    parameters.UNSERVED,
+    {**parameters.UNSERVED, **parameters.TOOLLESS},
 )
 KIND = "text_completion"
 

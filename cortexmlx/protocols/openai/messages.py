@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_TEXT, is_text, plain_message
+from cortexmlx.messages import plain_message
 from cortexmlx.protocols.fields import check_fields, inside
 from cortexmlx.request import Message
+from cortexmlx.structured.texts import NO_TEXT, is_text
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "reasoning_content")
 _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "content")
@@ -116,10 +117,11 @@ def _call(call: object) -> dict[str, Any]:
         raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`", field="function")
     check_fields(call, _CALL, "a tool call")
     with inside("function.arguments"):
-        return {**call, "function": {**function, "arguments": _arguments(name, function.get("arguments"))}}
+        return {**call, "function": {**function, "arguments": read_arguments(name, function.get("arguments"))}}
 
 
-def _arguments(name: str, arguments: object) -> Mapping[str, Any]:
+def read_arguments(name: str, arguments: object) -> Mapping[str, Any]:
+    """Return the arguments of a tool call as an object. Raises InvalidRequest."""
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, str):

@@ -9,12 +9,12 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
 from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
-from cortexmlx.protocols.openai import forms
+from cortexmlx.protocols.openai import forms, tools
 from cortexmlx.sampling_params import SamplingParams
 
-SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"}
-"""The sampling parameters that a body may set under their own names. `forms` has the fields for the form of an
-answer.
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"} - tools.FIELDS
+"""The sampling parameters that a body may set under their own names. `forms` has the fields for the form of an answer,
+and `tools` those for what it may call.
 """
 
 ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
@@ -34,7 +34,6 @@ NO_EFFECT = frozenset(
     {
         "metadata",
         "model",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -45,18 +44,15 @@ NO_EFFECT = frozenset(
         "user",
     }
 )
-"""Fields that change no answer: the engine has one model, keeps nothing, caches every prefix, and calls no tools in
-parallel.
-"""
+"""Fields that change no answer: the engine has one model, keeps nothing, and caches every prefix."""
 
-_TOOLS = "the model is offered no tools"
+_FUNCTIONS = "it is the old form of `tools` and `tool_choice`, so use these"
+_UNTOLD = "a chat template tells a model about tools, and this prompt does not go through it: use messages"
 _ANSWERS_IN_TEXT = "the model writes text only"
 
 UNSERVED: Mapping[str, Unserved] = {
-    "tools": Unserved(_TOOLS, ([],)),
-    "functions": Unserved(_TOOLS, ([],)),
-    "tool_choice": Unserved(_TOOLS, ("none", "auto")),
-    "function_call": Unserved(_TOOLS, ("none", "auto")),
+    "functions": Unserved(_FUNCTIONS, ([],)),
+    "function_call": Unserved(_FUNCTIONS, ("none", "auto")),
     "modalities": Unserved(_ANSWERS_IN_TEXT, (["text"],)),
     "audio": Unserved(_ANSWERS_IN_TEXT),
     "web_search_options": Unserved("nothing is searched"),
@@ -66,6 +62,14 @@ UNSERVED: Mapping[str, Unserved] = {
     "logits_processors": Unserved("they are functions, which a file cannot hold", ([],)),
 }
 """The unserved fields of every protocol. Responses have more of them."""
+
+
+TOOLLESS: Mapping[str, Unserved] = {
+    "tools": Unserved(_UNTOLD, ([],)),
+    "tool_choice": Unserved(_UNTOLD, ("none", "auto")),
+    "parallel_tool_calls": Unserved(_UNTOLD, (True, False)),
+}
+"""The unserved fields of a protocol without messages."""
 
 
 def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import plain_message
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
-from cortexmlx.protocols.openai import choices, forms, parameters
+from cortexmlx.protocols.openai import choices, forms, parameters, tools
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
-from cortexmlx.protocols.openai.messages import read_messages
+from cortexmlx.protocols.openai.messages import read_arguments, read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request, checked_text
 from cortexmlx.request import Completion, FinishReason, Message
@@ -26,7 +27,7 @@ OWN_UNSERVED = {
     "context_management": Unserved(_STATELESS, ([],)),
     "conversation": Unserved(_STATELESS),
     "image": Unserved("the model writes text only"),
-    "max_tool_calls": Unserved("the model is offered no tools"),
+    "max_tool_calls": Unserved("an answer has one call, or as many as the model makes: use `parallel_tool_calls`"),
     "previous_response_id": Unserved(_STATELESS),
     "prompt": Unserved("there are no prompts that are kept elsewhere"),
     "truncation": Unserved("a prompt that does not fit is an error", ("disabled",)),
@@ -37,7 +38,8 @@ FIELDS = Fields(
     f"a {URL} body",
     parameters.SAMPLING - {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens"}
     | set(parameters.TEMPLATE)
-    | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning", "text"},
+    | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning", "text"}
+    | tools.FIELDS,
     parameters.NO_EFFECT,
     {**parameters.UNSERVED, **OWN_UNSERVED},
 )
@@ -56,7 +58,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     values["logprobs"] = parameters.alternatives(
         said, _included(said), f'"include": ["{LOGPROBS}"]', defaults.params.logprobs
     )
-    values |= _form(said)
+    values |= _form(said) | tools.tool_values(said, flat=True)
     if "max_output_tokens" in said:
         values["max_tokens"] = said["max_output_tokens"]
     params = parameters.sampling_params(defaults.params, values, said)
@@ -66,8 +68,8 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    """Return the body of a reply: one message of text, after the model's thoughts if it had any. An answer that reached
-    its limit of tokens is `incomplete`.
+    """Return the body of a reply: the model's thoughts if it had any, one message of text, and its calls. An answer
+    that has calls and no text has no message. One that reached its limit of tokens is `incomplete`.
     """
     [[answer]] = answers
     whole = answer.finish_reason is not FinishReason.LENGTH
@@ -94,12 +96,16 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         "metadata": request.body.get("metadata") or {},
         "model": info.model,
         **choices.notes(answer),
-        "output": [*_thoughts(answer, status, info), message],
-        "parallel_tool_calls": False,
+        "output": [
+            *_thoughts(answer, status, info),
+            *([message] if answer.text or not answer.tool_calls else []),
+            *_calls(answer, info),
+        ],
+        "parallel_tool_calls": request.params.parallel_tool_calls,
         "temperature": request.params.temperature,
         "text": {"format": (request.body.get("text") or {}).get("format") or {"type": "text"}},
-        "tool_choice": "none",
-        "tools": [],
+        "tool_choice": request.body.get("tool_choice") or "auto",
+        "tools": request.body.get("tools") or [],
         "top_p": request.params.top_p,
         "truncation": "disabled",
         "usage": {
@@ -120,6 +126,20 @@ def _thoughts(answer: Completion, status: str, info: ReplyInfo) -> list[Body]:
         return []
     content = [{"type": "reasoning_text", "text": answer.thinking}]
     return [{"id": f"rs_{info.id}", "type": "reasoning", "status": status, "summary": [], "content": content}]
+
+
+def _calls(answer: Completion, info: ReplyInfo) -> list[Body]:
+    return [
+        {
+            "id": f"fc_{info.id}_{number}",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+        }
+        for number, call in enumerate(answer.tool_calls)
+    ]
 
 
 def _check_metadata(metadata: Any) -> None:
@@ -179,7 +199,9 @@ def _input(said: Mapping[str, Any]) -> list[Message]:
 
 
 def _messages(items: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the messages among the items, by their places. An assistant's message gets the thoughts before it."""
+    """Return the messages among the items, by their places. An assistant's message gets the thoughts before it, and the
+    calls after it.
+    """
     messages: dict[int, dict[str, Any]] = {}
     thoughts: dict[int, str] = {}
     for place, item in enumerate(items):
@@ -187,9 +209,14 @@ def _messages(items: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             if item.get("type") == "reasoning":
                 thoughts[place] = _thought(item)
                 continue
-            message = _item(item)
+            message = _call_item(item) or _item(item)
         if thoughts and message["role"] != "assistant":
             break
+        last = next(reversed(messages), None)
+        if message.get("tool_calls") and last is not None and messages[last]["role"] == "assistant" and not thoughts:
+            calls = [*messages[last].get("tool_calls", ()), *message["tool_calls"]]
+            messages[last] = {**messages[last], "tool_calls": calls}
+            continue
         messages[place] = {**message, "reasoning_content": "".join(thoughts.values())} if thoughts else message
         thoughts = {}
     if thoughts:
@@ -207,9 +234,30 @@ def _thought(item: dict[str, Any]) -> str:
     return thought
 
 
+def _call_item(item: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the message of a call, or of its output; None for another item."""
+    kind = item.get("type")
+    if kind == "function_call":
+        check_fields(item, ("type", "id", "status", "call_id", "name", "arguments"), "a call")
+        id, name, arguments = (
+            checked(part, item.get(part), str, "a text") for part in ("call_id", "name", "arguments")
+        )
+        with inside("arguments"):
+            function = {"name": name, "arguments": read_arguments(name, arguments)}
+        called = {"id": id, "type": "function", "function": function}
+        return {"role": "assistant", "content": None, "tool_calls": [called]}
+    if kind == "function_call_output":
+        check_fields(item, ("type", "id", "status", "call_id", "output"), "an output")
+        id = checked("call_id", item.get("call_id"), str, "a text")
+        with inside("output"):
+            output = plain_message({"content": item.get("output")})["content"]
+        return {"role": "tool", "tool_call_id": id, "content": checked("output", output, str, "a text")}
+    return None
+
+
 def _item(item: dict[str, Any]) -> dict[str, Any]:
     if item.get("type", "message") != "message":
-        message = f"an item of `input` of type {item['type']!r} is not served, only messages"
+        message = f"an item of `input` of type {item['type']!r} is not served, only messages, calls and their outputs"
         raise InvalidRequest(message, field="type")
     check_fields(item, _ITEM, "a message")
     return {name: item.get(name) for name in ("role", "content")}

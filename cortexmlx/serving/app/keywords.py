@@ -15,6 +15,7 @@ from cortexmlx.messages import meant
 from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.serving.app.arguments import is_list
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.tools.tool import Tool
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -44,6 +45,9 @@ class SamplingKeywords(TypedDict, total=False):
     best_of: int | None
     priority: int
     structured: StructuredOutput | Mapping[str, Any] | type | str | None
+    tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]]
+    tool_choice: str
+    parallel_tool_calls: bool
 
 
 def checked_params(params: object) -> SamplingParams:

@@ -73,7 +73,7 @@ class Submitter:
         queue.
         """
         read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout)
-        quick = is_quick(prompt) and (params is None or params.structured is None)
+        quick = is_quick(prompt) and (params is None or not (params.structured or params.tools))
         submission = read() if quick else await on_a_thread(read, interruptible=True)
         while self._worker.would_wait:
             await asyncio.sleep(_WAIT_SECONDS)
@@ -101,9 +101,9 @@ class Submitter:
             tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
         )
         if isinstance(tokens, ChatTokens):
-            request = replace(request, thoughts=tokens.thoughts)
+            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls)
         stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
-        grammar = None if params.form is None else self._grammars.compile(params.form, request.thoughts)
+        grammar = self._grammars.of_request(request)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
 
     def _queue(self, submission: Submission) -> RequestHandle:
@@ -115,7 +115,7 @@ class Submitter:
         """Return the token ids of a prompt that fits. A text that is too long is refused before it is tokenized."""
         self._worker.check_process()
         fits = partial(self._worker.core.scheduler.check_prompt, params=params)
-        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True))
+        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True), params)
         tokens = read() if is_quick(prompt) else read_with_timeout(timeout, read)
         if not tokens:
             raise InvalidRequest("the prompt is empty: give it at least one token")

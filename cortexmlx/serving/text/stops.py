@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from cortexmlx.request import Thoughts
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.structured.thoughts import Thoughts
 
 _CHARACTER_BITS = 21
 """Bits of a Unicode code point. A key of `StopTable` is made of a node and a character."""

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from cortexmlx.request import Thoughts
+from cortexmlx.calls.format import CallParser
 from cortexmlx.serving.text.stops import Stops, StopStrings
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter, ThoughtTokens
+from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.tools.call import CallDelta, ToolCall
 
 
 class Detokenizer(Protocol):
@@ -30,16 +32,24 @@ class TextDelta(NamedTuple):
 
     text: str = ""
     thinking: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 class TextStream:
     """The text of one answer, piece by piece, up to the first stop string: see `StopStrings`.
 
     With `thoughts`, the model's thoughts are told apart: see `ThoughtSplitter`. Stop strings apply to the answer. They
-    do not end thoughts, except those that contain one of the tags: see `Stops`.
+    do not end thoughts, except those that contain one of the tags: see `Stops`. With a parser of `calls`, calls are
+    told apart, too, and stop strings do not end them.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: Stops, thoughts: Thoughts | None = None) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Stops,
+        thoughts: Thoughts | None = None,
+        calls: CallParser | None = None,
+    ) -> None:
         self.stopped = False
         """Whether a stop string is complete. Tokens that are pushed after that are ignored."""
         self._detokenizer = detokenizer
@@ -47,9 +57,11 @@ class TextStream:
         self._in_answer = StopStrings(stops.in_answer) if stops.in_answer else None
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
         self._thought_tokens = ThoughtTokens()
+        self._calls = calls
         self._text = _Text()
         self._thinking = _Text()
         self._before = _Text()
+        self._with_calls = _Text()
 
     @property
     def text(self) -> str:
@@ -69,7 +81,12 @@ class TextStream:
     @property
     def raw_text(self) -> str:
         """Thoughts and answer, with the tags and blanks between them."""
-        return self._before.joined() + self.text
+        return self._before.joined() + (self.text if self._calls is None else self._with_calls.joined())
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The complete calls."""
+        return () if self._calls is None else self._calls.calls
 
     def push(self, token: int) -> TextDelta:
         """Take one token id. Return the text that can now be shown, often none."""
@@ -97,10 +114,23 @@ class TextStream:
         thinking = ""
         if self._splitter is not None and not self._splitter.over:
             new, thinking = self._parted(self._splitter, new, final)
+        calls: tuple[CallDelta, ...] = ()
+        if self._calls is not None:
+            self._with_calls.add(new)
+            new, calls = self._called(self._calls, new, final)
         if self._in_answer is not None:
             new = self._up_to_stop(self._in_answer, new, final)
         self._text.add(new)
-        return TextDelta(new, thinking)
+        return TextDelta(new, thinking, calls)
+
+    @staticmethod
+    def _called(parser: CallParser, new: str, final: bool) -> tuple[str, tuple[CallDelta, ...]]:
+        """Return the text and the pieces of calls in a new text."""
+        text, calls = parser.feed(new)
+        if final:
+            rest, more = parser.rest()
+            text, calls = text + rest, calls + more
+        return text, calls
 
     def _up_to_stop(self, strings: StopStrings, new: str, final: bool) -> str:
         """Return the part of a text before the first stop string."""

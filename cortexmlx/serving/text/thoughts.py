@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from cortexmlx.request import Thoughts
+from cortexmlx.structured.thoughts import Thoughts
 
 WIDEST = 64
 """How many blanks around a tag belong to it at most. As many are held back until the next text is known."""

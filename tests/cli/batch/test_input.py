@@ -132,7 +132,7 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         (CHAT, "`body` is missing or not an object"),
         ({**CHAT, "body": {}}, "`messages` is missing"),
         ({**CHAT, "body": {"prompt": "hi"}}, "unknown field of a /v1/chat/completions body: 'prompt'"),
-        ({**CHAT, "body": {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}}, "'tools' is not served"),
+        ({**CHAT, "body": {"messages": [{"role": "user", "content": "a"}], "tools": [{}]}}, "a tool has no `function`"),
         ({"prompt": "hi", "stream": True}, "'stream' is not served: the answers of a batch are whole"),
     ],
 )

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.request import Thoughts
 from cortexmlx.sampling_params import MOST_STOP_CHARACTERS, SamplingParams
 from cortexmlx.serving.text.stops import Stops, StopStrings, StopTable
+from cortexmlx.structured.thoughts import Thoughts
 
 LETTERS = st.text(st.sampled_from("abc"), max_size=12)
 STOPS = st.lists(st.text(st.sampled_from("abc"), min_size=1, max_size=6), max_size=6)

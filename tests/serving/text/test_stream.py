@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
-from cortexmlx.request import Thoughts
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.text.stops import Stops, StopTable
 from cortexmlx.serving.text.stream import TextDelta, TextStream
+from cortexmlx.structured.thoughts import Thoughts
 
 CORPUS = [
     "the theme of the song",

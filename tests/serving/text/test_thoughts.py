@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.request import Thoughts
 from cortexmlx.serving.text.thoughts import WIDEST, Kind, TextPart, ThoughtSplitter, ThoughtTokens
+from cortexmlx.structured.thoughts import Thoughts
 
 PLAIN = Thoughts("<think>", "</think>")
 HARMONY = Thoughts("<|a|>think<|m|>", "<|e|><|a|>final<|m|>", skipped="<|a|>final<|m|>")

@@ -30,7 +30,7 @@ from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import accepted_variables
 from cortexmlx.progress import OnProgress, Progress
-from cortexmlx.request import Completion, FinishReason, Thoughts, Timings, TokenEvent, Usage
+from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.as_completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
@@ -39,6 +39,7 @@ from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, StoreStats, UsageSample
+from cortexmlx.structured.thoughts import Thoughts
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
 THOUGHTS = Thoughts("<think>", "</think>")
@@ -94,7 +95,12 @@ class FakeReader:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, object] = NO_VARIABLES) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, object] = NO_VARIABLES,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         accepted_variables(variables, frozenset(self.engine.info.template_vars))
         lines = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return lines + "<assistant>" + self.engine.template_end

@@ -17,6 +17,7 @@ from cortexmlx import (
     AsyncTokenStream,
     BlockMap,
     BlockState,
+    CallDelta,
     ChatPrompt,
     Completion,
     Conversation,
@@ -69,6 +70,8 @@ from cortexmlx import (
     TokenEvent,
     TokenLogprob,
     TokenStream,
+    Tool,
+    ToolCall,
     ToolchainMissing,
     Usage,
     UsageSample,
@@ -96,6 +99,11 @@ def far(progress: Progress) -> None:
     print(f"{progress.what}: {progress.fraction:.0%}, {progress.done} of {progress.total} {progress.unit}")
 
 
+def repeated(word: str, times: int = 2) -> str:
+    """Repeat a word."""
+    return word * times
+
+
 def asks(engine: Engine) -> None:
     prompt: Prompt = "the cat"
     answer = engine.generate(prompt, SHORT, cache=False, timeout=600.0)
@@ -110,12 +118,18 @@ def asks(engine: Engine) -> None:
     print([StructuredOutput.named(each.as_mapping()) == StructuredOutput.of(each) for each in forms])
     said = engine.generate(prompt, structured=form, max_tokens=64)
     print(said.parsed == form.parse(said.text), SamplingParams(structured=dict[str, int]).form)
+    weather = Tool.of({"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}})
+    offered = SamplingParams(tools=[weather, repeated], tool_choice="auto", parallel_tool_calls=False)
+    calls: tuple[ToolCall, ...] = said.tool_calls
+    print([tool.as_mapping() for tool in offered.offered], [(call.id, call.name, call.values) for call in calls])
     assert_type(engine.generate_batch([prompt, [1, 2, 3]], SHORT), list[Completion])
 
     with engine.stream(prompt, SHORT) as stream:
         assert_type(stream, TokenStream)
         for event in stream:
             assert_type(event, TokenEvent)
+            pieces: tuple[CallDelta, ...] = event.tool_calls
+            print([(piece.index, piece.id, piece.name, piece.arguments) for piece in pieces])
             print(event.text, event.token_id, event.logprob, event.index, event.dropped, event.finish_reason)
 
     done = threading.Event()

@@ -1,0 +1,51 @@
+"""What a conversation needs of an engine, and what is said to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cortexmlx.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.request import Message
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.serving.streams import Listener
+
+if TYPE_CHECKING:
+    from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.stats import ModelInfo
+
+Params = SamplingParams | None
+Question = str | Message | Sequence[Message]
+"""What is said to the model: a user's text, or messages, such as the outputs of tools."""
+
+
+class ConversationEngine(Protocol):
+    """What a conversation needs of an engine."""
+
+    info: ModelInfo
+
+    @property
+    def longest_request(self) -> int:
+        """How many tokens a prompt and its answer may have."""
+
+    def submit(
+        self,
+        prompt: list[int],
+        params: SamplingParams | None = None,
+        *,
+        listener: Listener | None = None,
+        client: str | None = None,
+        timeout: float | None = None,
+    ) -> RequestHandle:
+        """See `Engine.submit`."""
+
+    def conversation(
+        self,
+        *,
+        system: str | None = None,
+        messages: Sequence[Message] = (),
+        params: SamplingParams | None = None,
+        template_vars: TemplateVars = NO_VARIABLES,
+        client: str | None = None,
+    ) -> Any:
+        """Return a Conversation: see `Engine.conversation`."""

@@ -1,0 +1,51 @@
+"""Pieces of Lark grammars in llguidance's dialect: texts, special tokens, and free text up to a tag."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+Specials = Mapping[str, int]
+"""The special tokens by the texts that tags write them as."""
+
+ANY = r"(.|\n)*"
+"""A regular expression of any text."""
+
+
+def tag(text: str, specials: Specials) -> str:
+    """Return a tag as a part of a rule: texts in quotes, special tokens by their ids."""
+    return " ".join(f"<[{part}]>" if isinstance(part, int) else quoted(part) for part in parts(text, specials))
+
+
+def parts(text: str, specials: Specials) -> list[str | int]:
+    """Return the texts and the special tokens that a tag is made of."""
+    known = [special for special in specials if special and special in text]
+    if not known:
+        return [text]
+    pieces = re.split(f"({'|'.join(map(re.escape, sorted(known, key=len, reverse=True)))})", text)
+    return [specials.get(piece, piece) for piece in pieces if piece]
+
+
+def up_to(name: str, close: str, specials: Specials) -> list[str]:
+    """Return the rules of free text up to the tag `close`, with the tag. The first rule is called `name`."""
+    first, *others = parts(close, specials)
+    if isinstance(first, int):  # a text never contains a special token, so it ends there
+        return [f"{name}: /{ANY}/ {tag(close, specials)}"]
+    rest = tag(close[len(first) :], specials) if others else ""
+    return [f"{name}: {name}_text {rest}", f"{name}_text[lazy]: /{ANY}{escaped(first)}/"]
+
+
+def without(text: str) -> str:
+    """Return a terminal of free text that does not contain `text`."""
+    return f"/{ANY}/ & ~/{ANY}{escaped(text)}{ANY}/"
+
+
+def quoted(text: str) -> str:
+    """Return a text as a terminal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """Return a regular expression that matches a text, for use between slashes."""
+    return "".join(f"\\{char}" if char in r"\.+*?()|[]{}^$/#&-~" else "\\n" if char == "\n" else char for char in text)

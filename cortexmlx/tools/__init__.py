@@ -1,0 +1,1 @@
+"""Tools that a model may call, and its calls, as plain data; and Python functions as tools."""

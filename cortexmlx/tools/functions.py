@@ -1,0 +1,185 @@
+"""Python functions as tools: their schemas, by pydantic, which is imported on first use; and their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, NotRequired, get_type_hints
+
+from cortexmlx.errors import InvalidRequest
+
+MOST_RESULT = 100_000
+"""How many characters of a result the model gets."""
+
+Function = Callable[..., object]
+
+_UNNAMED: Mapping[object, str] = {
+    inspect.Parameter.POSITIONAL_ONLY: "is positional only",
+    inspect.Parameter.VAR_POSITIONAL: "takes any number of values",
+    inspect.Parameter.VAR_KEYWORD: "takes any names",
+}
+
+
+def described(function: Function) -> tuple[str, str, dict[str, Any]]:
+    """Return the name and the description of a function as a tool, and the schema of its arguments.
+
+    Its type hints are the schema, and parameters with a default are optional. The first paragraph of its docstring is
+    the description, and the `Args:` section (or `:param name:`) describes the parameters, as does
+    `Annotated[int, Field(description=...)]`. Raises InvalidRequest for a parameter without a type hint, or one that
+    cannot be named in a call.
+    """
+    name = _name(function)
+    said = inspect.cleandoc(inspect.getdoc(_inner(function)) or "")
+    schema = _adapter(function, _described(said)).json_schema()
+    for key, parameter in _parameters(function).items():
+        if parameter.default is not parameter.empty and _is_json(parameter.default):
+            schema["properties"][key].setdefault("default", parameter.default)
+    whole = {"type": "object", "properties": {}, **_untitled(schema)}
+    return name, " ".join(said.partition("\n\n")[0].split()), whole
+
+
+def run(function: Function, arguments: str) -> str:
+    """Call a function with the arguments of a call, which are JSON, and return the result as the model gets it: a text
+    as it is, other values as JSON. An awaitable result is awaited.
+
+    Wrong arguments, and an Exception of the function, become a text that begins with "Error: ".
+    """
+    try:
+        values = _adapter(function, {}).validate_json(arguments)
+        result = function(**values)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+        text = result if isinstance(result, str) else _written(result)
+    except Exception as error:
+        text = f"Error: {_problem(error)}"
+    if len(text) > MOST_RESULT:
+        return f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"
+    return text
+
+
+async def _awaited(result: Any) -> object:
+    return await result
+
+
+def _inner(function: Function) -> Function:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _name(function: Function) -> str:
+    inner = _inner(function)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name. Raises InvalidRequest for one that cannot be named in a call."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise _wrong(function, f"has no signature: {error}") from None
+    for name, parameter in signature.parameters.items():
+        if why := _UNNAMED.get(parameter.kind):
+            raise _wrong(function, f"cannot be a tool: its parameter {name!r} {why}")
+    return signature.parameters
+
+
+def _adapter(function: Function, described: Mapping[str, str]) -> Any:
+    """Return pydantic's reader of the function's arguments, as a mapping."""
+    from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter
+    from typing_extensions import TypedDict
+
+    inner = _inner(function)
+    hinted = inner if inspect.isroutine(inner) or inspect.isclass(inner) else type(inner).__call__
+    if inspect.isclass(inner):
+        hinted = inner.__init__
+    try:
+        hints = get_type_hints(hinted, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise _wrong(function, f"has a type hint that cannot be read: {error}") from None
+    fields: dict[str, Any] = {}
+    for name, parameter in _parameters(function).items():
+        if name not in hints:
+            raise _wrong(function, f"cannot be a tool: its parameter {name!r} has no type hint")
+        kind = hints[name]
+        if name in described:
+            kind = Annotated[kind, Field(description=described[name])]
+        fields[name] = kind if parameter.default is parameter.empty else NotRequired[kind]
+    make: Any = TypedDict
+    arguments = make(_name(function), fields)
+    arguments.__pydantic_config__ = ConfigDict(extra="forbid")
+    try:
+        adapter = TypeAdapter(arguments)
+        adapter.json_schema()
+    except (PydanticUserError, TypeError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise _wrong(function, f"cannot be a tool: {first}") from None
+    return adapter
+
+
+_SECTION = re.compile(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\s*\n)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^([ \t]+)(\w+)(?:\s*\([^)]*\))?\s*:\s*(.*)$")
+_PARAM = re.compile(r"^:param\s+(?:[\w\[\], .|]+\s+)?(\w+):\s*(.*)$", re.MULTILINE)
+
+
+def _described(said: str) -> dict[str, str]:
+    """Return what a docstring says of each parameter."""
+    described = {name: text.strip() for name, text in _PARAM.findall(said)}
+    section = _SECTION.search(said)
+    indent, name = "", ""
+    for line in section.group(1).splitlines() if section else ():
+        entry = _ENTRY.match(line)
+        if entry and (not indent or entry.group(1) == indent):
+            indent, name = entry.group(1), entry.group(2)
+            described[name] = entry.group(3).strip()
+        elif name and line.strip():
+            described[name] = f"{described[name]} {line.strip()}".strip()
+    return {name: text for name, text in described.items() if text}
+
+
+_NAMED = ("properties", "$defs", "patternProperties")
+"""Keywords of a schema whose keys are names of the caller's."""
+
+
+def _untitled(schema: Any) -> Any:
+    """Return a schema without titles, which only repeat names."""
+    if isinstance(schema, list):
+        return [_untitled(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: _untitled(each) for name, each in value.items()} if key in _NAMED else _untitled(value)
+        for key, value in schema.items()
+        if key != "title"
+    }
+
+
+def _is_json(value: object) -> bool:
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def _written(result: object) -> str:
+    """Return a result as JSON, or as Python writes it if it is no JSON."""
+    from pydantic_core import PydanticSerializationError, to_json
+
+    try:
+        return to_json(result, inf_nan_mode="strings").decode()
+    except (PydanticSerializationError, ValueError, RecursionError):
+        return repr(result)
+
+
+def _problem(error: Exception) -> str:
+    """Return what the model is told about an error."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'arguments'}: {each['msg']}" for each in problems)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _wrong(function: Function, why: str) -> InvalidRequest:
+    return InvalidRequest(f"the function {_name(function)} {why}", field="tools")

@@ -1,0 +1,118 @@
+"""Faults of tools: calls that no schema allows, text that is lost, pieces that do not make the whole."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+FORMAT, READER = "cortexmlx/calls/format.py", "cortexmlx/calls/reader.py"
+STREAM, CODER = "cortexmlx/serving/text/stream.py", "cortexmlx/calls/qwen_coder.py"
+
+TESTS = (
+    "tools",
+    "calls",
+    "structured/test_lark.py",
+    "protocols/openai/test_tools.py",
+    "engine/test_tools.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("other tools than the chosen one", FORMAT, 'self.choice in ("auto", "required", tool.name)', "True"),
+    Fault("a required call is not required", FORMAT, 'return self.choice not in ("auto", "none")', "return False"),
+    Fault("several calls where one is allowed", FORMAT, "self.parallel and calls.parallel", "self.parallel"),
+    Fault("text may hold the trigger", FORMAT, "lark.without(self.trigger)", 'f"/{lark.ANY}/"'),
+    Fault("arguments have names that the schema does not have", FORMAT, "schema.keys().isdisjoint(_COMPOSED)", "False"),
+    Fault("strict tools are lenient", FORMAT, "    if not strict:\n", "    if True:\n"),
+    Fault("all calls have one id", FORMAT, "        number += 1\n", "        number += 0\n"),
+    Fault("what is no call is lost", FORMAT, "reader.drop_call(keep_text=True)", "reader.drop_call(keep_text=False)"),
+    Fault("a cut call is text", FORMAT, "reader.drop_call(keep_text=False)", "reader.drop_call(keep_text=True)"),
+    Fault(
+        "an escaped quote ends a text",
+        READER,
+        'quoted, escaped = char != \'"\', char == "\\\\"',
+        "quoted = char != '\"'",
+    ),
+    Fault(
+        "brackets in texts count",
+        READER,
+        "                elif quoted:\n",
+        "                elif quoted and char == '\"':\n",
+    ),
+    Fault("broken arguments are a call", READER, "if not isinstance(json_value(arguments), dict):", "if False:"),
+    Fault("not a number is JSON", READER, "parse_constant=_refuse", "parse_constant=float"),
+    Fault(
+        "a half tag is told as text",
+        READER,
+        "keep = max((_beginning_of(tag, self._held) for tag in tags), default=0)",
+        "keep = 0",
+    ),
+    Fault(
+        "blanks before a call stay",
+        READER,
+        "self._say(_without_blanks(self._held[:place]))",
+        "self._say(self._held[:place])",
+    ),
+    Fault(
+        "pieces come late", READER, "        if self._streamed:\n            self.deltas.append(delta)", "        pass"
+    ),
+    Fault(
+        "stop strings end calls",
+        STREAM,
+        "        if self._calls is not None:\n",
+        "        if self._in_answer is not None:\n            new = self._up_to_stop(self._in_answer, new, final)\n"
+        "        if self._calls is not None:\n",
+    ),
+    Fault(
+        "the end of an answer ends no call",
+        STREAM,
+        "            rest, more = parser.rest()\n",
+        '            rest, more = "", ()\n',
+    ),
+    Fault(
+        "an answer with calls just stops", "cortexmlx/serving/answers.py", "reason = FinishReason.TOOL_CALLS", "pass"
+    ),
+    Fault(
+        "the grammars of all tools are one",
+        "cortexmlx/grammar/compiler.py",
+        "key = output, thoughts, calls",
+        "key = output, thoughts, None",
+    ),
+    Fault("raw texts are JSON", CODER, "json.dumps(piece, ensure_ascii=False)[1:-1]", "piece"),
+    Fault("every text is a number if it can be", CODER, 'types - {"string"}', "_KINDS"),
+    Fault(
+        "thoughts end in the final channel only",
+        "cortexmlx/calls/harmony.py",
+        'close=f"{END}{START}", skipped=""',
+        'skipped=""',
+    ),
+    Fault(
+        "a later call of Llama is text",
+        "cortexmlx/calls/llama.py",
+        '                sign = yield from reader.begins_with(";")\n',
+        '                sign = ""\n',
+    ),
+    Fault(
+        "the template is told of no tools",
+        "cortexmlx/serving/prompt.py",
+        "[tool.as_mapping() for tool in calls.tools]",
+        "[]",
+    ),
+    Fault(
+        "chunks have no calls",
+        "cortexmlx/protocols/openai/choices.py",
+        "event.logprob,), event.tool_calls)",
+        "event.logprob,), ())",
+    ),
+    Fault(
+        "calls of responses are lost",
+        "cortexmlx/protocols/openai/responses.py",
+        "*_calls(answer, info),",
+        "*_calls(answer, info)[:1],",
+    ),
+    Fault(
+        "a conversation forgets calls",
+        "cortexmlx/sessions/turn.py",
+        "} if answer.tool_calls else {}",
+        "} if answer.others else {}",
+    ),
+)

@@ -1,0 +1,267 @@
+"""Tool calls as models write them: the same calls in every format, written by code of its own, and broken ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from cortexmlx.calls.format import CallFormat, Calls
+from cortexmlx.calls.reader import WIDEST
+from cortexmlx.grammar.sources import source_of
+from cortexmlx.tools.tool import Tool
+
+Call = tuple[str, dict[str, Any]]
+Write = Callable[[Sequence[Call]], str]
+
+
+def mapping(name: str, properties: dict[str, Any], required: Sequence[str] = (), **schema: Any) -> dict[str, Any]:
+    """A tool as in the OpenAI API."""
+    parameters = {"type": "object", "properties": properties, "required": list(required), **schema}
+    return {"type": "function", "function": {"name": name, "description": f"The {name}", "parameters": parameters}}
+
+
+TOOLS = tuple(
+    Tool.of(each)
+    for each in (
+        mapping("weather", {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 0}}, ["city"]),
+        mapping("now", {}),
+        mapping("write_file", {"path": {"type": "string"}, "text": {"type": "string"}}, ["path", "text"]),
+        mapping(
+            "search",
+            {
+                "query": {"type": "string"},
+                "limit": {"type": ["integer", "null"]},
+                "exact": {"type": "boolean"},
+                "kind": {"enum": ["web", "news"]},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "range": {"type": "object", "properties": {"from": {"type": "number"}}, "required": ["from"]},
+            },
+            ["query"],
+        ),
+    )
+)
+
+
+class Case(NamedTuple):
+    """A text before the calls, and the calls."""
+
+    text: str
+    calls: tuple[Call, ...]
+
+
+def _one(name: str, **arguments: Any) -> Case:
+    return Case("", ((name, arguments),))
+
+
+GOOD = (
+    _one("now"),
+    _one("weather", city="Paris"),
+    _one("weather", city="Paris", days=3),
+    _one("weather", city=""),
+    _one("weather", city=" two  blanks "),
+    _one("weather", city="\ttab\nline\n\nlines"),
+    _one("weather", city='"quoted" and \\ back\\slash'),
+    _one("weather", city="漢字 🙂 é \u2028"),
+    _one("weather", city="<tool_call> </tool_call> [TOOL_CALLS] [ARGS]"),
+    _one("weather", city="{}[]{{"),
+    _one("weather", city="</parameter> </function>"),
+    _one("weather", city="null"),
+    _one("weather", city="5"),
+    _one("weather", city="true", days=0),
+    _one("write_file", path="/a b/c.py", text="def f(x):\n    return x\n"),
+    _one("write_file", path="x", text="\n"),
+    _one("write_file", path="x", text="\n\nends with blanks  \n \n"),
+    _one("write_file", path="x", text='{"name": "weather", "arguments": {}}'),
+    _one("write_file", path="x", text="```json\n{}\n```"),
+    _one("search", query="a"),
+    _one("search", query="a", limit=3),
+    _one("search", query="a", limit=None),
+    _one("search", query="a", exact=True),
+    _one("search", query="a", exact=False, kind="news"),
+    _one("search", query="a", tags=[]),
+    _one("search", query="a", tags=["x", 'y"z', "<｜tool▁sep｜>", ""]),
+    _one("search", query="a", range={"from": -1.5}),
+    _one("search", query="a", limit=-2, exact=True, kind="web", tags=["t"], range={"from": 100}),
+    Case("Let me look.", (("weather", {"city": "Rome"}),)),
+    Case("One line.\n\nTwo <b>lines</b> with {braces}", (("now", {}),)),
+)
+
+SEVERAL = (
+    Case("", (("now", {}), ("now", {}))),
+    Case("", (("weather", {"city": "a"}), ("weather", {"city": "b", "days": 1}), ("now", {}))),
+    Case("Both:", (("write_file", {"path": "a", "text": "}\n"}), ("search", {"query": "]"}))),
+)
+
+PLAIN = ("", "Hello", "a < b, [1], {2}", "Half a tag: <tool_cal", "Many\n\n\nlines  ", "[TOOL_CALL and {name}", "漢🙂")
+"""Answers without calls."""
+
+WRONG = (
+    _one("unknown"),
+    _one("Weather", city="Paris"),
+    _one("weather"),
+    _one("weather", days=3),
+    _one("weather", city="Paris", days="many"),
+    _one("weather", city="Paris", days=-1),
+    _one("weather", city="Paris", days=1.5),
+    _one("weather", city="Paris", days=None),
+    _one("weather", city="Paris", country="France"),
+    _one("now", when="soon"),
+    _one("write_file", path="x"),
+    _one("write_file", text="x"),
+    _one("search", query="a", kind="images"),
+    _one("search", query="a", exact="yes"),
+    _one("search", query="a", limit=1.5),
+    _one("search", query="a", limit=[1]),
+    _one("search", query="a", tags="x"),
+    _one("search", query="a", tags=[1]),
+    _one("search", query="a", range={}),
+    _one("search", query="a", range={"from": "x"}),
+    _one("search", query="a", range=[1]),
+    Case("", (("now", {}), ("unknown", {}))),
+    Case("Text", (("unknown", {}),)),
+)
+"""Calls that no schema allows. Their syntax is right."""
+
+
+def grammar_takes(format: CallFormat, text: str, choice: str = "auto", parallel: bool = True) -> bool:
+    """Whether the grammar of a format accepts a whole answer, byte by byte."""
+    matcher = _grammar(format, choice, parallel).deep_copy()
+    tokens = _bytes().tokenize_str(text)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+def grammar_takes_beginning(format: CallFormat, text: str) -> bool:
+    """Whether the grammar of a format accepts a text as the beginning of an answer."""
+    tokens = _bytes().tokenize_str(text)
+    return bool(_grammar(format, "auto", True).deep_copy().try_consume_tokens(tokens) == len(tokens))
+
+
+class Read(NamedTuple):
+    """What a parser made of an answer."""
+
+    text: str
+    calls: tuple[Call, ...]
+    pieces: tuple[str, ...]
+    """The streamed arguments of each call, joined."""
+
+
+def read(format: CallFormat, pieces: Sequence[str], streamed: bool = True) -> Read:
+    """What the parser of a format makes of an answer that comes in pieces."""
+    parser = Calls(format, TOOLS).parser("key", streamed)
+    assert parser is not None
+    told = [*map(parser.feed, pieces), parser.rest()]
+    calls = parser.calls
+    assert len({call.id for call in calls}) == len(calls)
+    deltas = [delta for _, deltas in told for delta in deltas]
+    joined = tuple("".join(d.arguments for d in deltas if d.index == number) for number in range(len(calls)))
+    heads = [(d.id, d.name) for d in deltas if d.name]
+    assert heads[: len(calls)] == [(call.id, call.name) for call in calls]
+    return Read("".join(text for text, _ in told), tuple((call.name, call.values) for call in calls), joined)
+
+
+def every_cut(text: str) -> Iterator[list[str]]:
+    """A text in one piece, in two pieces cut at every place, and in single characters."""
+    yield [text]
+    for place in range(1, len(text)):
+        yield [text[:place], text[place:]]
+    yield list(text)
+
+
+def said(case: Case) -> str:
+    """The text of a case, as a parser tells it: without the blanks before its calls."""
+    return case.text[: max(len(case.text.rstrip()), len(case.text) - WIDEST)]
+
+
+_kept: dict[Any, Any] = {}
+
+
+def _bytes() -> Any:
+    from llguidance import LLTokenizer
+
+    if "bytes" not in _kept:
+        _kept["bytes"] = LLTokenizer("byte")
+    return _kept["bytes"]
+
+
+def _grammar(format: CallFormat, choice: str, parallel: bool) -> Any:
+    from llguidance import LLMatcher
+
+    key = type(format), str(vars(format)), choice, parallel
+    if key not in _kept:
+        source = source_of(None, None, False, {}, Calls(format, TOOLS, choice, parallel))
+        _kept[key] = LLMatcher(_bytes(), source, log_level=0)
+        assert not _kept[key].get_error(), _kept[key].get_error()
+    return _kept[key]
+
+
+def dumped(value: Any) -> str:
+    """JSON as chat templates write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def hermes(calls: Sequence[Call]) -> str:
+    """Qwen 2.5 and 3."""
+    return "\n".join(
+        f"<tool_call>\n{dumped({'name': name, 'arguments': arguments})}\n</tool_call>" for name, arguments in calls
+    )
+
+
+def mistral_list(calls: Sequence[Call]) -> str:
+    """Mistral 7B v0.3, Nemo."""
+    return f"[TOOL_CALLS]{dumped([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+
+
+def mistral_tags(calls: Sequence[Call]) -> str:
+    """Magistral, Devstral."""
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumped(arguments)}" for name, arguments in calls)
+
+
+def mistral_ids(calls: Sequence[Call]) -> str:
+    """Mistral Small 3.2."""
+    return "".join(
+        f"[TOOL_CALLS]{name}[CALL_ID]abcdefg{number:02}[ARGS]{dumped(arguments)}"
+        for number, (name, arguments) in enumerate(calls)
+    )
+
+
+def llama(calls: Sequence[Call]) -> str:
+    """Llama 3.1 to 3.3."""
+    return "; ".join(dumped({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def deepseek_v3(calls: Sequence[Call]) -> str:
+    """DeepSeek V3 and R1."""
+    each = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumped(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{chr(10).join(each)}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(calls: Sequence[Call]) -> str:
+    """DeepSeek V3.1."""
+    each = (
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumped(arguments)}<｜tool▁call▁end｜>" for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{''.join(each)}<｜tool▁calls▁end｜>"
+
+
+def harmony(calls: Sequence[Call]) -> str:
+    """gpt-oss."""
+    ((name, arguments),) = calls
+    compact = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{compact}"
+
+
+def qwen_coder(calls: Sequence[Call]) -> str:
+    """Qwen3-Coder."""
+
+    def written(value: Any) -> str:
+        return value if isinstance(value, str) else dumped(value)
+
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        given = "".join(f"<parameter={key}>\n{written(value)}\n</parameter>\n" for key, value in arguments.items())
+        return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
