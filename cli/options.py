@@ -86,6 +86,12 @@ Think = Annotated[
     ),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Tokens to generate at most.")]
+MaxThinkingTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-thinking-tokens", metavar="N", help="Tokens of thoughts at most, then the answer.", show_default=False
+    ),
+]
 Temperature = Annotated[float, typer.Option("--temp", metavar="X", help="Temperature; 0: always the likeliest token.")]
 TopP = Annotated[
     float, typer.Option("--top-p", metavar="X", help="Sample from the likeliest, to this probability in all.")
@@ -169,6 +175,7 @@ KVStoreBytes = Annotated[
 
 SAMPLING = {
     "max_tokens": MaxTokens,
+    "max_thinking_tokens": MaxThinkingTokens,
     "temperature": Temperature,
     "top_p": TopP,
     "top_k": TopK,

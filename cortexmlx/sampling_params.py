@@ -81,6 +81,11 @@ class SamplingParams:
     """None: until the context is full; with the engine's `keep_last`, without end. 0 is allowed with
     `prompt_logprobs`.
     """
+    max_thinking_tokens: int | None = None
+    """How many tokens the thoughts before the answer may have, if messages are asked. Then the model is made to write
+    the tag that closes them, and up to 3 tokens later if a character would be torn. 0: none. Models that do not think
+    are not changed.
+    """
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -159,6 +164,7 @@ class SamplingParams:
         """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
         least = 1 if self.prompt_logprobs is None else 0
         self._check_int("max_tokens", least, _INT_MAX, optional=True, note=" (0 only with prompt_logprobs)" * least)
+        self._check_int("max_thinking_tokens", 0, _INT_MAX, optional=True)
         self._check_number("temperature", 0.0, 100.0, note=" (0: greedy)")
         self._check_number("top_p", 0.0, 1.0, above=True)
         self._check_int("top_k", 0, _INT_MAX, note=" (0: all tokens)")

@@ -12,8 +12,11 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+Mask = npt.NDArray[np.uint32]
+"""`[ceil(vocabulary / 32)]`: bit `b` of word `w` is set if token `32 w + b` may be chosen."""
+
 Masks = npt.NDArray[np.uint32]
-"""`[rows, ceil(vocabulary / 32)]`: bit `b` of word `w` is set if token `32 w + b` may be chosen."""
+"""`[rows, ceil(vocabulary / 32)]`: a `Mask` for each row."""
 
 _ALL = np.uint32(0xFFFFFFFF)
 
@@ -124,7 +127,14 @@ def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:
     return masks
 
 
-def _only(mask: Masks, token: int) -> None:
+def only(token: int, vocab_size: int) -> Mask:
+    """Return a mask that allows one token."""
+    mask = np.zeros(-(-vocab_size // 32), np.uint32)
+    _only(mask, token)
+    return mask
+
+
+def _only(mask: Mask, token: int) -> None:
     """Allow one token."""
     mask[:] = 0
     mask[token // 32] = np.uint32(1 << token % 32)

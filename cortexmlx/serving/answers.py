@@ -19,6 +19,7 @@ from cortexmlx.request import Completion, FinishReason, QueuedRequest, RequestSt
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.budget import ThinkingBudget, ThinkingLimit
 from cortexmlx.serving.text.stream import TextDelta, TextStream
 
 PROGRESS_SECONDS = 0.1
@@ -112,7 +113,13 @@ class Answer:
     """One answer of a request, while it grows."""
 
     def __init__(
-        self, answers: RequestAnswers, job: Job, index: int, text: TextStream, matcher: Matcher | None = None
+        self,
+        answers: RequestAnswers,
+        job: Job,
+        index: int,
+        text: TextStream,
+        matcher: Matcher | None = None,
+        thinking: ThinkingLimit | None = None,
     ) -> None:
         self.of_request = answers
         """It and the other answers of its request."""
@@ -122,6 +129,8 @@ class Answer:
         self.index = index
         self.matcher = matcher
         """Its way through the grammar that it follows; None: it is free."""
+        self.budget = None if thinking is None else ThinkingBudget(thinking, text)
+        """The tokens that are left for its thoughts; None: there is no limit."""
         self.started: float | None = None
         self.first: float | None = None
         self.last: float | None = None
@@ -131,6 +140,16 @@ class Answer:
         self._text = text
         self._logprobs: list[TokenLogprob] = []
         answers.open.append(self)
+
+    @property
+    def constrainable(self) -> bool:
+        """Whether it is `constrained` now and then."""
+        return self.matcher is not None or self.budget is not None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar, or the limit of its thoughts, may say which tokens come next."""
+        return self.matcher is not None or (self.budget is not None and self.budget.due)
 
     def begin_step(self, segment: Segment, now: float) -> None:
         """Note that a step computes `segment` of the answer's text. If the prompt takes several pieces, push a progress
@@ -172,6 +191,8 @@ class Answer:
             self._logprobs.append(logprob)
         text = self._text
         piece = TextDelta() if stop_token else text.push(token)
+        if self.budget is not None:
+            self.budget.take(token)
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
         told = TokenEvent(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
 from cortexmlx.execution.logits import NO_TOKEN
-from cortexmlx.grammar.matcher import Grammar, Matcher, fill_masks
+from cortexmlx.grammar.matcher import Grammar, Mask, Matcher, fill_masks
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import Job, JobId
@@ -29,6 +30,8 @@ ROWS_PER_TOKEN = 4
 """For how many rows a step may wait, to compute one forced token more at once. Waiting costs each row about a quarter
 of a step: the pipeline is drained, and the tail is flushed.
 """
+
+_NOTHING = "no token is allowed"
 
 
 class OpenRequests:
@@ -55,7 +58,7 @@ class OpenRequests:
         self._detokenizer = detokenizer
         self._job_numbers = job_numbers
         self._forced_tokens = forced_tokens
-        self._matchers = 0
+        self._constrainable = 0
 
     # -- requests come ------------------------------------------------------------------------------------------------
 
@@ -77,8 +80,9 @@ class OpenRequests:
                 parser = request.calls.parser(key, streamed=grammar is not None)
             text = TextStream(self._detokenizer(), stops, request.thoughts, parser)
             matcher = None if grammar is None or params.only_scores else grammar.matcher(self._forced_tokens)
-            self._matchers += matcher is not None
-            self.answers[job.id] = Answer(answers, job, index, text, matcher)
+            answer = Answer(answers, job, index, text, matcher, stops.thinking)
+            self._constrainable += answer.constrainable
+            self.answers[job.id] = answer
         self.by_id[handle.id] = answers
         if request.timeout is not None:
             self._deadlines.add(handle.id, request.submitted + request.timeout)
@@ -94,32 +98,32 @@ class OpenRequests:
                 answer.begin_step(segment, now)
 
     def needs_mask(self, plan: StepPlan) -> bool:
-        """Return whether a token of the step is chosen by a grammar."""
-        return bool(self._matchers) and any(self._matched(plan))
+        """Return whether a token of the step may be chosen by a grammar, or by the limit of its answer's thoughts."""
+        return bool(self._constrainable) and any(self._constrained(plan))
 
     def mask(self, plan: StepPlan) -> TokenMask | None:
-        """Return the tokens that the grammars of a step's rows allow. None if no row has a grammar any more. A request
-        fails whose grammar allows no token.
+        """Return the tokens that the rows of a step may choose, by the grammars of their answers and the limits of
+        their thoughts. None if no row is constrained any more. A request fails whose grammar allows no token.
         """
-        matched = list(self._matched(plan))
-        if not matched:
-            return None
-        masks = fill_masks([(matcher, answer.job.verifying) for answer, matcher, _ in matched])
+        constrained = list(self._constrained(plan))
+        matched = [(answer.matcher, answer.job.verifying) for answer, _ in constrained if answer.matcher is not None]
+        masks = iter(fill_masks(matched)) if matched else iter(())
         rows: list[int] = []
-        used: list[int] = []
-        at = 0
-        for answer, matcher, places in matched:
-            error = matcher.error or ("" if masks[at].any() else "no token is allowed")
+        allowed: list[Mask] = []
+        for answer, places in constrained:
+            own = [] if answer.matcher is None else list(islice(masks, len(places)))
             if answer.job.id not in self.answers:
-                pass  # it failed with another answer of its request
-            elif error:
+                continue  # it failed with another answer of its request
+            if answer.matcher is not None and (error := answer.matcher.error or ("" if own[0].any() else _NOTHING)):
                 self.fail(answer.of_request, no_form(answer.job, error))
-            else:
-                rows += places
-                used += range(at, at + len(places))
-                self._draft_forced(answer.job, matcher)
-            at += len(places)
-        return TokenMask(np.array(rows, np.int32), masks[used]) if rows else None
+                continue
+            closing = [] if answer.budget is None else answer.budget.masks()[: len(places)]
+            own[: len(closing)] = closing
+            if answer.matcher is not None and not closing:
+                self._draft_forced(answer.job, answer.matcher)
+            rows += places[: len(own)]
+            allowed += own
+        return TokenMask(np.array(rows, np.int32), np.stack(allowed)) if rows else None
 
     def _draft_forced(self, job: Job, matcher: Matcher) -> None:
         """Have the next step compute all forced tokens of a row at once, if that saves more than it costs.
@@ -130,14 +134,16 @@ class OpenRequests:
         if not job.verifying and len(run := matcher.forced) > 2 + self._scheduler.rows_running / ROWS_PER_TOKEN:
             self._scheduler.draft(job.id, run)
 
-    def _matched(self, plan: StepPlan) -> Iterator[tuple[Answer, Matcher, range]]:
-        """Yield the answers with grammars of a step, and the indices of their logits in `plan.logit_rows`."""
+    def _constrained(self, plan: StepPlan) -> Iterator[tuple[Answer, range]]:
+        """Yield the answers of a step whose next tokens are constrained, and the indices of their logits in
+        `plan.logit_rows`.
+        """
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)
             answer = self.answers.get(segment.job) if segment.live else None
-            if answer is not None and answer.matcher is not None and answer.job.generation == segment.generation:
-                yield answer, answer.matcher, range(first, end)
+            if answer is not None and answer.constrained and answer.job.generation == segment.generation:
+                yield answer, range(first, end)
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take the tokens of a step, and finish the answers that end with one of them."""
@@ -248,15 +254,15 @@ class OpenRequests:
         answers.handle.fail(error)
 
     def _forget(self, answer: Answer) -> None:
+        self._constrainable -= answer.constrainable
         del self.answers[answer.job.id]
-        self._matchers -= answer.matcher is not None
         if answer.job.processed:
             del self._processors[answer.job.id]
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error. The scheduler must have forgotten them."""
         self.answers.clear()
-        self._matchers = 0
+        self._constrainable = 0
         self._processors.clear()
         while self.by_id:
             self.by_id.popitem()[1].handle.fail(error)
@@ -264,6 +270,6 @@ class OpenRequests:
     def forget(self) -> None:
         """Forget every request. The caller fails their handles."""
         self.answers.clear()
-        self._matchers = 0
+        self._constrainable = 0
         self.by_id.clear()
         self._processors.clear()

@@ -37,11 +37,12 @@ INTEGERS = (
     "best_of",
     "priority",
 )
-OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "best_of")
+OPTIONAL = ("max_tokens", "max_thinking_tokens", "seed", "logprobs", "prompt_logprobs", "best_of")
 LISTS = ("stop", "stop_token_ids", "logits_processors")
 # The range that a message must name.
 RANGES = {
     "max_tokens": "an integer in 1..2147483647 (0 only with prompt_logprobs) or None",
+    "max_thinking_tokens": "an integer in 0..2147483647 or None",
     "temperature": "a number in [0, 100] (0: greedy)",
     "top_p": "a number in (0, 1]",
     "top_k": "an integer in 0..2147483647 (0: all tokens)",

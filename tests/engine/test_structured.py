@@ -201,7 +201,7 @@ def test_cancel_stop_strings_and_a_cut_end_an_answer_early(tiny: Any) -> None:
     for handle in (cancelled, stopped, cut):
         with pytest.raises(StructuredOutputError):
             _ = driver.result(handle).parsed
-    assert driver.core.requests._matchers == 0
+    assert driver.core.requests._constrainable == 0
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
@@ -235,7 +235,7 @@ def test_answers_of_one_request_that_fail_in_the_same_step_fail_it_once(
     with pytest.raises(StructuredOutputError, match="no token is allowed"):
         driver.result(lost)
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
-    assert driver.core.requests._matchers == 0
+    assert driver.core.requests._constrainable == 0
 
 
 def test_an_engine_takes_schemas_types_and_texts(tiny: Any) -> None:

@@ -74,11 +74,11 @@ class Machine(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         self.driver.core.check_invariants()
         requests = self.driver.core.requests
-        assert requests._matchers == sum(answer.matcher is not None for answer in requests.answers.values())
+        assert requests._constrainable == sum(answer.matcher is not None for answer in requests.answers.values())
 
     def teardown(self) -> None:
         self.driver.finish()
-        assert self.driver.core.requests._matchers == 0
+        assert self.driver.core.requests._constrainable == 0
         for handle, asked in self.asked:
             answer = handle.result(0)
             alone = _alone(self.folder, tuple(sorted(asked.items())))

@@ -218,6 +218,13 @@ def test_text_before_a_call_is_text(open_engine: Open) -> None:
     assert answer.raw_text == f"Let me look.\n{call}"
 
 
+def test_what_could_have_become_a_call_is_told_at_the_end(open_engine: Open) -> None:
+    engine = open_engine("plain tags")
+    events = list(engine.stream(USER, dictated(engine, "One <tool_ca", tools=TOOLS)))
+    assert "".join(event.text for event in events) == "One <tool_ca"
+    assert events[-1].completion is not None and events[-1].completion.text == "One <tool_ca"
+
+
 def test_a_call_comes_after_the_thoughts(open_engine: Open) -> None:
     engine = open_engine("hermes", begin="{{ '</think>' if false }}<think>\n")
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

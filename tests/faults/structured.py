@@ -6,6 +6,7 @@ from tests.faults.planted import Fault
 
 CORE, REQUESTS = "cortexmlx/serving/core.py", "cortexmlx/serving/open_requests.py"
 MATCHER, COMPILER = "cortexmlx/grammar/matcher.py", "cortexmlx/grammar/compiler.py"
+ANSWERS, BUDGET = "cortexmlx/serving/answers.py", "cortexmlx/serving/text/budget.py"
 SOURCES, FORM = "cortexmlx/grammar/sources.py", "cortexmlx/structured/output.py"
 
 _COLLECT = "            self._collect_due(plan)\n"
@@ -19,6 +20,8 @@ TESTS = (
     "protocols/openai/test_forms.py",
     "engine/test_structured.py",
     "engine/test_structured_machine.py",
+    "serving/text/test_budget.py",
+    "engine/test_thinking_budget.py",
 )
 """The tests that judge these faults."""
 
@@ -32,10 +35,10 @@ FAULTS = (
     Fault(
         "a mask for the row beside",
         REQUESTS,
-        "                rows += places\n",
-        "                rows += [p and p - 1 for p in places]\n",
+        "            rows += places[: len(own)]\n",
+        "            rows += [p and p - 1 for p in places[: len(own)]]\n",
     ),
-    Fault("masks in another order than rows", REQUESTS, "masks[used])", "masks[used[::-1]])"),
+    Fault("masks in another order than rows", REQUESTS, "np.stack(allowed)", "np.stack(allowed[::-1])"),
     Fault(
         "tokens are not followed", REQUESTS, "not stop_token and answer.matcher.take(token)", "not stop_token and False"
     ),
@@ -58,6 +61,17 @@ FAULTS = (
     Fault("a forced token is one of several", MATCHER, "    mask[:] = 0\n", ""),
     Fault("the last token of a forced run comes first", MATCHER, "_only(row, run[0])", "_only(row, run[-1])"),
     Fault("the first mask is used twice", MATCHER, "        self.fresh = False\n", ""),
+    Fault(
+        "thoughts have no limit",
+        ANSWERS,
+        "        if self.budget is not None:\n            self.budget.take(token)\n",
+        "",
+    ),
+    Fault("tags of thoughts count", BUDGET, "        elif before and inside:\n", "        elif inside:\n"),
+    Fault("a half tag is written twice", BUDGET, "rest = self._limit.close[written:]", "rest = self._limit.close"),
+    Fault("characters are torn", BUDGET, "not 0 < self._silent <= _MOST_SILENT", "True"),
+    Fault("the last free token is one too many", BUDGET, "self._left <= 1)", "self._left <= 0)"),
+    Fault("the tag is forced for ever", BUDGET, "            self._over = not self._forced\n", "            pass\n"),
     Fault("drafts count for no row", MATCHER, "        row += 1 + len(drafts)\n", "        row += 1\n"),
     Fault(
         "lenient and strict grammars are one",

@@ -26,6 +26,7 @@ from cortexmlx.serving.config import EngineConfig
 
 SAMPLING = {
     "max_tokens": "tokens of an answer at most; none: until the context is full",
+    "max_thinking_tokens": "tokens of thoughts at most; none: no limit",
     "temperature": "0: always the likeliest token",
     "top_p": "from the likeliest tokens, to this probability in all",
     "top_k": "from so many of the likeliest; 0: from all",

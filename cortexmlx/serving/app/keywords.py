@@ -25,6 +25,7 @@ class SamplingKeywords(TypedDict, total=False):
     """The parameters of `SamplingParams` by name."""
 
     max_tokens: int | None
+    max_thinking_tokens: int | None
     temperature: float
     top_p: float
     top_k: int

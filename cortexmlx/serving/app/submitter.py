@@ -22,6 +22,7 @@ from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import ChatTokens, Prompt, is_quick, tokenize
 from cortexmlx.serving.streams import Listener
+from cortexmlx.serving.text.budget import ThinkingLimit
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.worker import Submission, Worker
 
@@ -103,6 +104,9 @@ class Submitter:
         if isinstance(tokens, ChatTokens):
             request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls)
         stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
+        most = params.max_thinking_tokens
+        limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
+        stops = stops if limit is None else replace(stops, thinking=limit)
         grammar = self._grammars.of_request(request)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
 

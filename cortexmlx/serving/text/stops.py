@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.serving.text.budget import ThinkingLimit
 from cortexmlx.structured.thoughts import Thoughts
 
 _CHARACTER_BITS = 21
@@ -107,6 +108,8 @@ class Stops:
     """Stop strings of the answer only."""
     token_ids: frozenset[int] = frozenset()
     """Tokens that end an answer."""
+    thinking: ThinkingLimit | None = None
+    """What ends its thoughts."""
 
     @classmethod
     def of(cls, params: SamplingParams, eos_ids: Collection[int] = (), thoughts: Thoughts | None = None) -> Stops:

@@ -52,6 +52,8 @@ class TextStream:
     ) -> None:
         self.stopped = False
         """Whether a stop string is complete. Tokens that are pushed after that are ignored."""
+        self.silent = False
+        """Whether the newest token added no text, for example as a part of a character."""
         self._detokenizer = detokenizer
         self._everywhere = StopStrings(stops.everywhere) if stops.everywhere else None
         self._in_answer = StopStrings(stops.in_answer) if stops.in_answer else None
@@ -79,6 +81,21 @@ class TextStream:
         return self._thought_tokens.count
 
     @property
+    def in_thoughts(self) -> bool:
+        """Whether the next text belongs to the thoughts."""
+        return self._splitter is not None and self._splitter.inside
+
+    @property
+    def thoughts_over(self) -> bool:
+        """Whether the next text belongs to the answer."""
+        return self._splitter is None or self._splitter.over
+
+    @property
+    def half_closed(self) -> int:
+        """How many characters of the tag that closes thoughts are written."""
+        return 0 if self._splitter is None else self._splitter.half_closed
+
+    @property
     def raw_text(self) -> str:
         """Thoughts and answer, with the tags and blanks between them."""
         return self._before.joined() + (self.text if self._calls is None else self._with_calls.joined())
@@ -94,6 +111,7 @@ class TextStream:
             return TextDelta()
         self._detokenizer.add_token(token)
         new = self._detokenizer.last_segment
+        self.silent = not new
         if self._splitter is not None and not self._splitter.over:
             self._thought_tokens.add_token(new)
         return self._take(new)

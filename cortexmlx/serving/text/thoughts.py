@@ -58,6 +58,16 @@ class ThoughtSplitter:
         """Whether all further text belongs to the answer."""
         return self._place is _Place.ANSWER and not self._held
 
+    @property
+    def inside(self) -> bool:
+        """Whether the next text belongs to the thoughts."""
+        return self._place in (_Place.OPENED, _Place.INSIDE)
+
+    @property
+    def half_closed(self) -> int:
+        """How many characters at the end of the text begin the tag that closes thoughts."""
+        return _beginning_of(self._thoughts.close, self._held) if self._place is _Place.INSIDE else 0
+
     def feed(self, text: str) -> Iterator[TextPart]:
         """Take text, and yield the parts that are certain now."""
         self._held += text

@@ -83,7 +83,10 @@ def test_the_openai_package_puts_streamed_calls_together() -> None:
         events.append(TokenEvent("", 3, tool_calls=(CallDelta(number, call.id, call.name),)))
         events += [TokenEvent("", 4, tool_calls=(CallDelta(number, arguments=char),)) for char in call.arguments]
     events.append(TokenEvent("", finish_reason=FinishReason.TOOL_CALLS, completion=completion("Let me look.")))
-    state = ChatCompletionStreamState()
+    said = [chunk for event in events[:-1] for chunk in chunks.of(event)]
+    pieces = [piece for chunk in said for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert len(pieces) == len(events) - 3
+    chunks, state = chat_completions.Chunks(request, INFO), ChatCompletionStreamState()
     for event in events:
         for chunk in chunks.of(event):
             state.handle_chunk(ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk))))

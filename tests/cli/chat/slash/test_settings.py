@@ -49,7 +49,7 @@ def test_a_parameter_has_the_names_that_people_know(
         ("/set top_k 1.5", "top_k is '1.5', but must be a whole number"),
         ("/set top_p 2", "top_p is 2.0, but must be a number in (0, 1]"),
         ("/set temperatur 1", "no setting 'temperatur': did you mean temperature?"),
-        ("/set colour red", "no setting 'colour': there are max_tokens, temperature"),
+        ("/set colour red", "no setting 'colour': there are max_tokens, max_thinking_tokens"),
         ("/set parameter num_ctx 4096", "the context is the model's own; /set kv_memory"),
         ('/set schema {"a', "no JSON"),
         ("/set schema /nowhere/x.json", "/nowhere/x.json cannot be read: No such file"),
