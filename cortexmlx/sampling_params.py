@@ -136,7 +136,7 @@ class SamplingParams:
     """
     tool_choice: str = "auto"
     """"auto": an answer may have calls; "none": it has none; "required": it has one at least; the name of a tool: it
-    calls this one.
+    calls this one, once.
     """
     parallel_tool_calls: bool = True
     """Whether an answer may have several calls."""

@@ -12,8 +12,8 @@ from cortexmlx.calls.reader import AnswerReader, NotACall, Reading
 from cortexmlx.structured.lark import Specials
 from cortexmlx.tools.tool import Tool
 
-MOST_CALL = 1 << 22
-"""How many characters a call may have."""
+MOST_CALL = 1 << 17
+"""How many characters a call may have. Those parsers run on the engine's thread."""
 
 
 class Foreign(CallFormat):
@@ -25,7 +25,9 @@ class Foreign(CallFormat):
         self.name = module
         self._module = module
 
-    def grammar(self, calls: Calls, text: str, specials: Specials) -> tuple[list[str], list[JsonGrammar]]:
+    def grammar(
+        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+    ) -> tuple[list[str], list[JsonGrammar]]:
         """There is none."""
         raise NotImplementedError
 

@@ -29,7 +29,7 @@ class Calls:
     choice: str = "auto"
     """`tool_choice`: "auto", "none", "required", or the name of a tool."""
     parallel: bool = True
-    """Whether an answer may have several calls."""
+    """`parallel_tool_calls`."""
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -37,6 +37,11 @@ class Calls:
         if self.choice == "none":
             return ()
         return tuple(tool for tool in self.tools if self.choice in ("auto", "required", tool.name))
+
+    @property
+    def several(self) -> bool:
+        """Whether an answer may have several calls. One of a named tool is the only one."""
+        return self.parallel and self.choice in ("auto", "required")
 
     @property
     def required(self) -> bool:
@@ -85,9 +90,12 @@ class CallFormat(ABC):
         """Return the id of a call."""
         return f"call_{blake2b(key.encode(), digest_size=12).hexdigest()}"
 
-    def grammar(self, calls: Calls, text: str, specials: Specials) -> tuple[list[str], list[JsonGrammar]]:
+    def grammar(
+        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+    ) -> tuple[list[str], list[JsonGrammar]]:
         """Return the rules of `answer`, and the grammars that they use. `text` is the rule of an answer without calls,
-        if it must have a form; empty: it is free.
+        if it must have a form; empty: it is free. A free answer does not begin with the tag `opens`: after it are
+        thoughts, in which a trigger begins no call.
         """
         begin = lark.tag(self.trigger, specials)
         free = text or "free_text"
@@ -99,22 +107,22 @@ class CallFormat(ABC):
             elif text:
                 rules = [f"answer: {text} | {begin} calls"]
             else:
-                rules = ["answer: free_text | lead calls", *self._lead(specials)]
+                rules = ["answer: free_text | lead calls", *self._lead(specials, opens)]
             rules += rest
         if not text and not calls.required:
-            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.without(self.trigger)}"]
+            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.without(self.trigger, opens)}"]
         return rules, [grammar for number, tool in enumerate(calls.callable) for grammar in self.schemas(number, tool)]
 
-    def _lead(self, specials: Specials) -> list[str]:
+    def _lead(self, specials: Specials, opens: str) -> list[str]:
         """Return the rules of free text up to the trigger, with the trigger."""
         if isinstance(lark.parts(self.trigger, specials)[0], int):
             return [f"lead: free_text? {lark.tag(self.trigger, specials)}"]
-        return lark.up_to("lead", self.trigger, specials)
+        return lark.up_to("lead", self.trigger, specials, opens)
 
     def _calls(self, calls: Calls, specials: Specials) -> list[str]:
         """Return the rules of all calls after the trigger."""
         more = f"({lark.tag(self.between, specials) if self.between else ''} call)*"
-        several = self.parallel and calls.parallel
+        several = self.parallel and calls.several
         end = lark.tag(self.close, specials) if self.close else ""
         ways = [self.call(number, tool, specials) for number, tool in enumerate(calls.callable)]
         return [f"calls: {self.opening} call {more if several else ''} {end}", *_choice("call", ways)]

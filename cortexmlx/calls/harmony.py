@@ -30,7 +30,9 @@ class Harmony(CallFormat):
         """See `CallFormat.thoughts`. Thoughts end with their message, and any message may follow."""
         return None if thoughts is None else replace(thoughts, close=f"{END}{START}", skipped="")
 
-    def grammar(self, calls: Calls, text: str, specials: Specials) -> tuple[list[str], list[JsonGrammar]]:
+    def grammar(
+        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+    ) -> tuple[list[str], list[JsonGrammar]]:
         """See `CallFormat.grammar`."""
         final = f"{lark.tag(f'{CHANNEL}final{MESSAGE}', specials)} {text or 'free_text'}"
         preamble = lark.tag(f"{CHANNEL}commentary{MESSAGE}", specials)

@@ -22,7 +22,9 @@ class Llama(CallFormat):
     name = "Llama 3"
     between = "; "
 
-    def grammar(self, calls: Calls, text: str, specials: Specials) -> tuple[list[str], list[JsonGrammar]]:
+    def grammar(
+        self, calls: Calls, text: str, specials: Specials, opens: str = ""
+    ) -> tuple[list[str], list[JsonGrammar]]:
         """See `CallFormat.grammar`. Raises InvalidRequest for an answer that is to have a form or calls: both are
         JSON.
         """

@@ -45,7 +45,8 @@ def source_of(
             return json.dumps({"grammars": bodies})
         rules = [f"start: {before} @body"]
     else:
-        called, schemas = calls.format.grammar(calls, "@body" if bodies else "", specials)
+        opens = "" if thoughts is None or thoughts.begun or thoughts.open in specials else thoughts.open
+        called, schemas = calls.format.grammar(calls, "@body" if bodies else "", specials, opens)
         rules = [f"start: {before} answer", *called]
         bodies += schemas
     if thoughts is not None:

@@ -27,18 +27,28 @@ def parts(text: str, specials: Specials) -> list[str | int]:
     return [specials.get(piece, piece) for piece in pieces if piece]
 
 
-def up_to(name: str, close: str, specials: Specials) -> list[str]:
-    """Return the rules of free text up to the tag `close`, with the tag. The first rule is called `name`."""
+def up_to(name: str, close: str, specials: Specials, not_first: str = "") -> list[str]:
+    """Return the rules of free text up to the tag `close`, with the tag. The first rule is called `name`. The text does
+    not begin with `not_first`.
+    """
     first, *others = parts(close, specials)
+    begins = f" & {_not_first(not_first)}" if not_first else ""
+    terminal = f"{name.upper()}_TEXT"
     if isinstance(first, int):  # a text never contains a special token, so it ends there
-        return [f"{name}: /{ANY}/ {tag(close, specials)}"]
+        return [f"{name}: {terminal} {tag(close, specials)}", f"{terminal}: /{ANY}/{begins}"]
     rest = tag(close[len(first) :], specials) if others else ""
-    return [f"{name}: {name}_text {rest}", f"{name}_text[lazy]: /{ANY}{escaped(first)}/"]
+    lazy = f"{name}_text[lazy]: {terminal}"
+    return [f"{name}: {name}_text {rest}", lazy, f"{terminal}: /{ANY}{escaped(first)}/{begins}"]
 
 
-def without(text: str) -> str:
-    """Return a terminal of free text that does not contain `text`."""
-    return f"/{ANY}/ & ~/{ANY}{escaped(text)}{ANY}/"
+def without(text: str, not_first: str = "") -> str:
+    """Return a terminal of free text that does not contain `text`, and does not begin with `not_first`."""
+    begins = f" & {_not_first(not_first)}" if not_first else ""
+    return f"/{ANY}/ & ~/{ANY}{escaped(text)}{ANY}/{begins}"
+
+
+def _not_first(text: str) -> str:
+    return f"~/{escaped(text)}{ANY}/"
 
 
 def quoted(text: str) -> str:

@@ -169,6 +169,8 @@ def test_a_choice_of_tools_is_enforced(written: Written) -> None:
         both = written.write([("now", {}), ("now", {})])
         assert grammar_takes(written.format, both)
         assert not grammar_takes(written.format, both, parallel=False)
+        assert grammar_takes(written.format, both, "required")
+        assert not grammar_takes(written.format, both, "now")
 
 
 @each_format

@@ -236,6 +236,16 @@ def test_a_call_comes_after_the_thoughts(open_engine: Open) -> None:
     assert answer.finish_reason is FinishReason.TOOL_CALLS
 
 
+def test_a_trigger_in_thoughts_of_the_models_own_begins_no_call(open_engine: Open) -> None:
+    engine = open_engine("plain tags", begin="{{ '<think></think>' if false }}")
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for choice in ("auto", "required"):
+        said = dictated(engine, f"<think>Shall I <tool_call> it?</think>\n\n{call}", tools=TOOLS, tool_choice=choice)
+        answer = engine.generate(USER, said)
+        assert answer.thinking == "Shall I <tool_call> it?"
+        assert answer.text == "" and [each.name for each in answer.tool_calls] == ["now"]
+
+
 def test_the_thoughts_and_the_channels_of_harmony(open_engine: Open) -> None:
     engine = open_engine("harmony")
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"

@@ -49,5 +49,17 @@ def test_free_text_ends_with_its_tag_and_holds_none(tokenizer: Any, close: str) 
 
 
 def test_free_text_ends_at_a_special_token() -> None:
-    assert lark.up_to("free", "<a>b", {"<a>": 7}) == [r'free: /(.|\n)*/ <[7]> "b"']
-    assert lark.up_to("free", "b<a>", {"<a>": 7}) == ["free: free_text <[7]>", r"free_text[lazy]: /(.|\n)*b/"]
+    assert lark.up_to("free", "<a>b", {"<a>": 7}) == ['free: FREE_TEXT <[7]> "b"', r"FREE_TEXT: /(.|\n)*/"]
+    rules = ["free: free_text <[7]>", "free_text[lazy]: FREE_TEXT", r"FREE_TEXT: /(.|\n)*b/"]
+    assert lark.up_to("free", "b<a>", {"<a>": 7}) == rules
+
+
+def test_free_text_may_be_forbidden_to_begin_with_a_tag(tokenizer: Any) -> None:
+    for source in (
+        "\n".join(["start: free", *lark.up_to("free", "]", {}, "<t>")]),
+        f'start: TEXT "]"\nTEXT: {lark.without("]", "<t>")}',
+    ):
+        for text in ("a", "<t", " <t>", "a<t>"):
+            assert takes(tokenizer, source, f"{text}]")
+        for text in ("<t>", "<t>a"):
+            assert not takes(tokenizer, source, f"{text}]")
