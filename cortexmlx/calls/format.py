@@ -39,6 +39,11 @@ class Calls:
         return tuple(tool for tool in self.tools if self.choice in ("auto", "required", tool.name))
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the tools' schemas the format cannot enforce."""
+        return tuple(note for tool in self.callable for note in self.format.notes(tool))
+
+    @property
     def several(self) -> bool:
         """Whether an answer may have several calls. One of a named tool is the only one."""
         return self.parallel and self.choice in ("auto", "required")
@@ -131,8 +136,12 @@ class CallFormat(ABC):
     def call(self, number: int, tool: Tool, specials: Specials) -> str:
         """Return one call of a tool, as a part of a rule."""
 
+    def notes(self, tool: Tool) -> Iterator[str]:
+        """Yield what of a tool's schema this format cannot enforce, besides what no grammar can."""
+        yield from ()
+
     def schemas(self, number: int, tool: Tool) -> Iterator[JsonGrammar]:
-        """Yield the grammars that `call` uses."""
+        """Yield the grammars that `call` uses. Raises InvalidRequest for a schema that this format cannot write."""
         yield json_grammar(f"tool_{number}", closed(tool.schema), tool.strict, self.separators)
 
     @abstractmethod

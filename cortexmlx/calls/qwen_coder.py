@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cortexmlx.calls.format import CallFormat, Calls, JsonGrammar, json_grammar
 from cortexmlx.calls.hermes import CLOSE, OPEN
 from cortexmlx.calls.reader import AnswerReader, NotACall, Reading, json_value
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured import lark
 from cortexmlx.structured.lark import Specials
 from cortexmlx.tools.tool import Tool
@@ -17,6 +19,12 @@ VALUE_END = "\n</parameter>"
 FUNCTION_END = "</function>"
 
 _Schema = Mapping[str, Any]
+
+_KEY = re.compile(r"[^\s<>](?:[^<>\n]*[^\s<>])?")
+"""The names of arguments that can stand in a tag."""
+
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
+"""Keywords about texts."""
 
 
 class QwenCoder(CallFormat):
@@ -40,8 +48,20 @@ class QwenCoder(CallFormat):
         head = lark.quoted(f"\n<function={tool.name}>\n")
         return f'{head} {" ".join(parts)} {lark.quoted(f"{FUNCTION_END}")} "\\n" {lark.tag(CLOSE, specials)}'
 
+    def notes(self, tool: Tool) -> Iterator[str]:
+        """See `CallFormat.notes`. A raw text has no other form."""
+        for key, schema in _arguments(tool).items():
+            for keyword in _OF_TEXTS:
+                if _is_free(schema) and keyword in schema:
+                    yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
+
     def schemas(self, number: int, tool: Tool) -> Iterator[JsonGrammar]:
         """See `CallFormat.schemas`. Each argument has a grammar."""
+        bad = next((key for key in _arguments(tool) if not _KEY.fullmatch(key)), None)
+        if bad is not None:
+            raise _wrong(tool, f"{bad!r:.80} is no name that can stand in a tag")
+        if tool.strict and (note := next(self.notes(tool), None)):
+            raise _wrong(tool, note)
         shared = {name: part for name, part in tool.schema.items() if name in ("$defs", "definitions")}
         for place, schema in enumerate(_arguments(tool).values()):
             name = f"tool_{number}_{place}"
@@ -74,6 +94,10 @@ class QwenCoder(CallFormat):
             yield from reader.exactly(CLOSE)
             reader.end_call()
             reader.end_calls()
+
+
+def _wrong(tool: Tool, why: str) -> InvalidRequest:
+    return InvalidRequest(f"the parameters of the tool {tool.name!r} cannot be enforced: {why}", field="tools")
 
 
 def _value(reader: AnswerReader, schema: _Schema) -> Reading[None]:
@@ -127,7 +151,9 @@ def _fits(value: object, kind: str) -> bool:
 def _arguments(tool: Tool) -> Mapping[str, _Schema]:
     """Return the schemas of a tool's arguments by their names. References are followed."""
     whole = tool.schema
-    return {key: _resolved(schema, whole) for key, schema in whole.get("properties", {}).items()}
+    properties, required = whole.get("properties", {}), whole.get("required", ())
+    named = {**properties, **{key: {} for key in required if key not in properties}}
+    return {key: _resolved(schema, whole) for key, schema in named.items()}
 
 
 def _resolved(schema: object, whole: _Schema, depth: int = 0) -> _Schema:

@@ -239,7 +239,8 @@ class Answer:
     def _notes(self) -> tuple[str, ...]:
         """Return what of the answer's form is not enforced."""
         if self.matcher is not None:
-            return self.matcher.grammar.notes
+            own = () if self.request.calls is None else self.request.calls.notes
+            return (*self.matcher.grammar.notes, *own)
         return ("calls are not enforced by a grammar with this model",) if self.request.calls is not None else ()
 
     def _timings(self) -> Timings:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cortexmlx import InvalidRequest
 from cortexmlx.calls.format import Calls
 from cortexmlx.calls.qwen_coder import QwenCoder
 from cortexmlx.tools.tool import Tool
@@ -74,6 +76,34 @@ def test_references_in_a_circle_end() -> None:
     assert called({"$ref": "#/$defs/A"}, "x", **circle) == (("f", {"a": "x"}),)
     tree = {"$defs": {"T": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/T"}]}}}
     assert called({"$ref": "#/$defs/T"}, "null", **tree) == (("f", {"a": None}),)
+
+
+def test_what_a_raw_text_cannot_hold_is_told_or_refused() -> None:
+    limited = {"type": "string", "maxLength": 3, "pattern": "^a"}
+    tool = Tool.of(mapping("f", {"a": limited, "b": {"enum": ["x"], "maxLength": 3}, "c": {"type": "integer"}}))
+    notes = Calls(QwenCoder(), (tool,)).notes
+    assert [note.partition(" is not")[0] for note in notes] == [
+        "pattern of 'a' of the tool 'f'",
+        "maxLength of 'a' of the tool 'f'",
+    ]
+    with pytest.raises(InvalidRequest, match="the tool 'f' cannot be enforced: pattern of 'a'"):
+        list(QwenCoder().schemas(0, replace(tool, strict=True)))
+
+
+@pytest.mark.parametrize("key", ["", "a>b", "<a", "a\nb", " a", "a ", "\n"])
+def test_a_name_that_cannot_stand_in_a_tag_is_refused(key: str) -> None:
+    tool = Tool.of(mapping("f", {key: {"type": "string"}}))
+    with pytest.raises(InvalidRequest, match="is no name that can stand in a tag"):
+        list(QwenCoder().schemas(0, tool))
+
+
+@pytest.mark.parametrize("key", ["a", "a b", 'we"ird', "é-1", "a/b.c"])
+def test_other_names_come_back_as_they_are(key: str) -> None:
+    tool = Tool.of(mapping("f", {}, [key]))
+    parser = Calls(QwenCoder(), (tool,)).parser("key", streamed=True)
+    assert parser is not None and len(list(QwenCoder().schemas(0, tool))) == 1
+    parser.feed(f"<tool_call>\n<function=f>\n<parameter={key}>\nx\n</parameter>\n</function>\n</tool_call>")
+    assert [call.values for call in parser.calls] == [{key: "x"}]
 
 
 def test_a_name_that_comes_twice_is_no_call() -> None:
