@@ -86,6 +86,9 @@ def check(answer: Completion) -> None:
 ENFORCED = ["hermes", "qwen coder", "llama", "mistral", "deepseek", "plain tags"]
 """Without harmony: random weights that speak it begin with thoughts, and never end them."""
 
+NOTES = {"qwen coder": ("maxLength of 'text' of the tool 'note' is not enforced: it is written as raw text",)}
+"""What a format cannot enforce of the schemas."""
+
 
 @pytest.mark.parametrize("kind", ENFORCED)
 def test_a_required_call_is_valid_whatever_the_model_is(kind: str, open_engine: Open) -> None:
@@ -98,7 +101,7 @@ def test_a_required_call_is_valid_whatever_the_model_is(kind: str, open_engine: 
     for answer in answers:
         check(answer)
         assert answer.finish_reason in (FinishReason.TOOL_CALLS, FinishReason.LENGTH)
-        assert not answer.notes
+        assert answer.notes == NOTES.get(kind, ())
         assert len(answer.tool_calls) == (answer.finish_reason is FinishReason.TOOL_CALLS)
     assert sum(len(answer.tool_calls) for answer in answers) >= 3
 
