@@ -39,7 +39,8 @@ class Llama(CallFormat):
             tag = f"{lark.tag(PYTHON, specials)}?" if PYTHON in specials else ""
             rules = [f"answer: {'' if calls.required else 'free_text | '}{tag} calls", *self._calls(calls, specials)]
         if not text and not calls.required:
-            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: /{lark.ANY}/ & ~/{LIKE_A_CALL}{lark.ANY}/"]
+            begins = lark.but_not(opens)
+            rules += ["free_text: FREE_TEXT", f"FREE_TEXT: /{lark.ANY}/ & ~/{LIKE_A_CALL}{lark.ANY}/{begins}"]
         return rules, [each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool)]
 
     def call(self, number: int, tool: Tool, specials: Specials) -> str:

@@ -32,7 +32,7 @@ def up_to(name: str, close: str, specials: Specials, not_first: str = "") -> lis
     not begin with `not_first`.
     """
     first, *others = parts(close, specials)
-    begins = f" & {_not_first(not_first)}" if not_first else ""
+    begins = but_not(not_first)
     terminal = f"{name.upper()}_TEXT"
     if isinstance(first, int):  # a text never contains a special token, so it ends there
         return [f"{name}: {terminal} {tag(close, specials)}", f"{terminal}: /{ANY}/{begins}"]
@@ -43,12 +43,13 @@ def up_to(name: str, close: str, specials: Specials, not_first: str = "") -> lis
 
 def without(text: str, not_first: str = "") -> str:
     """Return a terminal of free text that does not contain `text`, and does not begin with `not_first`."""
-    begins = f" & {_not_first(not_first)}" if not_first else ""
+    begins = but_not(not_first)
     return f"/{ANY}/ & ~/{ANY}{escaped(text)}{ANY}/{begins}"
 
 
-def _not_first(text: str) -> str:
-    return f"~/{escaped(text)}{ANY}/"
+def but_not(first: str) -> str:
+    """Return the part of a terminal that excludes texts which begin with `first`; empty for an empty text."""
+    return f" & ~/{escaped(first)}{ANY}/" if first else ""
 
 
 def quoted(text: str) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from cortexmlx.calls.format import CallFormat, Calls
+from cortexmlx.calls.hermes import Hermes
+from cortexmlx.calls.llama import Llama
 from cortexmlx.grammar.sources import source_of
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
+from support.tool_calls import TOOLS
 
 SPECIALS = {"<end>": 256, "<|channel|>": 257, "<|message|>": 258, "<|start|>": 259, "<|done|>": 260}
 FORM = StructuredOutput.json({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
@@ -127,3 +132,44 @@ def test_blanks_between_the_parts_of_json_are_bounded(tokenizer: Any) -> None:
     assert follows(tokenizer, source, '{"a": ' + "1}") and follows(tokenizer, source, '{"a":\n' + " " * 40 + "1}")
     for blanks in ("  ", "\n\n", " \n", "\n" + " " * 41, "\t"):
         assert follows(tokenizer, source, '{"a":' + blanks + "1}") is None
+
+
+TAGGED = Thoughts("<think>", "</think>")
+
+
+def hermes_call(days: int) -> str:
+    return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "Oslo", "days": {days}}}}}\n</tool_call>'
+
+
+def llama_call(days: int) -> str:
+    return f'{{"name": "weather", "parameters": {{"city": "Oslo", "days": {days}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("format", "call", "after_thoughts"),
+    [(Hermes(), hermes_call, "\n\nwell "), (Llama(), llama_call, "\n\n")],
+    ids=["hermes", "llama"],
+)
+def test_calls_come_after_thoughts_and_after_a_dropped_space(
+    format: CallFormat, call: Callable[[int], str], after_thoughts: str, tokenizer: Any
+) -> None:
+    """What looks like a call in the thoughts is none, and need not fit a schema."""
+    calls = Calls(format, TOOLS)
+    for drops_space in (False, True):
+        source = source_of(None, TAGGED, drops_space, SPECIALS, calls)
+        begun = source_of(None, Thoughts("<think>", "</think>", begun=True), drops_space, SPECIALS, calls)
+        whole = [call(1), f"<think>{call(-1)}</think>{call(1)}", f"<think>so</think>{after_thoughts}", "plain text"]
+        assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
+        assert follows(tokenizer, begun, f"{call(-1)}</think>{call(2)}") is True
+        wrong = [call(-1), f"<think>so</think>{call(-1)}"]
+        assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
+        assert not follows(tokenizer, source, f"<think>{call(1)}"), "thoughts that do not end are no answer"
+        assert follows(tokenizer, source, " " + call(1)) is True or not drops_space
+
+
+def test_a_form_or_calls_come_after_thoughts(tokenizer: Any) -> None:
+    source = source_of(FORM, TAGGED, False, SPECIALS, Calls(Hermes(), TOOLS))
+    for text in ('<think>hm</think>{"a":1}', f"<think>hm</think>{hermes_call(1)}", '{"a": 1}'):
+        assert follows(tokenizer, source, text) is True
+    for text in ("<think>hm</think>b", f'{{"a":1}}{hermes_call(1)}'):
+        assert follows(tokenizer, source, text) is None
