@@ -11,6 +11,7 @@ from cortexmlx.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.sessions.conversation import Conversation
+    from cortexmlx.sessions.host import Question
 
 
 def memory_is_the_limit(engine: Engine) -> bool:
@@ -43,7 +44,7 @@ FREE_SHARE = 3
 """Then free a third of the limit. The rest of the chat is computed again, so this must not happen at each turn."""
 
 
-def drop_oldest_turns(talk: Conversation, question: str, engine: Engine) -> str:
+def drop_oldest_turns(talk: Conversation, question: Question, engine: Engine) -> str:
     """Drop the oldest turns until `question` and its answer fit. Return a message for the user, empty if nothing was
     dropped.
     """

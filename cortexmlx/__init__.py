@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from cortexmlx.sessions.host import Question
     from cortexmlx.sessions.pin import Pin
     from cortexmlx.sessions.reply import AsyncReply, Reply
+    from cortexmlx.sessions.tool_rounds import ToolEvent
 
 __version__ = "0.1.0"
 
@@ -128,6 +129,7 @@ __all__ = [
     "TokenStream",
     "Tool",
     "ToolCall",
+    "ToolEvent",
     "ToolchainMissing",
     "Usage",
     "UsageSample",
@@ -153,6 +155,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
         "Pin": "cortexmlx.sessions.pin",
         "AsyncReply": "cortexmlx.sessions.reply",
         "Reply": "cortexmlx.sessions.reply",
+        "ToolEvent": "cortexmlx.sessions.tool_rounds",
     }
 
     def __getattr__(name: str) -> object:

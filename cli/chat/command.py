@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
+from cortexmlx.cli.chat.tools.functions_file import tools_of
 from cortexmlx.cli.chats.saved_chats import ChatSaver, find, resume_command, tidy, whereabouts
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.terminal import console
@@ -23,6 +24,7 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import SavedConversation, messages_in, text_of
 from cortexmlx.store.folder import default_folder
+from cortexmlx.tools.tool import Tool
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +64,13 @@ def chat(
     ] = None,
     no_save: Annotated[bool, typer.Option("--no-save", help="Keep nothing of the chat on disk.")] = False,
     no_history: Annotated[bool, typer.Option("--no-history", help="Do not remember what is typed.")] = False,
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            "--tools", metavar="FILE.py", help="The model may call the functions of this file.", show_default=False
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Run the model's calls without asking.")] = False,
     config: EngineConfig,
 ) -> None:
     """Talk to a model. /help in the chat lists its commands.
@@ -74,6 +83,8 @@ def chat(
     on with it: with its model, its system prompt and its settings, where the command line does not say otherwise. The
     lines that are typed are remembered there, too; keys and values go to the cache folder, those of a piped question
     as well. --no-save keeps none of the three.
+
+    With --tools, the model may call the functions of a Python file. Each call is shown, and runs if you say so.
     """
     resumed = None if resume is None else find(resume)
     named = options.model_name(model, model_option)
@@ -88,6 +99,11 @@ def chat(
     if piped and not first:
         raise typer.BadParameter('no question on stdin: pipe one in, or give -p "..."', param_hint="--prompt")
     system = None if system is None else clean(system, "--system")
+    if piped and tools is not None and not yes:
+        raise typer.BadParameter("nobody can be asked before a call runs: add --yes to run all", param_hint="--tools")
+    if yes and tools is None:
+        raise typer.BadParameter("there are no calls to run: give --tools FILE.py", param_hint="--yes")
+    offered = () if tools is None else tools_of(tools)
     keeper = (
         None
         if no_save or (piped and resumed is None)
@@ -109,7 +125,8 @@ def chat(
         if keeper is not None:
             presses.at_leave.append(keeper.close)
         try:
-            hold(host, conversation, keeper, source, presses, pretty=pretty, first=first, once=piped or once)
+            settings = Settings(pretty, first, piped or once, offered, ask_first=not yes)
+            hold(host, conversation, keeper, source, presses, settings)
         finally:
             source.close()
             if keeper is not None:
@@ -137,18 +154,30 @@ def begin(engine: Engine, asked: dict[str, Any], system: str | None, resumed: Pa
     return conversation
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What the command line says of a chat."""
+
+    pretty: bool
+    """Whether the terminal can do more than print lines."""
+    first: str
+    """The first question; empty: the user types it."""
+    once: bool
+    """Whether only one question is answered."""
+    tools: tuple[Tool, ...]
+    ask_first: bool
+    """Whether the user is asked before a call of the model runs."""
+
+
 def hold(
     host: engines.OpenEngine,
     conversation: Conversation,
     keeper: ChatSaver | None,
     source: QuestionSource,
     presses: Interrupts,
-    *,
-    pretty: bool,
-    first: str,
-    once: bool,
+    settings: Settings,
 ) -> None:
-    """Ask and answer until the user leaves, or only one question if `once`."""
+    """Ask and answer until the user leaves, or only one question if `settings.once`."""
     from cortexmlx.cli.chat.input import LineCleared
     from cortexmlx.cli.chat.session import ChatSession, Stopped
     from cortexmlx.cli.chat.slash.commands import Leave
@@ -157,6 +186,7 @@ def hold(
     from cortexmlx.cli.chat.view import ThoughtDisplay
 
     screen = console.stdout()
+    pretty, once, first = settings.pretty, settings.once, settings.first
     arena = ArenaView(lambda: host.engine.blocks()) if pretty else None
     folding = ThoughtDisplay()
     views = view_factory(host, screen, arena, folding, presses)
@@ -164,6 +194,9 @@ def hold(
     presses.at_leave.insert(0, session.keep_so_far)
     if pretty:
         session.note = lambda text: console.print_indented(screen, text)
+    session.ask_first = settings.ask_first
+    if settings.tools:
+        session.offer(settings.tools)
     talk = ChatLoop(session, source, screen, presses, pretty=pretty)
     try:
         if not once:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,9 +17,10 @@ from cortexmlx.cli.limits import drop_oldest_turns
 from cortexmlx.cli.prompts import calls_left_out
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
-from cortexmlx.request import Completion, FinishReason
+from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.tools.tool import Tool
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -75,6 +76,8 @@ class Draft:
 
 ViewFactory = Callable[["Reply"], AnswerView]
 Follow = Callable[["Reply"], Completion]
+Said = str | Sequence[Message]
+"""A question, or the results of calls."""
 
 
 class ChatHost(Protocol):
@@ -116,6 +119,10 @@ class ChatSession:
     """The question that `/undo` took last, until another is answered."""
     folding: ThoughtDisplay = field(default_factory=ThoughtDisplay)
     """Whether thoughts are folded."""
+    ask_first: bool = True
+    """Whether the user is asked before a call of the model runs."""
+    allowed: set[str] = field(default_factory=set)
+    """Names of functions that run without a question."""
     _answering: Conversation | None = field(default=None, init=False)
 
     @property
@@ -143,30 +150,48 @@ class ChatSession:
         if question.again:
             talk = talk.fork()
             talk.undo()
+        params = self.params
+        if question.answers > 1:
+            params = replace(params, n=question.answers, tools=(), tool_choice="auto")
+            if self.params.tools:
+                self.note("answers side by side call no functions")
         try:
-            return self._answer(talk, question, follow or self._shown)
+            return self._answer(talk, question.text, params, follow or self._shown)
         except BaseException:
             self.conversation.unread = unread
             raise
 
-    def _answer(self, talk: Conversation, question: Question, follow: Follow) -> Completion:
-        self._make_room(talk, question.text)
-        try:
-            return self._stream(talk, question, follow)
-        except KVCacheFull:  # the system refused the cache more memory: less fits now
-            if not self._make_room(talk, question.text):
-                raise
-            return self._stream(talk, question, follow)
+    def report(self, results: Sequence[Message], params: SamplingParams) -> Completion:
+        """Tell the model the results of its calls, and return its next answer: see `ask`."""
+        return self._answer(self.conversation, results, params, self._shown)
 
-    def _make_room(self, talk: Conversation, question: str) -> bool:
+    def offer(self, tools: tuple[Tool, ...]) -> None:
+        """Let the model call other functions than before. Raises InvalidRequest if it cannot call any."""
+        before, self.params = self.params, replace(self.params, tools=tools)
+        try:
+            self.conversation.count("?")
+        except InvalidRequest:
+            self.params = before
+            raise
+        self.allowed.clear()
+
+    def _answer(self, talk: Conversation, said: Said, params: SamplingParams, follow: Follow) -> Completion:
+        self._make_room(talk, said)
+        try:
+            return self._stream(talk, said, params, follow)
+        except KVCacheFull:  # the system refused the cache more memory: less fits now
+            if not self._make_room(talk, said):
+                raise
+            return self._stream(talk, said, params, follow)
+
+    def _make_room(self, talk: Conversation, question: Said) -> bool:
         told = drop_oldest_turns(talk, question, self.engine)
         if told:
             self.note(told)
         return bool(told)
 
-    def _stream(self, talk: Conversation, question: Question, follow: Follow) -> Completion:
-        params = replace(self.params, n=question.answers) if question.answers > 1 else None
-        with talk.stream(question.text, params) as reply, self.stoppable(reply.cancel):
+    def _stream(self, talk: Conversation, said: Said, params: SamplingParams, follow: Follow) -> Completion:
+        with talk.stream(said, params) as reply, self.stoppable(reply.cancel):
             self._answering = talk
             try:
                 completion = follow(reply)

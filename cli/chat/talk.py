@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,11 +17,13 @@ from cortexmlx.cli.chat.slash.commands import BY_NAME, Leave
 from cortexmlx.cli.chat.slash.files import tell
 from cortexmlx.cli.chat.slash.parse import read
 from cortexmlx.cli.chat.slash.side_by_side import SideBySide, choose
+from cortexmlx.cli.chat.tools.calls import TAKEN_BACK, CallDisplay
 from cortexmlx.cli.figures import summary
 from cortexmlx.cli.limits import advice, ending
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong
-from cortexmlx.request import Completion
+from cortexmlx.request import Completion, FinishReason
+from cortexmlx.sessions.tool_rounds import ToolRounds
 
 if TYPE_CHECKING:
     from cortexmlx.cli.terminal.signals import Interrupts
@@ -90,17 +94,46 @@ class ChatLoop:
         session, params = self._session, self._session.params
         if self._pretty:
             self._screen.print()
-        keys = {} if session.arena is None else {ARENA_KEY: session.arena.toggle}
-        with self._source.busy(keys):
+        before = session.conversation.fork() if params.tools else None
+        with self._writing():
             if question.answers > 1:
                 together = SideBySide(self._screen, question.answers, self._presses.away.waiting_for)
                 completion = session.ask(question, together.follow)
             else:
                 completion = session.ask(question)
+        if before is not None and _calls(completion):
+            completion = self._with_results(completion, before)
         if self._pretty and session.figures is not Figures.QUIET:
             self._screen.print(
                 f"\n{self._figures(completion, ending(completion, params, session.engine))}\n", style="dim"
             )
+        return completion
+
+    def _writing(self) -> AbstractContextManager[None]:
+        """Return a context in which an answer is written."""
+        arena = self._session.arena
+        return self._source.busy({} if arena is None else {ARENA_KEY: arena.toggle})
+
+    def _with_results(self, completion: Completion, before: Conversation) -> Completion:
+        """Run the calls of an answer, and those of the answers to their results. Return the last answer.
+
+        If this fails or is stopped, the chat is as it was `before` the question.
+        """
+        session = self._session
+        display = CallDisplay(session.note, self._source.ask, session.allowed, ask_first=session.ask_first)
+        rounds = ToolRounds(session.params, session.params.offered, on_event=display.show)
+        try:
+            while _calls(completion):
+                with redirect_stdout(sys.stderr):  # stdout is for the answer
+                    results = rounds.results(completion, display.approve)
+                with self._writing():
+                    completion = session.report(results, rounds.params)
+        except BaseException as error:
+            session.conversation = before
+            session.keep()
+            if isinstance(error, KeyboardInterrupt):
+                raise Stopped(TAKEN_BACK) from None
+            raise
         return completion
 
     def _figures(self, completion: Completion, end: str) -> str:
@@ -198,3 +231,7 @@ class ChatLoop:
         else:
             session.conversation.choose(chosen)
         session.keep()
+
+
+def _calls(completion: Completion) -> bool:
+    return bool(completion.tool_calls) and completion.finish_reason is not FinishReason.CANCELLED

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from cortexmlx.errors import InvalidRequest
@@ -24,19 +24,19 @@ from cortexmlx.sessions.markdown import as_markdown
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
 from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed, messages_in, text_of
 from cortexmlx.sessions.settings import moved, of_file
+from cortexmlx.sessions.tool_rounds import MAX_ROUNDS, Approve, AsyncApprove, OnToolEvent, ToolRounds
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
     FinishedTurn,
     Turn,
     place_that_leaves,
+    question_of,
     said_by_model,
     thoughts_in,
     with_so_far,
     without_answer,
 )
-
-if TYPE_CHECKING:
-    pass
+from cortexmlx.tools.tool import Tool
 
 log = logging.getLogger("cortexmlx")
 
@@ -125,22 +125,33 @@ class Conversation:
         question: Question,
         params: SamplingParams | None = None,
         *,
+        tools: Sequence[Tool | Callable[..., object]] = (),
+        approve: Approve | None = None,
+        on_event: OnToolEvent | None = None,
+        max_rounds: int = MAX_ROUNDS,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Completion:
         """Return the whole answer. `params` apply to this turn only. An interrupt cancels the turn. `on_progress` is
         called on this thread while the prompt takes several steps; if it raises, the turn is cancelled. See
         `Engine.submit`.
-        """
-        return self.stream(question, params, timeout=timeout).result(on_progress)
 
-    def stream(
-        self,
-        question: Question | None = None,
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Reply:
+        The model may call `tools`, which are functions. They run on this thread, and the model reads their results and
+        their errors, until it answers without a call, after at most `max_rounds` rounds of calls. `approve` returns
+        whether a call may run; without it, every call runs. `on_event` is told of each call and each result. The turn's
+        messages have all calls and results. If a round fails, none of the turn is kept, though functions have run.
+        """
+        if not tools:
+            return self.stream(question, params, timeout=timeout).result(on_progress)
+        rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
+        with self._unchanged_on_error():
+            while True:
+                answer = self.stream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
+                if not answer.tool_calls:
+                    return answer
+                question = rounds.results(answer, approve)
+
+    def stream(self, question: Question | None = None, params: Params = None, *, timeout: float | None = None) -> Reply:
         """Return the answer as an iterator of events. Without a question, the last one is answered again, and the new
         answer replaces the old one. Raises what `submit` raises, and InvalidRequest if there is nothing to answer.
         """
@@ -149,11 +160,7 @@ class Conversation:
         return reply
 
     def astream(
-        self,
-        question: Question | None = None,
-        params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
+        self, question: Question | None = None, params: Params = None, *, timeout: float | None = None
     ) -> AsyncReply:
         """`stream` for asyncio. The first `anext` renders and submits the turn on another thread, and raises its
         errors.
@@ -167,11 +174,25 @@ class Conversation:
         question: Question,
         params: SamplingParams | None = None,
         *,
+        tools: Sequence[Tool | Callable[..., object]] = (),
+        approve: AsyncApprove | None = None,
+        on_event: OnToolEvent | None = None,
+        max_rounds: int = MAX_ROUNDS,
         timeout: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Completion:
-        """`ask` for asyncio."""
-        return await self.astream(question, params, timeout=timeout).result(on_progress)
+        """`ask` for asyncio. Coroutine functions run in this event loop, other functions on a thread. `approve` may be
+        a coroutine function.
+        """
+        if not tools:
+            return await self.astream(question, params, timeout=timeout).result(on_progress)
+        rounds = ToolRounds(params or self.params, tools, max_rounds=max_rounds, timeout=timeout, on_event=on_event)
+        with self._unchanged_on_error():
+            while True:
+                answer = await self.astream(question, rounds.params, timeout=rounds.time_left).result(on_progress)
+                if not answer.tool_calls:
+                    return answer
+                question = await rounds.aresults(answer, approve)
 
     def regenerate(self, params: SamplingParams | None = None) -> Completion:
         """Answer the last question again. Raises InvalidRequest if there is none."""
@@ -188,14 +209,13 @@ class Conversation:
     # -- what was said ------------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Message, ...]:
-        """Remove the last turn: an answer with its question, or a question without answer. Return the question,
-        if any.
+        """Remove the last turn: an answer with its question, and with the calls between them, or a question without
+        answer. Return the question, if any.
         """
         self._check_quiet()
-        question = without_answer(self._messages)
-        begin = next((i + 1 for i in range(len(question) - 1, -1, -1) if question[i]["role"] == "assistant"), 0)
+        begin, question = question_of(self._messages)
         self._change(self._messages[:begin])
-        return question[begin:]
+        return question
 
     def edit(self, index: int, text: str) -> None:
         """Change the text of one of `messages`; those after it stay. Raises InvalidRequest if there is no such
@@ -296,6 +316,16 @@ class Conversation:
                 "the conversation is being answered: read the answer to its end, or close it; a fork can be asked "
                 "something else meanwhile"
             )
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Undo every change of the messages in this context if an error leaves it."""
+        before = self._messages, self._transcript, self._offered, self.unread
+        try:
+            yield
+        except BaseException:
+            self._messages, self._transcript, self._offered, self.unread = before
+            raise
 
     def _asked(self, question: Question | None) -> tuple[Message, ...]:
         """Return all messages, with the question last."""

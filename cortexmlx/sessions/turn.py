@@ -40,6 +40,22 @@ def without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     return messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
 
 
+def question_of(messages: tuple[Message, ...]) -> tuple[int, tuple[Message, ...]]:
+    """Return the index of the last turn's first message, and the turn's question: the messages before its first answer.
+
+    Calls, their results and the answer after them are one turn.
+    """
+    asked = without_answer(messages)
+    begin = 0
+    for i in range(len(asked) - 1, -1, -1):
+        calls = asked[i].get("tool_calls") and i + 1 < len(asked) and asked[i + 1]["role"] == "tool"
+        if asked[i]["role"] == "assistant" and not calls:
+            begin = i + 1
+            break
+    end = next((i for i in range(begin, len(asked)) if asked[i]["role"] == "assistant"), len(asked))
+    return begin, asked[begin:end]
+
+
 def place_that_leaves(
     answer: int, longest: int, messages: Sequence[Message], tokens: Callable[[int], int], begin: int
 ) -> int:

@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Annotated, Any, NotRequired, get_type_hints
+from typing import Annotated, Any, NotRequired, get_origin, get_type_hints
 
 from cortexmlx.errors import InvalidRequest
 
@@ -43,25 +44,45 @@ def described(function: Function) -> tuple[str, str, dict[str, Any]]:
 
 def run(function: Function, arguments: str) -> str:
     """Call a function with the arguments of a call, which are JSON, and return the result as the model gets it: a text
-    as it is, other values as JSON. An awaitable result is awaited.
+    as it is, other values as JSON. An awaitable result is awaited, in an event loop of its own.
 
-    Wrong arguments, and an Exception of the function, become a text that begins with "Error: ".
+    Wrong arguments, an Exception of the function, and its attempt to exit become a text that begins with "Error: ".
     """
     try:
-        values = _adapter(function, {}).validate_json(arguments)
-        result = function(**values)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
-        text = result if isinstance(result, str) else _written(result)
-    except Exception as error:
-        text = f"Error: {_problem(error)}"
-    if len(text) > MOST_RESULT:
-        return f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"
-    return text
+        result = function(**_values(function, arguments))
+        return _shown(_finished(result) if inspect.isawaitable(result) else result)
+    except (Exception, SystemExit) as error:
+        return _failed(error)
 
 
-async def _awaited(result: Any) -> object:
-    return await result
+async def arun(function: Function, arguments: str) -> str:
+    """`run` for asyncio: a coroutine function runs in this event loop, any other function on a thread."""
+    called = function if inspect.iscoroutinefunction(function) else getattr(function, "__call__", None)  # noqa: B004
+    if not inspect.iscoroutinefunction(called):
+        return await asyncio.to_thread(run, function, arguments)
+    try:
+        return _shown(await called(**_values(function, arguments)))
+    except (Exception, SystemExit) as error:
+        return _failed(error)
+
+
+def _values(function: Function, arguments: str) -> dict[str, Any]:
+    values: dict[str, Any] = _adapter(function, {}).validate_json(arguments)
+    return values
+
+
+def _finished(result: Any) -> object:
+    """Return what an awaitable returns. A thread whose event loop runs already cannot run another, so one is begun."""
+
+    async def awaited() -> object:
+        return await result
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, awaited()).result()
 
 
 def _inner(function: Function) -> Function:
@@ -89,7 +110,7 @@ def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
 
 def _adapter(function: Function, described: Mapping[str, str]) -> Any:
     """Return pydantic's reader of the function's arguments, as a mapping."""
-    from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
     from typing_extensions import TypedDict
 
     inner = _inner(function)
@@ -102,11 +123,11 @@ def _adapter(function: Function, described: Mapping[str, str]) -> Any:
         raise _wrong(function, f"has a type hint that cannot be read: {error}") from None
     fields: dict[str, Any] = {}
     for name, parameter in _parameters(function).items():
-        if name not in hints:
+        kind = hints.get(name, parameter.annotation)
+        if kind is parameter.empty:
             raise _wrong(function, f"cannot be a tool: its parameter {name!r} has no type hint")
-        kind = hints[name]
         if name in described:
-            kind = Annotated[kind, Field(description=described[name])]
+            kind = _with_description(kind, described[name])
         fields[name] = kind if parameter.default is parameter.empty else NotRequired[kind]
     make: Any = TypedDict
     arguments = make(_name(function), fields)
@@ -118,6 +139,15 @@ def _adapter(function: Function, described: Mapping[str, str]) -> Any:
         first = str(error).strip().partition("\n")[0]
         raise _wrong(function, f"cannot be a tool: {first}") from None
     return adapter
+
+
+def _with_description(kind: Any, text: str) -> Any:
+    """Return a type with a description, unless it has one of its own."""
+    from pydantic import Field
+
+    first, *own = (kind.__origin__, *kind.__metadata__) if get_origin(kind) is Annotated else (kind,)
+    make: Any = Annotated
+    return make[(first, Field(description=text), *own)]  # of several descriptions, the last counts
 
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\s*\n)+)", re.MULTILINE)
@@ -161,6 +191,18 @@ def _is_json(value: object) -> bool:
     return value is None or isinstance(value, str | bool | int | float)
 
 
+def _failed(error: BaseException) -> str:
+    return _shown(f"Error: {_problem(error)}")
+
+
+def _shown(result: object) -> str:
+    """Return a result as the model gets it: without what no text may hold, and not longer than MOST_RESULT."""
+    text = result if isinstance(result, str) else _written(result)
+    if len(text) > MOST_RESULT:
+        text = f"{text[:MOST_RESULT]}\n[cut: the result has {len(text):,} characters]"
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
+
+
 def _written(result: object) -> str:
     """Return a result as JSON, or as Python writes it if it is no JSON."""
     from pydantic_core import PydanticSerializationError, to_json
@@ -171,7 +213,7 @@ def _written(result: object) -> str:
         return repr(result)
 
 
-def _problem(error: Exception) -> str:
+def _problem(error: BaseException) -> str:
     """Return what the model is told about an error."""
     from pydantic import ValidationError
 

@@ -51,7 +51,6 @@ TESTED_WITH = {
     "cortexmlx/sessions/host.py": "tests/sessions/test_conversation.py",
     "cortexmlx/structured/texts.py": "tests/tools/test_tool.py",
     "cortexmlx/structured/thoughts.py": "tests/serving/text/test_thoughts.py",
-    "cortexmlx/tools/functions.py": "tests/tools/test_tool.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",
     "metal/cost/__main__.py": "tests/metal/cost/test_sheet.py",
     "metal/legal/__main__.py": "tests/metal/legal/test_judge.py",

@@ -2,7 +2,7 @@
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
-words, `!say X` says X, `!read N` computes its prompt in N pieces first. `!script` says the pieces of a list in a JSON
+words, `!say X` says X, `!call NAME JSON` calls a function, if there is one, and then tells its result, `!read N` computes its prompt in N pieces first. `!script` says the pieces of a list in a JSON
 file; a null makes it wait (`support/cli/terminal.py`).
 
 Environment: FAKE_SCRIPT names that JSON file. FAKE_BEGUN names a file that appears with the fourth word. FAKE_CONTEXT
@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from cortexmlx.calls.format import CallFormat
+from cortexmlx.calls.hermes import Hermes
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
@@ -91,6 +93,7 @@ class FakeReader:
     eos_token_ids: frozenset[int] = frozenset()
     thoughts: Thoughts | None = THOUGHTS
     reads_thoughts_field: bool = False
+    call_format: CallFormat = field(default_factory=Hermes)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(map(ord, text))
@@ -239,7 +242,8 @@ class FakeEngine:
         said: list[str] = []
         begun = self.template_end.strip() == THOUGHTS.open
         thoughts = None if isinstance(prompt, str) else replace(THOUGHTS, begun=begun)
-        told = TextStream(Words(), Stops(), thoughts)
+        calls = getattr(prompt, "calls", None)
+        told = TextStream(Words(), Stops(), thoughts, calls and calls.parser(str(handle.id), streamed=True))
         reason = FinishReason.STOP if limit >= len(words) else FinishReason.LENGTH
         stops = 0
         for number, word in enumerate(words[:limit]):
@@ -264,7 +268,9 @@ class FakeEngine:
         cached = 0 if isinstance(prompt, str) else 2
         usage = Usage(len(text.split()) + 3, len(said), cached, thinking_tokens=told.thinking_tokens)
         tokens = tuple(map(ord, "".join(said)))
-        parts = {"thinking": told.thinking, "raw_text": told.raw_text}
+        parts: dict[str, Any] = {"thinking": told.thinking, "raw_text": told.raw_text, "tool_calls": told.calls}
+        if told.calls and reason is FinishReason.STOP:
+            reason = FinishReason.TOOL_CALLS
         done = Completion(told.text, tokens, reason, usage, timings, **parts)
         done = replace(done, others=tuple(replace(done, index=index) for index in range(1, params.n)))
         self._left()
@@ -303,12 +309,21 @@ def text_of(prompt: Prompt) -> str:
     if prompt and isinstance(prompt[-1], Mapping):
         return str(prompt[-1]["content"])
     text = "".join(map(chr, prompt))  # type: ignore[arg-type]
-    return text.rpartition("<user>")[2].partition("\n<assistant>")[0]
+    last = text.rpartition("<user>")[2]
+    if "\n<tool>" in last and getattr(prompt, "calls", None) is not None:
+        result = last.rpartition("\n<tool>")[2].partition("\n<assistant>")[0]
+        return result if result.startswith("!") else f"!say The result is {result}"
+    return last.partition("\n<assistant>")[0]
 
 
 def answer_to(text: str) -> list[str]:
     """The answer in pieces whose concatenation it is."""
-    if "!say " in text:
+    if "!call " in text:
+        calls = [each.strip().split(" ", 1) for each in text.split("!call ")[1:]]
+        said = "\n".join(
+            f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in calls
+        )
+    elif "!say " in text:
         said = text.split("!say ", 1)[1]
     elif "!read" in text:
         said = "That was long."

@@ -46,21 +46,24 @@ def write_thinking(path: Path, template: str, tokens: tuple[str, ...] = (), **co
     return path
 
 
-def dictated(engine: Any, text: str, **params: Any) -> Any:
-    """Sampling parameters with which a model writes `text` and then ends its answer, whatever it would say. Of requests
-    that share them, none may have a prompt as long as another's with a part of the answer.
+def dictated(engine: Any, *texts: str, **params: Any) -> Any:
+    """Sampling parameters with which a model writes a text and then ends its answer, whatever it would say. Of requests
+    that share them, none may have a prompt as long as another's with a part of the answer. With several texts, each
+    request gets the next one, and those after the last get the last.
     """
     import mlx.core as mx
 
     from cortexmlx import SamplingParams
 
-    ids = [*engine.encode(text), EOS]
+    answers = [[*engine.encode(text), EOS] for text in texts]
     begun: dict[int, int] = {}
+    said: dict[int, list[int]] = {}
 
     def dictate(tokens: mx.array, logits: mx.array) -> mx.array:
         size = tokens.size
         start = begun[size] = begun.get(size - 1, begun.get(size, size))
+        ids = said.setdefault(start, answers[min(len(said), len(answers) - 1)])
         token = ids[min(size - start, len(ids) - 1)]
         return mx.where(mx.arange(logits.shape[-1]) == token, 0.0, -mx.inf)[None]
 
-    return SamplingParams(**{"max_tokens": len(ids), "logits_processors": [dictate], **params})
+    return SamplingParams(**{"max_tokens": max(map(len, answers)), "logits_processors": [dictate], **params})

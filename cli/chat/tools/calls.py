@@ -1,0 +1,78 @@
+"""The calls of a chat's model on the screen, and the user's consent to each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from cortexmlx.cli.chat.input import LineCleared
+from cortexmlx.cli.chat.session import Stopped
+from cortexmlx.cli.terminal.harmless import harmless
+from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolEvent
+from cortexmlx.tools.call import ToolCall
+
+CONSENT = "  run it? y, n, or a for always: "
+TAKEN_BACK = "stopped: the question and its calls are taken back"
+
+_ROWS, _CHARACTERS = 6, 600
+"""How much of a result is shown. The model reads all of it."""
+
+
+class CallDisplay:
+    """Shows each call before it runs, and the beginning of its result. If `ask_first`, the user is asked, but not for
+    functions whose names are in `allowed`.
+    """
+
+    def __init__(
+        self, tell: Callable[[str], None], ask: Callable[[str], str | None], allowed: set[str], *, ask_first: bool
+    ) -> None:
+        self._tell = tell
+        self._ask = ask
+        self._allowed = allowed
+        self._ask_first = ask_first
+
+    def approve(self, call: ToolCall) -> bool:
+        """Return whether the user lets this call run. Raises Stopped on Ctrl-C and at the end of the input."""
+        self._tell(written(call))
+        if not self._ask_first or call.name in self._allowed:
+            return True
+        while True:
+            try:
+                typed = self._ask(CONSENT)
+            except LineCleared:
+                typed = None
+            if typed is None:
+                raise Stopped(TAKEN_BACK)
+            answer = typed.strip().lower()
+            if answer in ("a", "always"):
+                self._allowed.add(call.name)
+            if answer in ("y", "yes", "a", "always"):
+                return True
+            if answer in ("n", "no"):
+                return False
+            self._tell(
+                "y runs this call, n tells the model that you do not allow it, a runs all calls of "
+                f"{call.name} from now on"
+            )
+
+    def show(self, event: ToolEvent) -> None:
+        """Show the beginning of a result."""
+        if event.result is not None and event.result != NOT_ALLOWED:
+            self._tell(f"= {shortened(event.result)}")
+
+
+def written(call: ToolCall) -> str:
+    """Return a call as one would write it in Python. Characters that a terminal would hide or obey are escaped, so that
+    all of the call is seen.
+    """
+    arguments = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.values.items())
+    text = f"{call.name}({arguments})"
+    return "".join(char if harmless(char) == char else json.dumps(char)[1:-1] for char in text)
+
+
+def shortened(result: str) -> str:
+    """Return the beginning of a result, and how much more there is."""
+    lines = result.strip().splitlines() or ["(nothing)"]
+    shown = "\n".join(lines[:_ROWS])[:_CHARACTERS]
+    more = len(result.strip()) - len(shown)
+    return shown + (f" ... ({more:,} more characters)" if more > 0 else "")

@@ -1,0 +1,64 @@
+"""The functions of a Python file as tools."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.tools.tool import Tool, checked_tools
+
+
+def tools_of(path: Path) -> tuple[Tool, ...]:
+    """Import a Python file, and return its functions as tools: those that `__all__` names, or else those that are
+    defined there, without names that begin with an underscore.
+
+    Raises InvalidRequest if the file cannot be imported, has no functions, or has one that cannot be a tool.
+    """
+    module = _imported(path)
+    if not (functions := _functions(module)):
+        raise InvalidRequest(f"{path} has no functions: define one with type hints, and a docstring that describes it")
+    try:
+        return checked_tools(functions)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            f"{path}: {error} (a function whose name begins with _ is no tool)", field="tools"
+        ) from None
+
+
+def _imported(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InvalidRequest(f"{path} is not a file: tools are the functions of a Python file")
+    loader = SourceFileLoader(f"cortexmlx_tools_of_{path.stem}", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    if (folder := str(path.resolve().parent)) not in sys.path:  # what stands beside the file can be imported
+        sys.path.append(folder)
+    sys.modules[loader.name] = module  # type hints are read in the module
+    try:
+        loader.exec_module(module)
+    except SyntaxError as error:
+        raise InvalidRequest(f"{path} is no Python file: line {error.lineno}: {error.msg}") from None
+    except (Exception, SystemExit) as error:
+        raise InvalidRequest(f"{path} cannot be imported: {type(error).__name__}: {error}".removesuffix(": ")) from None
+    return module
+
+
+def _functions(module: ModuleType) -> list[object]:
+    names = getattr(module, "__all__", None)
+    if names is not None:
+        if not isinstance(names, (list, tuple)):
+            raise InvalidRequest(f"{module.__file__}: `__all__` is {names!r:.80}, but must be a list of names")
+        if missing := [name for name in names if not hasattr(module, name)]:
+            raise InvalidRequest(f"{module.__file__}: `__all__` names {missing[0]!r}, which the file does not have")
+        return [getattr(module, name) for name in names]
+    return [
+        value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]

@@ -1,0 +1,122 @@
+"""The rounds of a question that a model answers with the help of functions: calls, their results, and the answer."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import Completion, Message
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.tools.call import ToolCall, result_message
+from cortexmlx.tools.functions import arun, run
+from cortexmlx.tools.tool import Tool, checked_tools
+
+MAX_ROUNDS = 10
+"""How many rounds of calls an answer may take. After them, the model must answer without tools."""
+
+NOT_ALLOWED = "Error: the user did not allow this call"
+"""What the model reads in place of a result, if `approve` returned False."""
+
+
+@dataclass(frozen=True)
+class ToolEvent:
+    """A call that is about to run (`result` is None), or its result."""
+
+    call: ToolCall
+    result: str | None = None
+    """What the model reads: the result as a text, or a text that begins with "Error: "."""
+    seconds: float = 0.0
+    """How long the function took."""
+
+
+OnToolEvent = Callable[[ToolEvent], object]
+Approve = Callable[[ToolCall], bool]
+AsyncApprove = Callable[[ToolCall], bool | Awaitable[bool]]
+
+
+class ToolRounds:
+    """Runs the calls of one question's answers, and knows what the next round may call.
+
+    A `tool_choice` that requires a call is for the first round. Raises InvalidRequest for tools without a function, and
+    for several answers.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]],
+        *,
+        max_rounds: int = MAX_ROUNDS,
+        timeout: float | None = None,
+        on_event: OnToolEvent | None = None,
+    ) -> None:
+        offered = checked_tools(tools)
+        if without := [tool.name for tool in offered if tool.function is None]:
+            raise InvalidRequest(
+                f"the tool {without[0]!r} has no function to run: pass functions, or put the tools into the sampling "
+                "parameters and run the calls of the answer yourself",
+                field="tools",
+            )
+        if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
+            raise InvalidRequest(f"max_rounds is {max_rounds!r}, but must be a number of at least 1")
+        if params.n != 1:
+            raise InvalidRequest(f"n is {params.n}, but functions are run for one answer: set n to 1", field="n")
+        self._functions = {tool.name: tool.function for tool in offered}
+        self._params = replace(params, tools=offered)
+        self._left = max_rounds
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._on_event = on_event or (lambda event: None)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters of the next round."""
+        return self._params
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds until the whole question's timeout; None without one."""
+        return None if self._end is None else max(self._end - time.monotonic(), 0.001)
+
+    def results(self, answer: Completion, approve: Approve | None) -> list[Message]:
+        """Run the calls of an answer in their order, and return the messages with their results."""
+        messages = []
+        for call in answer.tool_calls:
+            allowed = approve is None or approve(call)
+            self._on_event(ToolEvent(call))
+            begin = time.monotonic()
+            result = run(self._function(call), call.arguments) if allowed else NOT_ALLOWED
+            messages.append(self._told(call, result, begin))
+        self._next_round()
+        return messages
+
+    async def aresults(self, answer: Completion, approve: AsyncApprove | None) -> list[Message]:
+        """`results` for asyncio: coroutine functions run in this event loop, other functions on a thread."""
+        messages = []
+        for call in answer.tool_calls:
+            allowed = True if approve is None else approve(call)
+            if inspect.isawaitable(allowed):
+                allowed = await allowed
+            self._on_event(ToolEvent(call))
+            begin = time.monotonic()
+            result = await arun(self._function(call), call.arguments) if allowed else NOT_ALLOWED
+            messages.append(self._told(call, result, begin))
+        self._next_round()
+        return messages
+
+    def _function(self, call: ToolCall) -> Callable[..., object]:
+        function = self._functions[call.name]
+        assert function is not None
+        return function
+
+    def _told(self, call: ToolCall, result: str, begin: float) -> Message:
+        self._on_event(ToolEvent(call, result, time.monotonic() - begin))
+        return result_message(call, result)
+
+    def _next_round(self) -> None:
+        self._left -= 1
+        choice = "auto" if self._left and self._params.tool_choice != "none" else "none"
+        self._params = replace(self._params, tool_choice=choice)
