@@ -13,7 +13,8 @@ from cortexmlx.cli.limits import advice, drop_oldest_turns
 from cortexmlx.errors import KVCacheFull, PromptTooLong
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
-from support.cli.cli_fakes import FakeEngine, FakeInfo, text_of
+from support.cli.cli_fakes import FakeEngine, FakeInfo
+from support.cli.fake_answers import text_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import typer
 from cortexmlx.cli.app import app
 from cortexmlx.cli.start import run
 from support.cli.cli_fakes import Fakes
-from support.pages import Block, blocks
+from support.pages import ROOT, Block, blocks
 
 COMMANDS = [(block, line) for block in blocks("sh") for line in block.commands]
 OURS = sorted({line for _, line in COMMANDS if re.search(r"(?:^|\| )cortexmlx\b", line)})
@@ -57,6 +57,8 @@ def test_its_options_and_their_values_are_understood(line: str) -> None:
 
 
 ASKING = [line for line in OURS if arguments(line)[0] in ("chat", "generate", "batch") and "--resume" not in line]
+TOOLS = "cortexmlx chat mlx-community/Qwen3-4B-4bit --tools examples/tools/notes.py"
+"""A person is asked before a call runs."""
 
 
 @pytest.mark.parametrize("line", ASKING)
@@ -68,9 +70,11 @@ def test_what_asks_a_model_is_answered(
     for file in re.findall(r"\S+\.jsonl", line):
         Path(file).write_text("" if "-o " + file in line else '{"prompt": "a question"}\n')
     Path("question").write_text("a question")
+    consent = ["--yes"] if line == TOOLS else []
+    Path("examples").symlink_to(ROOT / "examples")
     with open("question") as lines:
         monkeypatch.setattr(sys, "stdin", lines)
-        assert run(arguments(line)) == 0
+        assert run([*arguments(line), *consent]) == 0
     said = capsys.readouterr().out
     assert "You said:" in (said or Path("answers.jsonl").read_text())
 

@@ -38,6 +38,9 @@ NOT_HERE = {
     "make chat": "makes an environment: a job of the workflow does",
     "git clone https://github.com/cortexmlx/cortexmlx": "needs the network",
     "cd cortexmlx": "these tests run in a folder of their own",
+    "cortexmlx chat mlx-community/Qwen3-4B-4bit --tools examples/tools/notes.py": (
+        "needs a model that calls tools: tests/docs/test_commands.py has a fake one"
+    ),
     "python3 -m venv .venv": "the Makefile does, before these tests",
     ". .venv/bin/activate": "these tests run in such an environment",
     "pip install -e .": "the Makefile does, before these tests",

@@ -18,6 +18,8 @@ OTHERS = {
     "docs/bench.md: | model   |      size": "tests/bench/report/test_speed.py has the table",
     "docs/chat.md: >>> what is wrong in": "tests/cli/chat/test_attachments.py has what is said of a file",
     "docs/structured.md: jsonl": "tests/docs/test_structured_page.py reads it",
+    "docs/tools.md: jsonl": "tests/docs/test_tools_page.py reads it",
+    "docs/tools.md: text": "tests/docs/test_tools_page.py compares it with what is shown",
     "docs/cli.md: Examples:": "tests/cli/test_reference.py compares the page with the help",
 }
 """Blocks that are no commands and no Python, by page and kind (without one: by how they begin), and their judge."""

@@ -4,12 +4,14 @@ files that it reads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import cortexmlx
+from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
 
@@ -22,6 +24,7 @@ SAID = {
     "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
     "docs/quickstart.md": [],
     "docs/structured.md": ["-"],
+    "docs/tools.md": [],
 }
 """What a page's program prints, besides what a model says."""
 
@@ -51,22 +54,37 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_thinking(tmp_path_factory.mktemp("model"), SWITCHED, max_position_embeddings=4096, num_hidden_layers=1)
 
 
-def opened(model: Path) -> Any:
-    """In the place of `Engine`: `smollm2` is the tiny model, and nothing else is."""
+@pytest.fixture(scope="module")
+def calling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that calls tools."""
+    return write_calling(tmp_path_factory.mktemp("model") / "calling", "hermes")
+
+
+def opened(models: Mapping[str, Path]) -> Any:
+    """In the place of `Engine`: these names are tiny models, and there are no others."""
     real = cortexmlx.Engine
 
     def engine(name: str, **options: Any) -> Any:
-        assert name == "smollm2"
-        return real(model, **{"kv_memory": "4MB", **options})
+        return real(models[name], **{"kv_memory": "4MB", **options})
 
     return engine
 
 
+TOOLS = "docs/tools.md"
+"""Its model cannot be had here, and the starter model calls no tools."""
+
+
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_program_of_a_page_runs(
-    page: str, thinking: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    thinking: Path,
+    calling: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cortexmlx, "Engine", opened(thinking))
+    name = "mlx-community/Qwen3-4B-4bit" if page == TOOLS else "smollm2"
+    monkeypatch.setattr(cortexmlx, "Engine", opened({name: calling if page == TOOLS else thinking}))
     run(page, tmp_path, monkeypatch)
     said = capsys.readouterr().out
     assert [words for words in SAID[page] if words not in said] == []
@@ -74,7 +92,7 @@ def test_the_program_of_a_page_runs(
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PROGRAMS)
+@pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TOOLS])
 def test_it_runs_with_the_starter_model(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from cortexmlx import MemoryPressure, SamplingParams
 from support.examples import example
-from support.patience import soon
+from support.patience import PATIENCE, soon
 
 
 @pytest.fixture
@@ -27,12 +28,30 @@ def assistant(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert opened._engine is None
 
 
-def test_questions_are_answered_one_after_the_other(assistant: Any) -> None:
+def test_questions_are_answered_one_after_the_other(assistant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first answer waits at every 20th token until somebody has looked at what is new."""
     assert soon(lambda: assistant.view.status.endswith("llama is ready") and not assistant.view.busy)
-    views = set()
+    looked = threading.Semaphore(0)
+
+    def wait(tokens: Any, logits: Any) -> Any:
+        if tokens.size % 20 == 0:
+            looked.acquire(timeout=PATIENCE)
+        return logits
+
+    params = SamplingParams(max_tokens=100, ignore_eos=True, logits_processors=[wait])
+    monkeypatch.setattr(sys.modules[type(assistant).__module__], "PARAMS", params)
+    answers: list[str] = []
+
+    def look() -> bool:
+        view = assistant.view
+        if view.status == "Writing ..." and view.answer not in answers:
+            answers.append(view.answer)
+            looked.release()
+        return "100 tokens" in view.status
+
     assistant.ask("one?")
-    assert soon(lambda: views.add(assistant.view) or "100 tokens" in assistant.view.status)
-    answers = [view.answer for view in views if view.status == "Writing ..."]
+    looked.release()  # the prompt's end may be such a token
+    assert soon(look)
     assert len(answers) > 3 and all(assistant.view.answer.startswith(answer) for answer in answers)
     first = assistant.view.answer
     assistant.ask("and two?")

@@ -2,8 +2,8 @@
 
 What it says depends only on the prompt: `hello there` is answered by `You said: hello there`. Prompts with a `!` verb
 make it do what a test needs: `!fail` and `!full` fail the request, `!slow` takes 50 ms per word, `!long` talks for 200
-words, `!say X` says X, `!call NAME JSON` calls a function, if there is one, and then tells its result, `!read N` computes its prompt in N pieces first. `!script` says the pieces of a list in a JSON
-file; a null makes it wait (`support/cli/terminal.py`).
+words, `!say X` says X, `!call NAME JSON` calls a function and then tells its result, `!read N` computes its prompt in N
+pieces first. `!script` says the pieces of a list in a JSON file; a null makes it wait (`support/cli/terminal.py`).
 
 Environment: FAKE_SCRIPT names that JSON file. FAKE_BEGUN names a file that appears with the fourth word. FAKE_CONTEXT
 is the number of tokens of its context; a token is a character. With FAKE_MACHINE it says nothing of the machine.
@@ -12,8 +12,8 @@ is the number of tokens of its context; a token is a character. With FAKE_MACHIN
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +43,11 @@ from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, StoreStats, UsageSample
 from cortexmlx.structured.thoughts import Thoughts
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
+if __name__ == "__main__":  # a program of its own, which does not find the tests' modules
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from support.cli.fake_answers import Prompt, answer_to, scripted, text_of
+
 THOUGHTS = Thoughts("<think>", "</think>")
 
 
@@ -299,46 +303,6 @@ class FakeEngine:
             Path(f"{script}.stop{number}").touch()
         while not ((script and os.path.exists(f"{script}.go{number}")) or self.closed or handle.id in self.cancelled):
             time.sleep(0.002)
-
-
-def text_of(prompt: Prompt) -> str:
-    """What the user said last."""
-    if isinstance(prompt, str):
-        return prompt
-    prompt = prompt.messages if isinstance(prompt, ChatPrompt) else prompt
-    if prompt and isinstance(prompt[-1], Mapping):
-        return str(prompt[-1]["content"])
-    text = "".join(map(chr, prompt))  # type: ignore[arg-type]
-    last = text.rpartition("<user>")[2]
-    if "\n<tool>" in last and getattr(prompt, "calls", None) is not None:
-        result = last.rpartition("\n<tool>")[2].partition("\n<assistant>")[0]
-        return result if result.startswith("!") else f"!say The result is {result}"
-    return last.partition("\n<assistant>")[0]
-
-
-def answer_to(text: str) -> list[str]:
-    """The answer in pieces whose concatenation it is."""
-    if "!call " in text:
-        calls = [each.strip().split(" ", 1) for each in text.split("!call ")[1:]]
-        said = "\n".join(
-            f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in calls
-        )
-    elif "!say " in text:
-        said = text.split("!say ", 1)[1]
-    elif "!read" in text:
-        said = "That was long."
-    elif "!long" in text or "!slow" in text:
-        said = " ".join(f"word{i}" for i in range(200))
-    else:
-        said = f"You said: {text}"
-    pieces = said.split(" ")
-    return [pieces[0], *(" " + piece for piece in pieces[1:])]
-
-
-def scripted() -> list[str | None]:
-    """The pieces that a test has written down; None for a stop."""
-    steps: list[str | None] = json.loads(Path(os.environ["FAKE_SCRIPT"]).read_text())
-    return steps
 
 
 @dataclass

@@ -73,6 +73,7 @@ from cortexmlx import (
     Tool,
     ToolCall,
     ToolchainMissing,
+    ToolEvent,
     Usage,
     UsageSample,
 )
@@ -165,6 +166,10 @@ def asks(engine: Engine) -> None:
     print(foretold.perplexity, foretold.bits_per_token, foretold.bits_per_byte, foretold.tokens_per_second)
 
 
+def hear(event: ToolEvent) -> None:
+    print(event.call.name, event.result, event.seconds)
+
+
 def talks(engine: Engine, folder: Path) -> None:
     talk: Conversation = engine.conversation(system="Be brief.", params=SHORT, client="one")
     question: Question = {"role": "user", "content": "Hello?"}
@@ -181,6 +186,10 @@ def talks(engine: Engine, folder: Path) -> None:
     print(talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
     several = SamplingParams(max_tokens=4, temperature=1.0, n=2, ignore_eos=True)
     talk.choose(talk.ask("Which one?", several).others[0])
+    try:  # the tiny model cannot call
+        talk.ask("And?", tools=[repeated], approve=lambda call: bool(call.name), on_event=hear, max_rounds=2)
+    except InvalidRequest as error:
+        print(error.field)
     talk.edit(0, "Hello!")
     talk.save(folder / "talk.json")
     other = talk.so_far().fork()
