@@ -20,16 +20,22 @@ Masks = npt.NDArray[np.uint32]
 
 _ALL = np.uint32(0xFFFFFFFF)
 
+MOST_ITEMS = 10_000
+"""How many parser items one step of a grammar may make. A forced text may have no end: this bounds the time that it
+takes on the engine's thread. No document of MaskBench needs 5,000. llguidance's own limit is 50,000.
+"""
+
 
 class Grammar:
     """A compiled grammar. `error` says why it cannot be used; empty: it can. It does not change afterwards."""
 
     def __init__(self, tokenizer: LLTokenizer, source: str, vocab_size: int) -> None:
         """Compile `source`, and compute the mask of the first token, which is the slowest one."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         self.width = -(-vocab_size // 32)
-        self._matcher = LLMatcher(tokenizer, source, log_level=0)
+        limits = LLParserLimits(step_max_items=MOST_ITEMS, verbose_errors=False)
+        self._matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         self.error: str = self._matcher.get_error()
         self.notes: tuple[str, ...] = ()
         """What of a schema is not enforced."""
@@ -40,6 +46,10 @@ class Grammar:
         _fill([(self._matcher, 0)], self.first_mask)
         self.first_forced: Sequence[int] = tuple(self._matcher.compute_ff_tokens())
         self.error = self._matcher.get_error()
+        if not self.error and self.first_forced:  # a forced text that goes beyond a limit says so with its first token
+            begun = self._matcher.deep_copy()
+            begun.consume_token(self.first_forced[0])
+            self.error = begun.get_error()
 
     def matcher(self, forced_tokens: bool = False) -> Matcher:
         """Return a matcher for one answer, at its beginning. With `forced_tokens`, it chooses the tokens itself where

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion
 
 from cortexmlx import Engine, FinishReason, InvalidRequest, SamplingParams, StructuredOutput, StructuredOutputError
 from cortexmlx.grammar.compiler import GrammarCompiler
+from cortexmlx.grammar.matcher import MOST_ITEMS
 from cortexmlx.models.tokenizers.shared import TokenTable
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.openai import chat_completions, completions, responses
@@ -219,6 +220,27 @@ def test_what_leaves_no_token_fails_its_request_alone(ignore_eos: bool, tiny: An
     with pytest.raises(StructuredOutputError, match="cannot have the form"):
         driver.result(lost)
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
+
+
+@pytest.mark.parametrize("forced_tokens", [False, True])
+def test_a_forced_text_without_end_fails_its_request_alone(forced_tokens: bool, tiny: Any, theirs: Any) -> None:
+    objects = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
+    endless = {
+        "type": "array",
+        "prefixItems": [{"enum": [1, 2]}, {"$ref": "#/$defs/a"}],
+        "minItems": 2,
+        "$defs": {"a": objects},
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    driver = Driver(tiny("llama"), tokens=512, forced_tokens=forced_tokens)
+    prompt = tokens_of(9, seed=1)
+    free = driver.add(prompt, 30)
+    lost = driver.add(prompt, 30, structured=endless)
+    driver.finish()
+    with pytest.raises(StructuredOutputError, match=f"Too many items .limit {MOST_ITEMS}"):
+        driver.result(lost)
+    assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
+    assert driver.core.requests._constrainable == 0
 
 
 def test_answers_of_one_request_that_fail_in_the_same_step_fail_it_once(

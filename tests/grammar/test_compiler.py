@@ -11,9 +11,10 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.compiler import MOST_KEPT, GrammarCompiler
+from cortexmlx.grammar.matcher import MOST_ITEMS
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
 
 X = 87
@@ -89,6 +90,41 @@ def test_lenient_schemas_say_what_they_ignore(compiler: GrammarCompiler) -> None
     own = {**schema, "x-guidance": {"lenient": True}}
     assert compiler.compile(StructuredOutput.json(own)).notes
     assert compiler.compile(StructuredOutput.json({"type": "array"})).notes == ()
+
+
+def _recursion() -> dict[str, Any]:
+    """An object that must have an object, and so on: no document is whole. Without blanks, all of it is forced."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    return {**schema, "x-guidance": {"whitespace_flexible": False}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (_recursion(), f"Too many items .limit {MOST_ITEMS}"),
+        ({"type": "object", "properties": {f"k{i}": {} for i in range(600)}}, "row has .* items"),
+    ],
+    ids=["forced text without end", "600 optional properties"],
+)
+def test_a_form_that_cannot_begin_is_refused(schema: dict[str, Any], words: str, compiler: GrammarCompiler) -> None:
+    """llguidance tells it with the first token. A request must not be accepted, and fail after that."""
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        compiler.compile(StructuredOutput.json(schema))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_a_choice_may_have_as_many_texts_as_are_promised(compiler: GrammarCompiler) -> None:
+    texts = [f"{number:05}" for number in range(MOST_CHOICES)]
+    grammar = compiler.compile(StructuredOutput.choice(texts))
+    for text in (texts[0], texts[-1]):
+        matcher = grammar.matcher()
+        ended = [matcher.take(token) for token in compiler._vocabulary(text)]  # type: ignore[misc]
+        assert ended == [False] * (len(ended) - 1) + [True] and not matcher.error
+    matcher = grammar.matcher()
+    for token in compiler._vocabulary("99999"):  # type: ignore[misc]
+        if matcher.take(token):
+            break
+    assert matcher.error
 
 
 def _nested(depth: int) -> str:

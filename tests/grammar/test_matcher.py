@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.grammar.compiler import GrammarCompiler
-from cortexmlx.grammar.matcher import Grammar, Matcher, fill_masks
+from cortexmlx.grammar.matcher import MOST_ITEMS, Grammar, Matcher, fill_masks
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.output import StructuredOutput
@@ -92,3 +92,28 @@ def test_a_refused_token_ends_the_answer_with_an_error(grammars: list[Grammar]) 
     matcher = grammars[0].matcher()
     assert not matcher.error
     assert matcher.take(0) and "\n" not in matcher.error and matcher.error
+
+
+ENDLESS = {
+    "type": "object",
+    "properties": {"n": {"enum": [1, 2]}, "a": {"$ref": "#/$defs/a"}},
+    "required": ["n", "a"],
+    "additionalProperties": False,
+    "$defs": {"a": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}},
+    "x-guidance": {"whitespace_flexible": False},
+}
+"""After `n` is chosen, the rest of the text is forced and has no end."""
+
+
+@pytest.mark.parametrize("forced_tokens", [False, True])
+def test_a_forced_text_without_end_is_cut_and_then_an_error(forced_tokens: bool, tiny: Any) -> None:
+    compiler = GrammarCompiler(SharedTokenizer(load_model(tiny("llama")).tokenizer), 300)
+    grammar = compiler.compile(StructuredOutput.json(ENDLESS))
+    endless, other = grammar.matcher(forced_tokens), grammar.matcher(forced_tokens)
+    for token in compiler._vocabulary('{"n":1'):  # type: ignore[misc]
+        assert not endless.take(token) and not other.take(token)
+    text = b"".join(compiler._vocabulary.table.pieces[t] for t in endless.inner.compute_ff_tokens())  # type: ignore[union-attr]
+    assert text.startswith(b',"a":{"a":{"a":{') and 1_000 < len(text) < 2 * MOST_ITEMS
+    masks = fill_masks([(endless, [])])
+    assert endless.take(ids(masks[0])[0]) and f"limit {MOST_ITEMS}" in endless.error
+    assert not other.error
