@@ -49,7 +49,7 @@ class Grammar:
         if not self.error and self.first_forced:  # a forced text that goes beyond a limit says so with its first token
             begun = self._matcher.deep_copy()
             begun.consume_token(self.first_forced[0])
-            self.error = begun.get_error()
+            self.error = begun.get_error().partition("\n")[0]
 
     def matcher(self, forced_tokens: bool = False) -> Matcher:
         """Return a matcher for one answer, at its beginning. With `forced_tokens`, it chooses the tokens itself where
