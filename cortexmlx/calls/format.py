@@ -11,6 +11,7 @@ from typing import Any
 
 from cortexmlx.calls.reader import AnswerReader, CutCall, NotACall, Reading
 from cortexmlx.structured import lark
+from cortexmlx.structured.escapes import allowed_escapes
 from cortexmlx.structured.lark import Specials
 from cortexmlx.structured.thoughts import Thoughts
 from cortexmlx.tools.call import CallDelta, ToolCall
@@ -202,6 +203,8 @@ def json_grammar(name: str, schema: Mapping[str, Any], strict: bool, separators:
     options |= {"whitespace_flexible": False, "item_separator": separators[0], "key_separator": separators[1]}
     if not strict:
         options |= {"lenient": True, "coerce_one_of": True}
+    elif (escapes := allowed_escapes(schema)) is not None:
+        options.setdefault("json_allowed_escapes", escapes)
     return {"name": name, "json_schema": {**schema, "x-guidance": options}}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.structured import lark
+from cortexmlx.structured.escapes import allowed_escapes
 from cortexmlx.structured.lark import Specials
 from cortexmlx.structured.output import Form, StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
@@ -64,6 +65,8 @@ def _body(output: StructuredOutput) -> dict[str, Any]:
         options = dict(own) if isinstance(own, dict) else {}
         if "whitespace_flexible" not in options:
             options.setdefault("whitespace_pattern", _JSON_BLANKS)
+        if (escapes := allowed_escapes(schema)) is not None:
+            options.setdefault("json_allowed_escapes", escapes)
         if output.lenient:
             options |= {"lenient": True, "coerce_one_of": True}
         return {"json_schema": {**schema, "x-guidance": options}}

@@ -145,6 +145,45 @@ def test_random_answers_are_valid(case: Case, model: Model) -> None:
         assert not list(judge.iter_errors(json.loads(text))), text
 
 
+@pytest.mark.parametrize(
+    ("schema", "fits", "differs"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "null"}}}, '{"a":null,"é":1}', '{"\\u0061":1}'),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^x": {"type": "null"}},
+                "additionalProperties": {"type": "boolean"},
+            },
+            '{"x":null,"y":true}',
+            '{"\\u0078":true}',
+        ),
+        (
+            {"anyOf": [{"type": "array", "items": {"properties": {'"': {"type": "null"}}}}, {"type": "string"}]},
+            '[{"\\"":null,"\\n":1},5]',
+            '[{"\\u0022":1}]',
+        ),
+    ],
+)
+def test_a_property_has_one_spelling(schema: dict[str, Any], fits: str, differs: str, model: Model) -> None:
+    judge, grammar = judge_of(schema), model.grammar(schema)
+    assert judge.is_valid(json.loads(fits)) and taken(grammar, model.tokens(fits))
+    assert not judge.is_valid(json.loads(differs)) and not taken(grammar, model.tokens(differs))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "format": "date"}, '"2023-02-29"'),
+        ({"type": "string", "format": "hostname"}, f'"{"a." * 127}a"'),
+        ({"type": "object", "additionalProperties": True, "minProperties": 2}, '{"a":1,"a":2}'),
+    ],
+)
+def test_what_the_page_calls_loose(schema: dict[str, Any], text: str, model: Model) -> None:
+    """llguidance takes what is not valid. If this fails, it has become stricter: the page must say so."""
+    assert not judge_of(schema).is_valid(json.loads(text)) and taken(model.grammar(schema), model.tokens(text))
+
+
 @pytest.mark.parametrize(("words", "schema"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
 def test_what_cannot_be_enforced_is_named(words: str, schema: dict[str, Any], model: Model) -> None:
     with pytest.raises(InvalidRequest, match=f"this schema cannot be enforced: .*{re.escape(words)}") as refused:
