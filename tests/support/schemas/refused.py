@@ -27,5 +27,6 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("iri", {"type": "string", "format": "iri"}),
     ("not disjoint", {"type": "object", "patternProperties": {"^a": {}, "b$": TEXT}}),
     ("min/maxProperties", {"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}),
+    ("integer range", {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}),
     ("Unsatisfiable", {"type": "string", "format": "date", "maxLength": 5}),
 )
