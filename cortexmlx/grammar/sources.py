@@ -63,7 +63,10 @@ def _body(output: StructuredOutput) -> dict[str, Any]:
             schema = {} if schema else {"enum": []}
         own = schema.get("x-guidance")
         options = dict(own) if isinstance(own, dict) else {}
-        if "whitespace_flexible" not in options:
+        if output.compact:
+            options.pop("whitespace_pattern", None)
+            options["whitespace_flexible"] = False
+        elif "whitespace_flexible" not in options:
             options.setdefault("whitespace_pattern", _JSON_BLANKS)
         if (escapes := allowed_escapes(schema)) is not None:
             options.setdefault("json_allowed_escapes", escapes)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest, StructuredOutputError
+from cortexmlx.structured.closed import close_where_safe
 from cortexmlx.structured.types import adapter_of, closed_schema_of
 
 MOST_CHARACTERS = 1 << 20
@@ -19,6 +20,10 @@ MOST_PATTERN_CHARACTERS = 1 << 16
 
 MOST_CHOICES = 16_384
 """How many texts a choice may have."""
+
+
+VLLM_OPTIONS = {"compact": "disable_any_whitespace", "closed": "disable_additional_properties"}
+"""vLLM's names for options of `StructuredOutput.json`."""
 
 
 class Form(StrEnum):
@@ -43,18 +48,25 @@ class StructuredOutput:
     """A JSON schema as JSON, a regular expression, a Lark grammar, or the choices as a JSON list."""
     lenient: bool = False
     """Whether parts of a schema that cannot be enforced are ignored, instead of refusing the request."""
+    compact: bool = False
+    """Whether JSON has no blanks between its parts."""
     result_type: Any = field(default=None, compare=False)
     """The Python type that an answer is read as; None: plain JSON values, or text."""
 
     @classmethod
-    def json(cls, schema: object = None, *, lenient: bool = False) -> StructuredOutput:
+    def json(
+        cls, schema: object = None, *, lenient: bool = False, compact: bool = False, closed: bool = False
+    ) -> StructuredOutput:
         """JSON that fits a schema. `schema` is a JSON schema as a mapping, a bool or JSON text; or a type: a pydantic
         model, a dataclass, a TypedDict, or any other type that pydantic knows. None: any JSON object.
 
-        An object of a type has its fields only. `lenient` ignores what cannot be enforced, such as `uniqueItems`.
+        `lenient` ignores what cannot be enforced, such as `uniqueItems`. `compact` allows no blanks between the parts
+        of the JSON. `closed` allows only the properties that an object of the schema names, where the schema does not
+        say itself whether there are others (`additionalProperties`). An object of a type is always closed.
         """
-        if not isinstance(lenient, bool):
-            raise _wrong(f"lenient is {lenient!r:.80}, but must be True or False")
+        for name, value in (("lenient", lenient), ("compact", compact), ("closed", closed)):
+            if not isinstance(value, bool):
+                raise _wrong(f"{name} is {value!r:.80}, but must be True or False")
         if schema is None:
             schema = {"type": "object"}
         elif isinstance(schema, str):
@@ -62,7 +74,10 @@ class StructuredOutput:
         result_type = None
         if not isinstance(schema, Mapping | bool):
             result_type, schema = schema, _closed_schema(schema)
-        return cls(Form.JSON, _checked_length(_dumped(schema), "the schema"), lenient, result_type)
+        definition = _checked_length(_dumped(schema), "the schema")
+        if closed:
+            definition = _checked_length(_closed(definition), "the closed schema")
+        return cls(Form.JSON, definition, lenient, compact, result_type)
 
     @classmethod
     def regex(cls, pattern: str) -> StructuredOutput:
@@ -107,25 +122,36 @@ class StructuredOutput:
     def named(cls, form: Mapping[str, Any]) -> StructuredOutput:
         """Return the form that a mapping names, as vLLM's `structured_outputs` do: `{"json": schema}`,
         `{"regex": ...}`, `{"choice": [...]}`, `{"grammar": ...}` or `{"json_object": true}`; beside a schema also
-        `"lenient": true`.
+        `"lenient": true`, and beside both kinds of JSON `"disable_any_whitespace": true` (`compact`) and
+        `"disable_additional_properties": true` (`closed`).
         """
         given = {name: value for name, value in form.items() if value is not None and value is not False}
         lenient = given.pop("lenient", False)
+        options = {name: given.pop(field, False) for name, field in VLLM_OPTIONS.items()}
+        for name, asked in options.items():
+            if not isinstance(asked, bool):
+                raise _wrong(f"{VLLM_OPTIONS[name]} is {asked!r:.80}, but must be true or false")
         if len(given) != 1 or not given.keys() <= {*Form, "json_object"} or (lenient and "json" not in given):
             raise _wrong(
                 f"a form is {dict(form)!r:.80}, but must have one of json, json_object, regex, choice and grammar"
             )
         ((name, value),) = given.items()
         if name == Form.JSON:
-            return cls.json(value, lenient=lenient)
-        makers = {Form.REGEX: cls.regex, Form.CHOICE: cls.choice, Form.GRAMMAR: cls.grammar}
-        return cls.json() if name == "json_object" else makers[Form(name)](value)
+            return cls.json(value, lenient=lenient, **options)
+        if name == "json_object":
+            return cls.json(**options)
+        if any(options.values()):
+            raise _wrong(f"a form is {dict(form)!r:.80}, but {' and '.join(VLLM_OPTIONS.values())} are for JSON")
+        return {Form.REGEX: cls.regex, Form.CHOICE: cls.choice, Form.GRAMMAR: cls.grammar}[Form(name)](value)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the form as plain data that `named` reads, without its type."""
+        """Return the form as plain data that `named` reads, without its type. A schema that was closed is written as
+        such.
+        """
         plain = self.form in (Form.JSON, Form.CHOICE)
         value = json.loads(self.definition) if plain else self.definition
-        return {self.form.value: value, **({"lenient": True} if self.lenient else {})}
+        options = {"lenient": self.lenient, VLLM_OPTIONS["compact"]: self.compact}
+        return {self.form.value: value, **{name: True for name, asked in options.items() if asked}}
 
     def parse(self, text: str) -> Any:
         """Return what a whole answer means: JSON as values, or as an object of `result_type`; other forms as the text.
@@ -176,6 +202,13 @@ def _dumped(schema: object) -> str:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise _wrong(f"the schema cannot be written as JSON: {error or type(error).__name__}") from None
+
+
+def _closed(definition: str) -> str:
+    try:
+        return _dumped(close_where_safe(json.loads(definition)))
+    except RecursionError:
+        raise _wrong("the schema is nested too deep to be closed") from None
 
 
 def _plain(value: object) -> object:

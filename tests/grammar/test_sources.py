@@ -118,6 +118,14 @@ def test_a_tokenizer_that_drops_a_space_may_write_one(tokenizer: Any) -> None:
         (StructuredOutput.json(), ['{"x": [1, 2]}', "{}"], ["1", "[]"]),
         (StructuredOutput.json({"enum": [1, "é"]}), ["1", '"é"'], ["2"]),
         (StructuredOutput.json({"x-guidance": {"whitespace_flexible": False}, "type": "array"}), ["[1,2]"], ["[1, 2]"]),
+        (StructuredOutput.json({"type": "array"}, compact=True), ["[1,2]"], ["[1, 2]"]),
+        (StructuredOutput.json(True, compact=True), ['{"a":1}'], ['{"a": 1}']),
+        (StructuredOutput.json({"x-guidance": {"whitespace_pattern": " "}}, compact=True), ['{"a":1}'], ['{"a": 1}']),
+        (
+            StructuredOutput.json({"type": "object", "properties": {"a": {}}}, closed=True),
+            ["{}", '{"a": {"b": 1}}'],
+            ['{"b": 1}', '{"a": 1, "b": 1}'],
+        ),
     ],
 )
 def test_forms(form: StructuredOutput, whole: list[str], wrong: list[str], tokenizer: Any) -> None:

@@ -77,6 +77,8 @@ def test_forms_have_names_as_plain_data() -> None:
     for form in (
         StructuredOutput.json({"type": "object", "properties": {"b": {}, "a": {}}}),
         StructuredOutput.json({}, lenient=True),
+        StructuredOutput.json({}, compact=True),
+        StructuredOutput.json({"properties": {"a": {}}}, closed=True, lenient=True, compact=True),
         StructuredOutput.json(True),
         StructuredOutput.regex("a+"),
         StructuredOutput.choice(["é", "b"]),
@@ -89,6 +91,24 @@ def test_forms_have_names_as_plain_data() -> None:
         "b",
         "a",
     ]
+
+
+def test_an_object_of_a_closed_form_has_the_named_properties_only() -> None:
+    schema = {"type": "object", "properties": {"b": {"properties": {"c": {}}}, "a": {}}}
+    closed = json.loads(StructuredOutput.json(schema, closed=True).definition)
+    assert closed["additionalProperties"] is closed["properties"]["b"]["additionalProperties"] is False
+    assert list(closed["properties"]) == ["b", "a"] and "additionalProperties" not in schema
+    assert StructuredOutput.json(json.dumps(schema), closed=True) == StructuredOutput.json(schema, closed=True)
+    assert StructuredOutput.json(Named, closed=True) == StructuredOutput.json(Named)
+
+
+def test_vllms_names_for_a_closed_and_a_compact_form() -> None:
+    schema = {"properties": {"a": {}}}
+    asked = {"disable_any_whitespace": True, "disable_additional_properties": True}
+    both = StructuredOutput.json(schema, compact=True, closed=True)
+    assert StructuredOutput.named({"json": schema, **asked}) == both
+    assert StructuredOutput.named({"json": schema, **dict.fromkeys(asked, False)}) == StructuredOutput.json(schema)
+    assert StructuredOutput.named({"json_object": True, **asked}) == StructuredOutput.json(compact=True)
 
 
 def _circle() -> dict[str, Any]:
@@ -122,6 +142,8 @@ def _deep() -> dict[str, Any]:
         (lambda: StructuredOutput.json("[" * 100_000), "no JSON"),
         (lambda: StructuredOutput.json({"a": "x" * MOST_CHARACTERS}), "at most 1,048,576"),
         (lambda: StructuredOutput.json({}, lenient=1), "lenient"),  # type: ignore[arg-type]
+        (lambda: StructuredOutput.json({}, compact=1), "compact"),  # type: ignore[arg-type]
+        (lambda: StructuredOutput.json({}, closed="no"), "closed"),  # type: ignore[arg-type]
         (lambda: StructuredOutput.regex(""), "not empty"),
         (lambda: StructuredOutput.regex(5), "not empty"),  # type: ignore[arg-type]
         (lambda: StructuredOutput.regex("a" * 70_000), "at most 65,536"),
@@ -135,6 +157,9 @@ def _deep() -> dict[str, Any]:
         (lambda: StructuredOutput.named({"json": {}, "regex": "a"}), "must have one of"),
         (lambda: StructuredOutput.named({"xml": "a"}), "must have one of"),
         (lambda: StructuredOutput.named({"regex": "a", "lenient": True}), "must have one of"),
+        (lambda: StructuredOutput.named({"regex": "a", "disable_any_whitespace": True}), "are for JSON"),
+        (lambda: StructuredOutput.named({"json": {}, "disable_any_whitespace": 1}), "disable_any_whitespace"),
+        (lambda: StructuredOutput.named({"disable_any_whitespace": True}), "must have one of"),
     ],
 )
 def test_what_is_no_form_is_refused_by_name(make: Callable[[], object], words: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import check_fields, checked, inside
-from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.output import VLLM_OPTIONS, StructuredOutput
 
 FIELDS = frozenset({"response_format", "structured_outputs"})
 """The fields of a body that ask for a form."""
@@ -63,7 +63,10 @@ def json_schema(value: Mapping[str, Any]) -> StructuredOutput:
 
 
 def _named(value: Mapping[str, Any]) -> StructuredOutput:
-    names = [name for name, part in value.items() if name != "lenient" and part is not None]
+    options = ("lenient", *VLLM_OPTIONS.values())
+    for name in options:
+        checked(name, False if value.get(name) is None else value[name], bool, "true or false")
+    names = [name for name, part in value.items() if name not in options and part is not None]
     return _located(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
 
 

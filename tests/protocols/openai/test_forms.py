@@ -64,6 +64,8 @@ def test_what_a_body_does_not_say_is_the_default() -> None:
         ({"json": SCHEMA}, FORM),
         ({"json": '{"type": "object", "properties": {"b": {}, "a": {}}}'}, FORM),
         ({"json": SCHEMA, "lenient": True, "regex": None}, LENIENT),
+        ({"json": SCHEMA, "disable_any_whitespace": True}, StructuredOutput.json(SCHEMA, compact=True)),
+        ({"json": SCHEMA, "disable_additional_properties": True}, StructuredOutput.json(SCHEMA, closed=True)),
         ({"regex": "a+"}, StructuredOutput.regex("a+")),
         ({"choice": ["a", "b"]}, StructuredOutput.choice(["a", "b"])),
         ({"grammar": 'start: "a"'}, StructuredOutput.grammar('start: "a"')),
@@ -127,6 +129,11 @@ def test_what_openais_library_sends_for_a_type_is_a_form() -> None:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "must have one of"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "not empty"),
         ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "list of texts"),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": "yes"}},
+            "structured_outputs.disable_any_whitespace",
+            "true or false",
+        ),
         (
             {"structured_outputs": {"json": {}}, "response_format": {"type": "text"}},
             "structured_outputs",

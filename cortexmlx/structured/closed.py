@@ -1,0 +1,198 @@
+"""Closed schemas: objects with no other properties than those that the schema names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from itertools import combinations
+from typing import Any
+
+Schema = Mapping[str, Any]
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+"""Keywords whose values are schemas by names of the caller's."""
+
+_UNTOUCHED = ("default", "const", "enum", "examples", "required", "x-guidance", "not", "if")
+"""Keywords whose values are data, or schemas that mean something else once they are closed."""
+
+_LISTS = ("properties", "patternProperties")
+"""Keywords that list the properties of an object."""
+
+_SAYS_ITSELF = ("additionalProperties", "unevaluatedProperties")
+"""Keywords by which an object says whether it may have other properties."""
+
+
+def close_where_safe(schema: Any) -> Any:
+    """Return a schema whose objects have no other properties than those it names. What fits it fits the original, too.
+
+    An object stays as it is if it says itself whether it may have other properties, if it names none, or if its
+    properties are named in several places (`allOf` and the like), each of which would forbid those of the others. So
+    do alternatives of `oneOf` that an object may fit together.
+    """
+    return close(schema, _OpenNodes(schema).ids) if isinstance(schema, Mapping) else schema
+
+
+def close(schema: Any, unless: Set[int] = frozenset()) -> Any:
+    """Return a copy of a schema, or of a part of it, with `additionalProperties: false` in each object that names its
+    properties and says nothing of others, except those whose `id` is in `unless`.
+    """
+    if isinstance(schema, list):
+        return [close(each, unless) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    closed: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _BY_NAME and isinstance(value, Mapping):
+            closed[name] = {key: close(each, unless) for key, each in value.items()}
+        else:
+            closed[name] = value if name in _UNTOUCHED else close(value, unless)
+    lists = any(isinstance(schema.get(name), Mapping) for name in _LISTS)
+    if lists and id(schema) not in unless and schema.keys().isdisjoint(_SAYS_ITSELF):
+        closed["additionalProperties"] = False
+    return closed
+
+
+class _OpenNodes:
+    """Finds the objects of a schema that cannot be closed. `ids` has the `id` of each."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self.ids: set[int] = set()
+        for node in _within(root):
+            self._check(node)
+
+    def _check(self, node: Schema) -> None:
+        """Keep an object open, or what else applies to it, if it would forbid what the others name."""
+        groups = self._groups(node)
+        listing = [group for group in groups if any(_names_some(part) for part in self._applied(group))]
+        if _names_some(node) or len(listing) > 1:
+            self._keep_open(part for group in groups for part in self._applied(group))
+        own = _mapping(node, "properties").keys()
+        named = _required(node).union(*map(self._names, groups))
+        fewest = node.get("minProperties", 0)
+        if not named <= own or (isinstance(fewest, int | float) and fewest > len(own)):
+            self._keep_open([node])
+        if any(not self._disjoint(*pair) for pair in combinations(_list(node, "oneOf"), 2)):
+            self._keep_open(self._below(_list(node, "oneOf")))
+
+    def _keep_open(self, nodes: Iterator[Schema] | list[Schema]) -> None:
+        self.ids |= {id(node) for node in nodes}
+
+    def _groups(self, node: Schema) -> list[list[Any]]:
+        """Return the schemas that a value must fit besides. Of each group it may fit one only."""
+        groups = [[part] for part in _list(node, "allOf")]
+        groups += [_list(node, "anyOf"), _list(node, "oneOf")]
+        groups += [[node[name]] for name in ("if", "then", "else") if name in node]
+        groups += [[part] for name in ("dependentSchemas", "dependencies") for part in _mapping(node, name).values()]
+        return [*groups, [self._target(node["$ref"])]] if "$ref" in node else groups
+
+    def _applied(self, group: list[Any]) -> list[Schema]:
+        """Return the schemas of a group, and those that apply to the same value because of them."""
+        return self._reached(group, lambda node: [part for inner in self._groups(node) for part in inner])
+
+    def _below(self, group: list[Any]) -> list[Schema]:
+        """Return the schemas of a group, and all that they contain or refer to."""
+
+        def next_of(node: Schema) -> list[Any]:
+            return [*_within(node), self._target(node["$ref"])] if "$ref" in node else list(_within(node))
+
+        return self._reached(group, next_of)
+
+    @staticmethod
+    def _reached(group: list[Any], next_of: Any) -> list[Schema]:
+        found: dict[int, Schema] = {}
+        left = list(group)
+        while left:
+            part = left.pop()
+            if isinstance(part, Mapping) and id(part) not in found:
+                found[id(part)] = part
+                left += next_of(part)
+        return list(found.values())
+
+    def _names(self, group: list[Any]) -> set[str]:
+        """Return the properties that a group names. A pattern counts as a name that no property has."""
+        names: set[str] = set()
+        for part in self._applied(group):
+            names |= _mapping(part, "properties").keys() | _required(part)
+            names |= {f"/{pattern}/" for pattern in _mapping(part, "patternProperties")}
+        return names
+
+    def _disjoint(self, one: Any, other: Any) -> bool:
+        """Return whether no value fits both, by their types or by a property that both require."""
+        one, other = self._resolved(one), self._resolved(other)
+        if _types(one).isdisjoint(_types(other)):
+            return True
+        for name in _required(one) & _required(other):
+            listed, others = (_values(_mapping(schema, "properties").get(name)) for schema in (one, other))
+            if listed and others and listed.isdisjoint(others):
+                return True
+        return False
+
+    def _resolved(self, schema: Any) -> Schema:
+        for _ in range(8):
+            if not isinstance(schema, Mapping) or "$ref" not in schema:
+                break
+            schema = self._target(schema["$ref"])
+        return schema if isinstance(schema, Mapping) else {}
+
+    def _target(self, reference: object) -> Any:
+        """Return what a reference points to; None if that is not in this schema."""
+        place: Any = self._root
+        for step in str(reference).removeprefix("#").split("/")[1:]:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, list):
+                place = place[int(step)] if step.isdecimal() and int(step) < len(place) else None
+            else:
+                place = place.get(step) if isinstance(place, Mapping) else None
+        return place
+
+
+def _within(value: Any) -> Iterator[Schema]:
+    """Yield a schema and all that it contains."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _within(each)
+    elif isinstance(value, Mapping):
+        yield value
+        for name, inner in value.items():
+            if name in _BY_NAME and isinstance(inner, Mapping):
+                for each in inner.values():
+                    yield from _within(each)
+            elif name not in _UNTOUCHED:
+                yield from _within(inner)
+
+
+_ALL_TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
+
+
+def _types(schema: Schema) -> Set[str]:
+    """Return the types that a value of a schema may have."""
+    said = schema.get("type")
+    names = [said] if isinstance(said, str) else _list(schema, "type")
+    known = {"number" if name == "integer" else name for name in names}
+    return known if known and known <= _ALL_TYPES else _ALL_TYPES
+
+
+def _values(schema: Any) -> set[str]:
+    """Return the texts that a schema lists; none if it does not list texts only."""
+    if not isinstance(schema, Mapping):
+        return set()
+    listed = [schema["const"]] if "const" in schema else _list(schema, "enum")
+    return set(listed) if all(isinstance(value, str) for value in listed) else set()
+
+
+def _names_some(schema: Schema) -> bool:
+    return bool(_required(schema)) or any(name in schema for name in _LISTS)
+
+
+def _required(schema: Schema) -> set[str]:
+    return {name for name in _list(schema, "required") if isinstance(name, str)}
+
+
+def _mapping(schema: Schema, name: str) -> Schema:
+    value = schema.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(schema: Schema, name: str) -> list[Any]:
+    value = schema.get(name)
+    return value if isinstance(value, list) else []
