@@ -7,8 +7,9 @@ model writes a document for each schema that can be enforced, of at most 512 tok
 answers that end by the schema as it is in the file. Schemas that are refused, and answers that are not valid, are named
 with the reason; for answers that do not end, it is said in what they were cut.
 
-A small model is asked as its users should ask it: with closed and compact forms, and a repetition penalty. With `plain`
-nothing of this is used, so that an answer may have any properties beside those of the schema, blanks, and loops.
+A small model is asked as its users should ask it: with closed and compact forms, a repetition penalty and a frequency
+penalty. With `plain` nothing of this is used, so that an answer may have any properties beside those of the schema,
+blanks, and loops.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ SHOWN = 2000
 """How many characters of its schema the model is shown."""
 TAIL = 160
 """How many of the last characters are looked at for a loop."""
-AGAINST_LOOPS = {"repetition_penalty": 1.1, "repetition_context": 64}
+AGAINST_LOOPS = {"repetition_penalty": 1.1, "repetition_context": 64, "frequency_penalty": 0.1}
+"""The first leads out of long loops. The second grows, and so leads out of short ones, whose tokens are too likely."""
 
 
 _CONTAINERS = {"[": "an array", "{": "an object"}
