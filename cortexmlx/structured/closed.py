@@ -24,9 +24,9 @@ _SAYS_ITSELF = ("additionalProperties", "unevaluatedProperties")
 def close_where_safe(schema: Any) -> Any:
     """Return a schema whose objects have no other properties than those it names. What fits it fits the original, too.
 
-    An object stays as it is if it says itself whether it may have other properties, if it names none, or if its
-    properties are named in several places (`allOf` and the like), each of which would forbid those of the others. So
-    do alternatives of `oneOf` that an object may fit together.
+    An object stays as it is if it says itself whether it may have other properties, if it has no `properties`, or if
+    they are named in several places (`allOf` and the like), each of which would forbid those of the others. So do
+    alternatives of `oneOf` that an object may fit together.
     """
     return close(schema, _OpenNodes(schema).ids) if isinstance(schema, Mapping) else schema
 

@@ -8,6 +8,7 @@ CORE, REQUESTS = "cortexmlx/serving/core.py", "cortexmlx/serving/open_requests.p
 MATCHER, COMPILER = "cortexmlx/grammar/matcher.py", "cortexmlx/grammar/compiler.py"
 ANSWERS, BUDGET = "cortexmlx/serving/answers.py", "cortexmlx/serving/text/budget.py"
 SOURCES, FORM = "cortexmlx/grammar/sources.py", "cortexmlx/structured/output.py"
+CLOSED = "cortexmlx/structured/closed.py"
 
 _COLLECT = "            self._collect_due(plan)\n"
 _CHOOSE = "            if to_choose is not None:\n                self._choose(to_choose)\n"
@@ -109,9 +110,16 @@ FAULTS = (
     Fault(
         "objects of types are open",
         "cortexmlx/structured/types.py",
-        'closed.setdefault("additionalProperties", False)',
-        "pass",
+        "close(adapter_of(kind).json_schema())",
+        "adapter_of(kind).json_schema()",
     ),
+    Fault("compact forms have blanks", SOURCES, "        if output.compact:\n", "        if False:\n"),
+    Fault("closed forms are open", FORM, "        if closed:\n", "        if False:\n"),
+    Fault(
+        "alternatives are closed", CLOSED, "if any(not self._disjoint(*pair) for pair in", "if any(False for pair in"
+    ),
+    Fault("parts of allOf are closed", CLOSED, "if _names_some(node) or len(listing) > 1:", "if _names_some(node):"),
+    Fault("what is required is forbidden", CLOSED, "named = _required(node).union(", "named = set().union("),
     Fault("a strict schema is lenient", "cortexmlx/protocols/openai/forms.py", "lenient=not strict", "lenient=strict"),
     Fault(
         "the types of callers are in plans",
