@@ -15,7 +15,7 @@ from cortexmlx.structured.thoughts import Thoughts
 if TYPE_CHECKING:
     from cortexmlx.calls.format import Calls
 
-_BLANKS = r"/[ \n\t\r]{1,64}/"
+_BLANKS = f"/{lark.BLANKS}{{1,{lark.MOST_BLANKS}}}/"
 """The blanks around a tag of thoughts."""
 
 _JSON_BLANKS = r"(\x20|\x0A[\x20\x09]{0,40})"
@@ -46,7 +46,7 @@ def source_of(
             return json.dumps({"grammars": bodies})
         rules = [f"start: {before} @body"]
     else:
-        opens = "" if thoughts is None or thoughts.begun or thoughts.open in specials else thoughts.open
+        opens = "" if thoughts is None or thoughts.begun else thoughts.open
         called, schemas = calls.format.grammar(calls, "@body" if bodies else "", specials, opens)
         rules = [f"start: {before} answer", *called]
         bodies += schemas
@@ -87,10 +87,10 @@ def _before(thoughts: Thoughts | None, specials: Specials) -> str:
         return ""
     if thoughts.begun:
         return f"thoughts {_BLANKS}?"
-    ways = [f"{lark.tag(thoughts.open, specials)} thoughts"]
+    ways = [f"{lark.after_blanks(thoughts.open, specials)} thoughts"]
     if thoughts.skipped:
-        ways.append(lark.tag(thoughts.skipped, specials))
-    return f"({_BLANKS}? ({' | '.join(ways)}) {_BLANKS}?)?"
+        ways.append(lark.after_blanks(thoughts.skipped, specials))
+    return f"(({' | '.join(ways)}) {_BLANKS}?)?"
 
 
 def _pattern(regex: str) -> str:

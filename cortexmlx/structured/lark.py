@@ -12,6 +12,12 @@ Specials = Mapping[str, int]
 ANY = r"(.|\n)*"
 """A regular expression of any text."""
 
+BLANKS = r"[ \n\t\r]"
+"""A regular expression of a blank beside a tag."""
+
+MOST_BLANKS = 64
+"""How many blanks belong to a tag at most."""
+
 
 def tag(text: str, specials: Specials) -> str:
     """Return a tag as a part of a rule: texts in quotes, special tokens by their ids."""
@@ -29,27 +35,43 @@ def parts(text: str, specials: Specials) -> list[str | int]:
 
 def up_to(name: str, close: str, specials: Specials, not_first: str = "") -> list[str]:
     """Return the rules of free text up to the tag `close`, with the tag. The first rule is called `name`. The text does
-    not begin with `not_first`.
+    not begin with `not_first`, not even after blanks.
     """
     first, *others = parts(close, specials)
-    begins = but_not(not_first)
     terminal = f"{name.upper()}_TEXT"
-    if isinstance(first, int):  # a text never contains a special token, so it ends there
-        return [f"{name}: {terminal} {tag(close, specials)}", f"{terminal}: /{ANY}/{begins}"]
+    if isinstance(first, int):  # who reads the text cannot tell a special token from its name in ordinary tokens
+        known = max((special for special in specials if special and close.startswith(special)), key=len)
+        return [f"{name}: {terminal} {tag(close, specials)}", f"{terminal}: {without(known, not_first)}"]
+    begins = but_not(not_first)
     rest = tag(close[len(first) :], specials) if others else ""
     lazy = f"{name}_text[lazy]: {terminal}"
     return [f"{name}: {name}_text {rest}", lazy, f"{terminal}: /{ANY}{escaped(first)}/{begins}"]
 
 
 def without(text: str, not_first: str = "") -> str:
-    """Return a terminal of free text that does not contain `text`, and does not begin with `not_first`."""
+    """Return a terminal of free text that does not contain `text`, and does not begin with `not_first`, which may have
+    blanks before it.
+    """
     begins = but_not(not_first)
     return f"/{ANY}/ & ~/{ANY}{escaped(text)}{ANY}/{begins}"
 
 
+def after_blanks(text: str, specials: Specials) -> str:
+    """Return a tag that may have blanks before it, as a part of a rule. They are one terminal with the text that
+    follows, so that a free text with which an answer may begin instead does not take them away from the tag.
+    """
+    first, *others = parts(text, specials)
+    if isinstance(first, int):
+        return f"/{BLANKS}{{1,{MOST_BLANKS}}}/? {tag(text, specials)}"
+    rest = tag(text[len(first) :], specials) if others else ""
+    return f"/{BLANKS}{{0,{MOST_BLANKS}}}{escaped(first)}/ {rest}"
+
+
 def but_not(first: str) -> str:
-    """Return the part of a terminal that excludes texts which begin with `first`; empty for an empty text."""
-    return f" & ~/{escaped(first)}{ANY}/" if first else ""
+    """Return the part of a terminal that excludes texts which begin with `first`, also after blanks; empty for an empty
+    text.
+    """
+    return f" & ~/[\\s\\x1C-\\x1F]{{0,{MOST_BLANKS}}}{escaped(first)}{ANY}/" if first else ""
 
 
 def quoted(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +243,9 @@ def test_a_call_comes_after_the_thoughts(open_engine: Open) -> None:
 def test_a_trigger_in_thoughts_of_the_models_own_begins_no_call(open_engine: Open) -> None:
     engine = open_engine("plain tags", begin="{{ '<think></think>' if false }}")
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    for choice in ("auto", "required"):
-        said = dictated(engine, f"<think>Shall I <tool_call> it?</think>\n\n{call}", tools=TOOLS, tool_choice=choice)
-        answer = engine.generate(USER, said)
+    for choice, begin in product(("auto", "required"), ("", "\n", " \n")):
+        text = f"{begin}<think>Shall I <tool_call> it?</think>\n\n{call}"
+        answer = engine.generate(USER, dictated(engine, text, tools=TOOLS, tool_choice=choice))
         assert answer.thinking == "Shall I <tool_call> it?"
         assert answer.text == "" and [each.name for each in answer.tool_calls] == ["now"]
 

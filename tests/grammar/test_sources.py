@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,17 @@ def test_thoughts_are_free_and_the_answer_is_not(
     assert [follows(tokenizer, source, text) for text in whole] == [True] * len(whole)
     assert [follows(tokenizer, source, text) for text in part] == [False] * len(part)
     assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
+
+
+@pytest.mark.parametrize("thoughts", [Thoughts("<think>", "<|done|>", begun=True), replace(HARMONY, begun=True)])
+def test_a_special_token_that_is_spelled_out_closes_no_thoughts(thoughts: Thoughts, tokenizer: Any) -> None:
+    """Who reads the text would take it for one, and everything after it for the answer."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, source_of(FORM, thoughts, False, SPECIALS), log_level=0)
+    begun = list(b"hm <|done|")
+    assert matcher.try_consume_tokens([*begun, *b">"]) == len(begun)
+    assert matcher.consume_tokens(ids(thoughts.close + '{"a":1}')) and matcher.is_accepting()
 
 
 def test_a_tokenizer_that_drops_a_space_may_write_one(tokenizer: Any) -> None:

@@ -49,7 +49,8 @@ def test_free_text_ends_with_its_tag_and_holds_none(tokenizer: Any, close: str) 
 
 
 def test_free_text_ends_at_a_special_token() -> None:
-    assert lark.up_to("free", "<a>b", {"<a>": 7}) == ['free: FREE_TEXT <[7]> "b"', r"FREE_TEXT: /(.|\n)*/"]
+    free = lark.up_to("free", "<a>b", {"<a>": 7, "<ab>": 8})
+    assert free == ['free: FREE_TEXT <[7]> "b"', rf"FREE_TEXT: {lark.without('<a>')}"]
     rules = ["free: free_text <[7]>", "free_text[lazy]: FREE_TEXT", r"FREE_TEXT: /(.|\n)*b/"]
     assert lark.up_to("free", "b<a>", {"<a>": 7}) == rules
 
@@ -59,7 +60,18 @@ def test_free_text_may_be_forbidden_to_begin_with_a_tag(tokenizer: Any) -> None:
         "\n".join(["start: free", *lark.up_to("free", "]", {}, "<t>")]),
         f'start: TEXT "]"\nTEXT: {lark.without("]", "<t>")}',
     ):
-        for text in ("a", "<t", " <t>", "a<t>"):
+        for text in ("a", "<t", " <t", "a<t>", " a <t>", " " * 65 + "<t>"):
             assert takes(tokenizer, source, f"{text}]")
-        for text in ("<t>", "<t>a"):
+        for text in ("<t>", "<t>a", " <t>", "\n\t<t>a", "\u3000<t>", "\x1c<t>", " " * 64 + "<t>"):
             assert not takes(tokenizer, source, f"{text}]")
+
+
+def test_a_tag_after_blanks_is_told_from_free_text(tokenizer: Any) -> None:
+    """Also where a free text could have begun with the same blanks."""
+    assert lark.after_blanks("<ab>", {"b>": 7}) == r"/[ \n\t\r]{0,64}<a/ <[7]>"
+    assert lark.after_blanks("<a>b", {"<a>": 7}) == r'/[ \n\t\r]{1,64}/? <[7]> "b"'
+    rules = ["start: " + lark.after_blanks("<t>", {}) + ' "in" | FREE "."', f"FREE: {lark.without('.', '<t>')}"]
+    for text in ("<t>in", " <t>in", "\n\n<t>in", "x.", " \n."):
+        assert takes(tokenizer, "\n".join(rules), text)
+    for text in ("<t>.", "\n<t>."):
+        assert not takes(tokenizer, "\n".join(rules), text)

@@ -27,6 +27,10 @@ class ThinkingLimit:
     close: str
     """The tag that closes them."""
     close_tokens: tuple[int, ...]
+    first: int
+    """How many characters of the tag its first token has. If other tokens wrote less than that, the whole tag is forced:
+    to a model, and to a grammar, a special token whose name is written out is no tag.
+    """
     encode: Encode
     vocab_size: int
 
@@ -35,7 +39,11 @@ class ThinkingLimit:
         """Return the limit of a request; None if there is none, or if the thoughts are not told apart."""
         if tokens is None or thoughts is None:
             return None
-        return cls(tokens, thoughts.close, tuple(encode(thoughts.close, False)), encode, vocab_size)
+        close = thoughts.close
+        written = tuple(encode(close, False))
+        sizes = range(1, len(close))
+        first = next((n for n in sizes if tuple(encode(close[:n], False)) == written[:1]), len(close))
+        return cls(tokens, close, written, first, encode, vocab_size)
 
 
 class Thinking(Protocol):
@@ -99,8 +107,9 @@ class ThinkingBudget:
         """
         if not self._over and not self._forced and self._spent:
             written = self._text.half_closed
-            rest = self._limit.close[written:]
-            self._forced = list(self._limit.encode(rest, False) if written else self._limit.close_tokens)
+            begun = written >= self._limit.first
+            rest = self._limit.encode(self._limit.close[written:], False) if begun else self._limit.close_tokens
+            self._forced = list(rest)
         return self._forced
 
     def masks(self) -> list[Mask]:

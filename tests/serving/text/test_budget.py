@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.serving.text.budget import ThinkingBudget, ThinkingLimit
+from cortexmlx.serving.text.budget import Encode, ThinkingBudget, ThinkingLimit
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.structured.thoughts import Thoughts
@@ -20,9 +23,9 @@ OWN = Thoughts("<t>", "</t>")
 class Answer:
     """An answer of single characters: each is a token, and its code the id."""
 
-    def __init__(self, limit: int, thoughts: Thoughts = BEGUN) -> None:
+    def __init__(self, limit: int, thoughts: Thoughts = BEGUN, encode: Encode = lambda text, _: list(map(ord, text))):
         self.text = TextStream(Words(), Stops(), thoughts)
-        made = ThinkingLimit.of(limit, thoughts, lambda text, _: [ord(char) for char in text], 0x11_0000)
+        made = ThinkingLimit.of(limit, thoughts, encode, 0x11_0000)
         assert made is not None
         self.budget = ThinkingBudget(made, self.text)
         self.said = ""
@@ -72,6 +75,21 @@ def test_a_tag_that_is_half_written_is_not_written_twice() -> None:
         answer.write("abcde"[:5] + "</t>"[:half] + "x" * 10)
         assert answer.said.startswith("abcde</t>")
         assert answer.text.thinking == "abcde"
+
+
+def test_a_special_token_is_forced_as_a_whole() -> None:
+    """Its name in other tokens is no tag to a model or a grammar."""
+
+    def encode(text: str, special: bool) -> list[int]:
+        return [7 if part == "</t>" else 8 for part in re.findall("</t>|.", text)]
+
+    for half in range(4):
+        answer = Answer(half, encode=encode)
+        answer.write("</t>"[:half], steered=False)
+        assert answer.budget.forced() == [7]
+    several = Answer(4, replace(BEGUN, close="</t>x"), encode)
+    several.write("</t>", steered=False)
+    assert several.budget.forced() == [8]
 
 
 def test_thoughts_that_are_closed_or_never_begun_are_left_alone() -> None:
