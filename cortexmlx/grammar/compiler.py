@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.grammar.deep_stack import on_deep_stack
 from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.grammar.sources import source_of
 from cortexmlx.models.messages import one_line
@@ -73,7 +74,7 @@ class GrammarCompiler:
                 self._vocabulary = _Vocabulary(self._table(), self._tokenizer.encode)
         vocabulary = self._vocabulary
         source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
-        grammar = Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size)
+        grammar = on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size))
         if grammar.error:
             raise self._refused(output, calls, grammar.error)
         with self._lock:
