@@ -66,7 +66,7 @@ class QwenCoder(CallFormat):
         for place, schema in enumerate(_arguments(tool).values()):
             name = f"tool_{number}_{place}"
             if texts := _texts(schema):
-                yield {"name": name, "lark_grammar": f"start: {' | '.join(map(lark.quoted, texts))}"}
+                yield {"name": name, "lark_grammar": "\n".join(lark.one_of("start", texts))}
             elif _is_free(schema):
                 yield {"name": name, "lark_grammar": "\n".join(lark.up_to("start", VALUE_END, {}))}
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 Specials = Mapping[str, int]
 """The special tokens by the texts that tags write them as."""
@@ -54,6 +54,14 @@ def without(text: str, not_first: str = "") -> str:
     """
     begins = but_not(not_first)
     return f"/{ANY}/ & ~/{ANY}{escaped(text)}{ANY}/{begins}"
+
+
+def one_of(name: str, choices: Sequence[str]) -> list[str]:
+    """Return the rules of one of several texts. The first rule is called `name`. They are one terminal: a rule cannot
+    have more than some 2,000 ways.
+    """
+    terminal = f"{name.upper()}_CHOICE"
+    return [f"{name}: {terminal}", f"{terminal}: {' | '.join(map(quoted, choices))}"]
 
 
 def after_blanks(text: str, specials: Specials) -> str:

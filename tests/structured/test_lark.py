@@ -66,6 +66,14 @@ def test_free_text_may_be_forbidden_to_begin_with_a_tag(tokenizer: Any) -> None:
             assert not takes(tokenizer, source, f"{text}]")
 
 
+def test_one_of_very_many_texts(tokenizer: Any) -> None:
+    texts = ["", "a", "ab", 'a "b"\n', "é漢🙂", *(f"text {number}" for number in range(16_000))]
+    source = "\n".join(lark.one_of("start", texts))
+    for text in (*texts[:8], texts[-1]):
+        assert takes(tokenizer, source, text)
+    assert not takes(tokenizer, source, "text") and not takes(tokenizer, source, "text 16000")
+
+
 def test_a_tag_after_blanks_is_told_from_free_text(tokenizer: Any) -> None:
     """Also where a free text could have begun with the same blanks."""
     assert lark.after_blanks("<ab>", {"b>": 7}) == r"/[ \n\t\r]{0,64}<a/ <[7]>"
