@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -39,7 +40,7 @@ class Calls:
             return ()
         return tuple(tool for tool in self.tools if self.choice in ("auto", "required", tool.name))
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
         """What of the tools' schemas the format cannot enforce."""
         return tuple(note for tool in self.callable for note in self.format.notes(tool))

@@ -133,6 +133,11 @@ def _schema(name: str, parameters: object) -> str:
     """Return the JSON schema of a tool's arguments as JSON. It always describes an object, and has properties."""
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise _wrong(f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object")
+    required = parameters.get("required", [])
+    if not isinstance(parameters.get("properties", {}), Mapping):
+        raise _wrong(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
+    if not isinstance(required, list | tuple) or not all(isinstance(each, str) for each in required):
+        raise _wrong(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
     try:
         text = json.dumps({"type": "object", **parameters}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:

@@ -28,8 +28,8 @@ class ThinkingLimit:
     """The tag that closes them."""
     close_tokens: tuple[int, ...]
     first: int
-    """How many characters of the tag its first token has. If other tokens wrote less than that, the whole tag is forced:
-    to a model, and to a grammar, a special token whose name is written out is no tag.
+    """How many characters of the tag its first token has. If other tokens wrote fewer, the whole tag is forced: to a
+    model, and to a grammar, a special token whose name is written out is no tag.
     """
     encode: Encode
     vocab_size: int
