@@ -112,7 +112,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the answer."""
     ignore_eos: bool = False
-    """Whether the model's own end tokens do not end the answer."""
+    """Whether the model's own end tokens do not end the answer. An answer with a form or tools ends all the same."""
     seed: int | None = None
     """Makes the tokens repeatable, whatever else is in the batch."""
     logprobs: int | None = None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
-from cortexmlx.tools.call import CallDelta, ToolCall
+from cortexmlx.tools.call import CallDelta, ToolCall, loaded
 
 T = TypeVar("T")
 
@@ -287,7 +286,7 @@ class _OpenCall:
 def json_value(text: str) -> object:
     """Return the value of a JSON text. Raises NotACall, also for NaN and infinities."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return loaded(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from None
 

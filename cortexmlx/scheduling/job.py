@@ -117,10 +117,10 @@ class Job:
     def __post_init__(self) -> None:
         request, answer = self.request, self.max_new_tokens
         self.params, self.processed = request.params, bool(request.params.logits_processors)
-        if self.processed or request.params.structured is not None:
+        if self.processed or request.params.structured is not None or request.params.tools:
             self.params = copy(request.params)  # `replace` would check all values again
-            object.__setattr__(self.params, "logits_processors", ())
-            object.__setattr__(self.params, "structured", None)
+            for name, none in (("logits_processors", ()), ("structured", None), ("tools", ())):
+                object.__setattr__(self.params, name, none)
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
         self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)

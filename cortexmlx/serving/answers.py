@@ -269,12 +269,12 @@ def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> To
     return TokenLogprob(token, result.logprobs[index], top)
 
 
-def no_token(job: Job) -> CortexError:
+def no_token(job: Job, has_grammar: bool) -> CortexError:
     """Return the error for a request whose logits leave no token to choose."""
     where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
-    if job.request.params.form is not None:
+    if has_grammar:
         return StructuredOutputError(
-            f"no token is left to choose {where}: each one is excluded by the form that was asked for"
+            f"no token is left to choose {where}: each one is excluded by the form or the tools that were asked for"
             f"{', or by the logits processors' * job.processed}"
         )
     if job.processed:
@@ -292,7 +292,7 @@ def no_form(job: Job, why: str) -> StructuredOutputError:
     """Return the error for an answer that its grammar cannot continue."""
     return StructuredOutputError(
         f"the answer cannot have the form that was asked for, after {job.generated} tokens of it: {why}. Simplify the "
-        "schema or the expression"
+        "schema or the expression, or the schemas of the tools"
     )
 
 

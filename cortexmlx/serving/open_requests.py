@@ -235,7 +235,9 @@ class OpenRequests:
                 continue
             answer = self.answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
-                self.fail(answer.of_request, result.failures.get(first) or no_token(answer.job))
+                self.fail(
+                    answer.of_request, result.failures.get(first) or no_token(answer.job, answer.matcher is not None)
+                )
 
     def _finish(self, answer: Answer, reason: FinishReason) -> None:
         """Complete an answer whose job has ended."""

@@ -20,8 +20,8 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The arguments by name."""
-        values: dict[str, Any] = json.loads(self.arguments)
+        """The arguments by name. A number that is too large for Python is infinite."""
+        values: dict[str, Any] = loaded(self.arguments)
         return values
 
     def as_mapping(self) -> dict[str, Any]:
@@ -41,6 +41,20 @@ class CallDelta:
     name: str = ""
     arguments: str = ""
     """The next characters of the arguments."""
+
+
+def loaded(text: str, **options: Any) -> Any:
+    """Return the value of a JSON text. Raises ValueError and RecursionError. Whole numbers may be of any length: Python
+    refuses to read those of thousands of digits.
+    """
+    return json.loads(text, parse_int=_whole_number, **options)
+
+
+def _whole_number(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:
+        return float(digits)
 
 
 def result_message(call: ToolCall, text: str) -> Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import pytest
@@ -179,3 +180,16 @@ def test_calls_that_are_not_streamed_come_when_they_are_complete(written: Writte
     answer = written.answer(case)
     for pieces in every_cut(answer):
         assert read(written.format, pieces, streamed=False)[:2] == (said(case), case.calls)
+
+
+@each_format
+def test_a_number_of_thousands_of_digits_is_a_part_of_a_call(written: Written) -> None:
+    """The grammar takes it, and Python's own reader of JSON does not."""
+    answer = written.write([("weather", {"city": "Paris", "days": 7})])
+    long = "7" * 5000
+    before, _, after = answer.rpartition("7")
+    text = f"{before}{long}{after}"
+    assert grammar_takes(written.format, text)
+    told = read(written.format, [text])
+    assert (told.text, told.calls) == ("", (("weather", {"city": "Paris", "days": math.inf}),))
+    assert long in told.pieces[0]

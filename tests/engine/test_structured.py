@@ -20,10 +20,11 @@ from cortexmlx.protocols.openai import chat_completions, completions, responses
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.serving import open_requests
+from cortexmlx.tools.tool import Tool
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
 from support.models.thinking import SWITCHED, dictated, write_thinking
-from support.models.tiny import tokens_of
+from support.models.tiny import EOS, tokens_of
 
 PERSON = {
     "type": "object",
@@ -323,6 +324,15 @@ def test_ignored_end_tokens_end_no_answer_before_its_form_does(tiny: Any) -> Non
     assert answer.finish_reason is FinishReason.STOP and answer.text[:4] == "abab"
 
 
+def test_an_ignored_end_token_after_the_form_is_no_text(tiny: Any) -> None:
+    """A form has an end even where more could come, and only the end token says so."""
+    with Engine(str(tiny("llama")), kv_memory="4MB") as engine:
+        ends = {EOS: 60.0, engine.encode("a")[-1]: 50.0}
+        for form in (StructuredOutput.regex("a{3,9}"), StructuredOutput.regex("a+")):
+            answer = engine.generate("x", structured=form, logit_bias=ends, ignore_eos=True, max_tokens=20)
+            assert (answer.finish_reason, answer.text) == (FinishReason.STOP, "aaa" if "3" in form.definition else "a")
+
+
 def test_a_plan_holds_no_type_of_the_callers(tiny: Any) -> None:
     class Own:
         pass
@@ -330,9 +340,10 @@ def test_a_plan_holds_no_type_of_the_callers(tiny: Any) -> None:
     form = StructuredOutput(StructuredOutput.json().form, json.dumps({"type": "object"}), result_type=Own)
     driver = Driver(tiny("llama"), tokens=512)
     driver.add(tokens_of(9, seed=1), 4, structured=form)
+    driver.add(tokens_of(9, seed=1), 4, tools=[Tool("f", function=print)])
     plan = driver.core.scheduler.plan(0)
     assert plan is not None and plan.sampling is not None
-    assert plan.sampling[0].params.structured is None
+    assert [(row.params.structured, row.params.tools) for row in plan.sampling] == [(None, ())] * 2
 
 
 def test_params_keep_the_form() -> None:

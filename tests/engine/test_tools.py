@@ -11,7 +11,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cortexmlx import ChatPrompt, Completion, Engine, FinishReason, InvalidRequest, SamplingParams, TokenEvent
+from cortexmlx import (
+    ChatPrompt,
+    Completion,
+    Engine,
+    FinishReason,
+    InvalidRequest,
+    SamplingParams,
+    StructuredOutputError,
+    TokenEvent,
+)
 from cortexmlx.calls.format import Calls
 from cortexmlx.calls.hermes import Hermes
 from cortexmlx.grammar.sources import source_of
@@ -345,6 +354,11 @@ def test_variables_go_with_tools(open_engine: Open) -> None:
     assert more.usage.prompt_tokens > plain.usage.prompt_tokens
     with pytest.raises(InvalidRequest, match="does not read tools"):
         engine.generate(ChatPrompt(USER, {"tools": TOOLS}), max_tokens=1)
+
+
+def test_a_required_call_that_processors_forbid_is_told_so(open_engine: Open) -> None:
+    with pytest.raises(StructuredOutputError, match=r"excluded by the form or the tools.*or by the logits processors"):
+        open_engine().generate(USER, dictated(open_engine(), "Hello", tools=TOOLS, tool_choice="required"))
 
 
 def test_an_end_token_of_the_model_ends_text(open_engine: Open) -> None:

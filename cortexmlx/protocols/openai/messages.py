@@ -11,6 +11,7 @@ from cortexmlx.messages import plain_message
 from cortexmlx.protocols.fields import check_fields, inside
 from cortexmlx.request import Message
 from cortexmlx.structured.texts import NO_TEXT, is_text
+from cortexmlx.tools.call import loaded
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "reasoning_content")
 _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "content")
@@ -126,7 +127,7 @@ def read_arguments(name: str, arguments: object) -> Mapping[str, Any]:
         return {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = loaded(arguments)
         except ValueError as error:
             raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are no JSON: {error}") from None
         except RecursionError:

@@ -103,11 +103,14 @@ class Submitter:
         )
         if isinstance(tokens, ChatTokens):
             request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls)
-        stops = Stops.of(params, self._tokenizer.eos_token_ids, request.thoughts)
+        grammar = self._grammars.of_request(request)
+        ends = self._tokenizer.eos_token_ids
+        stops = Stops.of(params, ends, request.thoughts)
+        if grammar is not None:  # it allows an end token only where the answer is over, also with `ignore_eos`
+            stops = replace(stops, token_ids=stops.token_ids | ends)
         most = params.max_thinking_tokens
         limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
         stops = stops if limit is None else replace(stops, thinking=limit)
-        grammar = self._grammars.of_request(request)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
 
     def _queue(self, submission: Submission) -> RequestHandle:
