@@ -45,11 +45,11 @@ class Grammar:
         self.first_mask = np.zeros((1, self.width), np.uint32)
         _fill([(self._matcher, 0)], self.first_mask)
         self.first_forced: Sequence[int] = tuple(self._matcher.compute_ff_tokens())
-        self.error = self._matcher.get_error()
+        self.error = _in_words(self._matcher.get_error())
         if not self.error and self.first_forced:  # a forced text that goes beyond a limit says so with its first token
             begun = self._matcher.deep_copy()
             begun.consume_token(self.first_forced[0])
-            self.error = begun.get_error().partition("\n")[0]
+            self.error = _in_words(begun.get_error()).partition("\n")[0]
 
     def matcher(self, forced_tokens: bool = False) -> Matcher:
         """Return a matcher for one answer, at its beginning. With `forced_tokens`, it chooses the tokens itself where
@@ -73,7 +73,7 @@ class Matcher:
     def error(self) -> str:
         """Why the answer cannot go on; empty: it can."""
         message: str = self.inner.get_error()
-        return message.partition("\n")[0]
+        return _in_words(message.partition("\n")[0])
 
     def take(self, token: int) -> bool:
         """Follow the answer's next token. Return whether no further token can come: the form is complete, or there is
@@ -109,6 +109,11 @@ class Matcher:
 
     def _forced_after(self, inner: Any) -> Sequence[int]:
         return tuple(inner.compute_ff_tokens()) if self._forces else ()
+
+
+def _in_words(error: str) -> str:
+    """Return an error of llguidance for people."""
+    return "no text fits it" if error.startswith("NoExtension") else error
 
 
 def fill_masks(matchers: Sequence[tuple[Matcher, Sequence[int]]]) -> Masks:

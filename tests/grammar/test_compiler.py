@@ -73,6 +73,9 @@ def test_threads_share_one_vocabulary(compiler: GrammarCompiler) -> None:
         (StructuredOutput.regex(r"(a)\1"), "regular expression"),
         (StructuredOutput.grammar("start: missing"), "grammar.*missing"),
         (StructuredOutput.grammar("no grammar at all"), "grammar"),
+        (StructuredOutput.grammar("start: start"), "no text fits it$"),
+        (StructuredOutput.json({"$ref": "#"}), "no text fits it$"),
+        (StructuredOutput.regex("a[b&&c]"), "no text fits it$"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_by_name(
