@@ -70,7 +70,20 @@ FAULTS = (
         "",
     ),
     Fault("tags of thoughts count", BUDGET, "        elif before and inside:\n", "        elif inside:\n"),
-    Fault("a half tag is written twice", BUDGET, "rest = self._limit.close[written:]", "rest = self._limit.close"),
+    Fault("a half tag is written twice", BUDGET, "self._limit.close[written:]", "self._limit.close"),
+    Fault("a special token is forced in halves", BUDGET, "written >= self._limit.first", "written > 0"),
+    Fault(
+        "a special token that is spelled out closes thoughts",
+        "cortexmlx/structured/lark.py",
+        "{terminal}: {without(known, not_first)}",
+        "{terminal}: /{ANY}/",
+    ),
+    Fault(
+        "an ignored end token is a part of a form",
+        "cortexmlx/serving/app/submitter.py",
+        "stops.token_ids | ends",
+        "stops.token_ids",
+    ),
     Fault("characters are torn", BUDGET, "not 0 < self._silent <= _MOST_SILENT", "True"),
     Fault("the last free token is one too many", BUDGET, "self._left <= 1)", "self._left <= 0)"),
     Fault("the tag is forced for ever", BUDGET, "            self._over = not self._forced\n", "            pass\n"),
@@ -124,7 +137,7 @@ FAULTS = (
     Fault(
         "the types of callers are in plans",
         "cortexmlx/scheduling/job.py",
-        '            object.__setattr__(self.params, "structured", None)\n',
+        '("structured", None), ',
         "",
     ),
 )
