@@ -111,7 +111,7 @@ FAULTS = (
     ),
     Fault("no limit of parser items", MATCHER, "step_max_items=MOST_ITEMS, ", ""),
     Fault("a form that cannot begin is taken", MATCHER, "            begun.consume_token(self.first_forced[0])\n", ""),
-    Fault("choices are rules", SOURCES, "start: CHOICE\\nCHOICE: ", "start: "),
+    Fault("choices are rules", "cortexmlx/structured/lark.py", 'f"{name.upper()}_CHOICE"', 'f"{name}_choice"'),
     Fault("escaped names are other names", SOURCES, "allowed_escapes(schema)) is not None", "None) is not None"),
     Fault(
         "a pattern alone closes an object",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 FORMAT, READER = "cortexmlx/calls/format.py", "cortexmlx/calls/reader.py"
+ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
 STREAM, CODER = "cortexmlx/serving/text/stream.py", "cortexmlx/calls/qwen_coder.py"
 
 TESTS = (
@@ -13,6 +14,9 @@ TESTS = (
     "structured/test_lark.py",
     "protocols/openai/test_tools.py",
     "engine/test_tools.py",
+    "sessions/test_tool_rounds.py",
+    "cli/chat/tools",
+    "cli/chat/test_talk_tools.py",
 )
 """The tests that judge these faults."""
 
@@ -115,4 +119,24 @@ FAULTS = (
         "} if answer.tool_calls else {}",
         "} if answer.others else {}",
     ),
+    Fault(
+        "calls run that were not allowed",
+        ROUNDS,
+        "result = run(self._function(call), call.arguments) if allowed",
+        "result = run(self._function(call), call.arguments) if True",
+    ),
+    Fault("rounds have no end", ROUNDS, '"auto" if self._left and', '"auto" if'),
+    Fault("a call is required in every round", ROUNDS, "tool_choice=choice)", "tool_choice=self._params.tool_choice)"),
+    Fault(
+        "a turn that failed stays",
+        "cortexmlx/sessions/conversation.py",
+        "            self._messages, self._transcript, self._offered, self.unread = before\n",
+        "",
+    ),
+    Fault("undo takes the last round only", "cortexmlx/sessions/turn.py", " and not calls:", ":"),
+    Fault("calls run unasked", DISPLAY, "if not self._ask_first or call.name in self._allowed:", "if True:"),
+    Fault("one consent is for all functions", DISPLAY, "self._allowed.add(call.name)", "self._ask_first = False"),
+    Fault("a call hides characters", DISPLAY, "char if harmless(char) == char else json.dumps(char)[1:-1]", "char"),
+    Fault("private functions are tools", "cli/chat/tools/functions_file.py", ' and not name.startswith("_")', ""),
+    Fault("unknown arguments are dropped", "cortexmlx/tools/functions.py", 'extra="forbid"', 'extra="ignore"'),
 )

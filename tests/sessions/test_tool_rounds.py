@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, FinishReason, InvalidRequest, RequestTimeout, SamplingParams, Tool, ToolEvent
-from cortexmlx.errors import LogitsProcessorError
+from cortexmlx.errors import LogitsProcessorError, StructuredOutputError
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolRounds
 from cortexmlx.tools.call import ToolCall
 from support.models.calling import write_calling
@@ -110,7 +110,7 @@ def test_after_the_last_round_the_model_is_held_to_an_answer(rounds: int, ran: i
         return "noted"
 
     said = dictated(engine, call("note", text="a"))
-    with pytest.raises(LogitsProcessorError, match="left no token to choose"):
+    with pytest.raises(StructuredOutputError, match="no token is left to choose"):
         talk.ask("?", said, tools=[note], max_rounds=rounds)
     assert len(seen) == ran and talk.messages == ()
 
