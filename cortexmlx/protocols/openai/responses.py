@@ -39,6 +39,7 @@ FIELDS = Fields(
     parameters.SAMPLING - {"n", "best_of", "logprobs", "prompt_logprobs", "max_tokens"}
     | set(parameters.TEMPLATE)
     | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning", "text"}
+    | parameters.STREAM
     | tools.FIELDS,
     parameters.NO_EFFECT,
     {**parameters.UNSERVED, **OWN_UNSERVED},
@@ -62,9 +63,10 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     if "max_output_tokens" in said:
         values["max_tokens"] = said["max_output_tokens"]
     params = parameters.sampling_params(defaults.params, values, said)
+    stream = parameters.stream_of(said, params)
     messages = _input(said)
     variables = parameters.template_variables(said, defaults.template_vars, effort=_effort(said))
-    return Request((messages,), params, variables, body=body)
+    return Request((messages,), params, variables, body=body, **stream)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:

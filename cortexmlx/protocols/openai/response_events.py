@@ -1,0 +1,180 @@
+"""The events of a streamed response: what is added to which item of its output, and the response itself at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.protocols.openai import responses
+from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.protocols.openai.logprobs import chat_logprobs
+from cortexmlx.protocols.openai.tools import whole
+from cortexmlx.protocols.reply import Body, ReplyInfo
+from cortexmlx.protocols.request import Request
+from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.tools.call import CallDelta
+
+
+@dataclass
+class _Item:
+    """An item of the output that has begun. `text` is what was said of it so far."""
+
+    place: int
+    id: str
+    kind: str
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+
+    def body(self, status: str) -> Body:
+        """Return the item with what was said of it."""
+        body: Body = {"id": self.id, "type": self.kind, "status": status}
+        if self.kind == "function_call":
+            return {**body, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        content = [] if status == "in_progress" else [self.part(self.text)]
+        if self.kind == "reasoning":
+            return {**body, "summary": [], "content": content}
+        return {**body, "role": "assistant", "content": content}
+
+    def part(self, text: str) -> Body:
+        """Return the item's only part of content."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+_SAID = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+"""What the events of an item's text are called."""
+
+
+class Chunks:
+    """The events of one streamed response, from the engine's events. Each is a body with a `type`."""
+
+    def __init__(self, request: Request, info: ReplyInfo) -> None:
+        self._request = request
+        self._info = info
+        self._number = 0
+        self._items: dict[str, _Item] = {}
+        self._begun = False
+
+    def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
+        """Return the events of one event of the engine. The error of a failed request becomes `response.failed`."""
+        return [self._numbered(body) for body in self._of(event)]
+
+    def _of(self, event: TokenEvent) -> Iterator[Body]:
+        if not self._begun and event.progress is None:
+            self._begun = True
+            for kind in ("created", "in_progress"):
+                yield {"type": f"response.{kind}", "response": self._response("in_progress")}
+        if event.error is not None:
+            error = error_body(event.error)["error"]
+            failed = {"code": error["code"] or "server_error", "message": error["message"]}
+            yield {"type": "response.failed", "response": {**self._response("failed"), "error": failed}}
+        elif event.completion is not None:
+            yield from self._end(event.completion)
+        elif event.progress is None:
+            logprobs = () if event.logprob is None else (event.logprob,)
+            yield from self._grow(event.thinking, event.text, event.tool_calls, logprobs)
+
+    def _grow(
+        self,
+        thinking: str,
+        text: str,
+        calls: tuple[CallDelta, ...] | list[CallDelta],
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> Iterator[Body]:
+        if thinking:
+            yield from self._say("reasoning", f"rs_{self._info.id}", thinking)
+        if text or logprobs:
+            yield from self._close("reasoning")
+            told = {"logprobs": chat_logprobs(logprobs, self._info.token_bytes)}
+            yield from self._say("message", f"msg_{self._info.id}", text, told)
+        for delta in calls:
+            yield from self._close("reasoning")
+            yield from self._say("function_call", f"fc_{self._info.id}_{delta.index}", delta.arguments, call=delta)
+
+    def _say(
+        self, kind: str, id: str, text: str, more: Body | None = None, call: CallDelta | None = None
+    ) -> Iterator[Body]:
+        """Yield the events of more text of an item, which begins with it."""
+        item = self._items.get(id)
+        if item is None:
+            item = self._items[id] = _Item(len(self._items), id, kind)
+            if call is not None:
+                item.call_id, item.name = call.id, call.name
+            yield {"type": "response.output_item.added", "output_index": item.place, "item": item.body("in_progress")}
+            if call is None:
+                yield self._at(item, "response.content_part.added", part=item.part(""))
+        item.text += text
+        if text or more:
+            yield self._at(item, f"response.{_SAID[kind]}.delta", delta=text, **(more or {}))
+
+    def _close(self, *kinds: str) -> Iterator[Body]:
+        """Yield the ends of the items of these kinds that have not ended."""
+        for item in list(self._items.values()):
+            if item.kind not in kinds or item.call_id == _ENDED:
+                continue
+            if item.kind == "function_call":
+                yield self._at(item, "response.function_call_arguments.done", name=item.name, arguments=item.text)
+            else:
+                told: Body = {"logprobs": []} if item.kind == "message" else {}
+                yield self._at(item, f"response.{_SAID[item.kind]}.done", text=item.text, **told)
+                yield self._at(item, "response.content_part.done", part=item.part(item.text))
+            yield {"type": "response.output_item.done", "output_index": item.place, "item": item.body("completed")}
+            if item.kind != "function_call":
+                item.call_id = _ENDED
+
+    def _end(self, completion: Completion) -> Iterator[Body]:
+        """Yield what no event has said yet, and the whole response."""
+        body = responses.write(self._request, [(completion,)], self._info)
+        said = {kind: next((i.text for i in self._items.values() if i.kind == kind), "") for kind in _SAID}
+        told = sum(item.kind == "function_call" for item in self._items.values())
+        rest = completion.text[len(said["message"]) :]
+        yield from self._grow(completion.thinking[len(said["reasoning"]) :], rest, whole(completion.tool_calls, told))
+        if not self._items or (not completion.tool_calls and f"msg_{self._info.id}" not in self._items):
+            yield from self._say("message", f"msg_{self._info.id}", "")
+        complete = {f"fc_{self._info.id}_{number}" for number in range(len(completion.tool_calls))}
+        self._items = {id: item for id, item in self._items.items() if item.kind != "function_call" or id in complete}
+        yield from self._close("reasoning", "message", "function_call")
+        places = {item.id: item.place for item in self._items.values()}
+        body["output"].sort(key=lambda item: places.get(item["id"], len(places)))
+        yield {"type": f"response.{body['status']}", "response": body}
+
+    def _response(self, status: str) -> Body:
+        """Return the response before there is an answer."""
+        request, info = self._request, self._info
+        return {
+            "id": f"resp_{info.id}",
+            "object": "response",
+            "created_at": info.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.body.get("instructions"),
+            "max_output_tokens": request.params.max_tokens,
+            "metadata": request.body.get("metadata") or {},
+            "model": info.model,
+            "output": [],
+            "parallel_tool_calls": request.params.parallel_tool_calls,
+            "temperature": request.params.temperature,
+            "text": {"format": (request.body.get("text") or {}).get("format") or {"type": "text"}},
+            "tool_choice": request.body.get("tool_choice") or "auto",
+            "tools": request.body.get("tools") or [],
+            "top_p": request.params.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _at(self, item: _Item, kind: str, **more: Any) -> Body:
+        place = {} if item.kind == "function_call" else {"content_index": 0}
+        return {"type": kind, "item_id": item.id, "output_index": item.place, **place, **more}
+
+    def _numbered(self, body: Body) -> Body:
+        self._number += 1
+        return {**body, "sequence_number": self._number - 1}
+
+
+_ENDED = "ended"
+"""In place of a call's id: an item of text that has ended."""
