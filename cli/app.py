@@ -21,6 +21,7 @@ from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
+from cortexmlx.cli.serve.command import serve
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import exit_codes
 from cortexmlx.models.resolve import STARTER
@@ -29,7 +30,6 @@ EXAMPLES = """\
 \b
 Examples:
   cortexmlx chat                                  talk to the starter model
-  cat notes.txt | cortexmlx generate -p "Summarise this."
   cortexmlx batch smollm2 questions.jsonl -o answers.jsonl
 """
 
@@ -48,15 +48,15 @@ ELSEWHERE_CALLED = {
     "ls": "models",
     "benchmark": "bench",
     "perplexity": "eval",
+    "server": "serve",
+    "start": "serve",
 }
 """Names of commands in other programs, and the commands here."""
 
 _USED = "a model is downloaded when it is first used: cortexmlx chat org/name"
 _GONE = "models of the hub lie in its cache: `hf cache rm`, or remove the folder that `cortexmlx models --json` names"
-_SERVE = "there is no server. Files of requests: cortexmlx batch; in a program: https://github.com/cortexmlx/cortexmlx"
 NOT_HERE = {
     **dict.fromkeys(("pull", "download", "get", "install"), _USED),
-    **dict.fromkeys(("serve", "server", "start"), _SERVE),
     **dict.fromkeys(("rm", "remove", "delete"), _GONE),
     **dict.fromkeys(("show", "info"), "what a model takes: cortexmlx plan MODEL; in a chat: /show"),
     **dict.fromkeys(("ps", "stop"), "nothing runs in the background: a model is loaded for as long as a command runs"),
@@ -152,6 +152,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chats", chats, "List, rename or delete kept chats."),
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
+    ("serve", serve, "Answer programs that speak the OpenAI API."),
     ("eval", evaluate, "Measure the perplexity of a text."),
     ("plan", plan, "Say what fits into this machine's memory."),
     ("cache", cache, "Show or clear what chats and batches keep on disk."),

@@ -372,3 +372,10 @@ def changed(params: SamplingParams, **changes: Any) -> SamplingParams:
         return replace(params, **changes)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def given_sampling(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
+    """Return the values of `params` that were typed on the command line."""
+    names = set(given(context))
+    typed = {name: value for name, value in vars(params).items() if name in names}
+    return typed if params.form is None else {**typed, "structured": params.form}

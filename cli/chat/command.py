@@ -11,7 +11,7 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.sampling import SAMPLING, given, usual
+from cortexmlx.cli.chat.sampling import SAMPLING, usual
 from cortexmlx.cli.chat.tools.functions_file import tools_of
 from cortexmlx.cli.chats.saved_chats import ChatSaver, find, resume_command, tidy, whereabouts
 from cortexmlx.cli.prompts import checked
@@ -114,7 +114,7 @@ def chat(
         tidy()
     with engines.OpenEngine(config) as host, counted_interrupts() as presses:
         host.undisturbed = lambda: presses.calling(lambda: None)
-        conversation = begin(host.engine, given(context, params), system, resumed)
+        conversation = begin(host.engine, options.given_sampling(context, params), system, resumed)
         if variables := options.template_vars(template_var, think):
             conversation.template_vars = checked(host.engine, conversation.template_vars | variables)
         if pretty and not (piped or once):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cortexmlx.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -29,20 +27,9 @@ def source(info: ModelInfo) -> str:
     return f"recommended by the model's makers: {', '.join(f'{name} {value:g}' for name, value in info.sampling)}"
 
 
-def given(context: typer.Context, params: SamplingParams) -> dict[str, Any]:
-    """Return the values of `params` that were typed on the command line."""
-    typed = {name: value for name, value in vars(params).items() if _typed(context, name)}
-    return typed if params.form is None else {**typed, "structured": params.form}
-
-
 def moved(params: SamplingParams, before: ModelInfo, after: ModelInfo) -> SamplingParams:
     """Return the sampling of a chat that continues with another model. Values that the user has not changed become the
     new model's.
     """
     old, new = vars(usual(before)), vars(usual(after))
     return replace(params, **{name: new[name] for name, value in vars(params).items() if value == old[name]})
-
-
-def _typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

@@ -89,7 +89,6 @@ def test_the_package_runs_as_a_module() -> None:
         ("modles", "Did you mean 'models'?"),
         ("run smollm2", "Did you mean 'chat'? Type: cortexmlx chat smollm2"),
         ("pull org/model", "a model is downloaded when it is first used: cortexmlx chat org/name"),
-        ("serve", "there is no server. Files of requests: cortexmlx batch"),
         ("rm org/model", "hf cache rm"),
         ("ps", "nothing runs in the background"),
         ("ls", "Did you mean 'models'?"),

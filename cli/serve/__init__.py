@@ -1,0 +1,1 @@
+"""`cortexmlx serve`: an engine for programs that speak the OpenAI API."""

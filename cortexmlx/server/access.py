@@ -1,0 +1,119 @@
+"""Who may ask: keys, names of the host, and origins of web pages. An ASGI middleware that a streamed answer passes
+through unchanged.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from cortexmlx.server.settings import ServerSettings
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN = ("/health",)
+"""Paths that are answered without a key. They tell nothing but that the server runs."""
+
+CLIENT = "cortexmlx.client"
+"""The name of the client, in the scope of a request."""
+
+_ALLOWED = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+    (b"access-control-max-age", b"600"),
+)
+
+
+class Access:
+    """Lets through what may ask. A request without a valid key is 401, one for another host or from a foreign page
+    403.
+    """
+
+    def __init__(self, app: App, settings: ServerSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or let the application answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _headers(scope)
+        origin = headers.get("origin")
+        if why := self._foreign(headers, origin):
+            await _refuse(send, 403, why)
+            return
+        granted = _granted(origin) if origin is not None and self._trusts(origin) else []
+        if scope["method"] == "OPTIONS" and origin is not None:
+            await send({"type": "http.response.start", "status": 204, "headers": [*granted, *_ALLOWED]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if self._settings.keys and scope["path"] not in OPEN:
+            client = self._client(headers)
+            if client is None:
+                await _refuse(
+                    send, 401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`", granted
+                )
+                return
+            scope[CLIENT] = client
+
+        async def also(message: Message) -> None:
+            if message["type"] == "http.response.start" and granted:
+                message["headers"] = [*message.get("headers", ()), *granted]
+            await send(message)
+
+        await self._app(scope, receive, also)
+
+    def _foreign(self, headers: MutableMapping[str, str], origin: str | None) -> str:
+        """Return why a request may come from a page of the web that nobody allowed; empty: it does not."""
+        host = _name_of(headers.get("host", ""))
+        names = self._settings.hosts
+        if not self._settings.keys and host not in names and "*" not in names:
+            return f"the host {host[:80]!r} is not served: --host and --api-key allow others"
+        if origin is None or self._trusts(origin) or urlsplit(origin).netloc == headers.get("host"):
+            return ""
+        return f"pages of {origin[:80]!r} may not ask: --cors allows them"
+
+    def _trusts(self, origin: str) -> bool:
+        return "*" in self._settings.origins or origin in self._settings.origins
+
+    def _client(self, headers: MutableMapping[str, str]) -> str | None:
+        """Return the client whose key a request has. All keys are compared, each in constant time."""
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = None
+        for key, client in self._settings.keys.items():
+            if hmac.compare_digest(key.encode(), given.encode()):
+                found = client
+        return found
+
+
+def _granted(origin: str) -> list[tuple[bytes, bytes]]:
+    return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a `Host` header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+async def _refuse(send: Send, status: int, why: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    kind = "authentication_error" if status == 401 else "permission_error"
+    body = json.dumps({"error": {"message": why, "type": kind, "param": None, "code": None}}).encode()
+    more = [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*plain, *more, *(headers or ())]})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,106 @@
+"""A request's answers: asked of the engine, read as events, and cancelled when nobody reads them any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from cortexmlx.errors import CortexError
+from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.request import Request
+from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.server.mailbox import Mailbox
+from cortexmlx.serving.app.event_loop import on_a_thread
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+    from cortexmlx.serving.handle import RequestHandle
+
+MOST_WAITING = 4096
+"""Events of one request that may wait for a slow reader. With one more, the request is cancelled."""
+
+
+class SlowReader(CortexError):
+    """A client reads its stream so slowly that too much of it is waiting."""
+
+
+class Answering:
+    """The answers to the prompts of one request."""
+
+    def __init__(self, engine: Engine, mailbox: Mailbox, request: Request) -> None:
+        self._engine = engine
+        self._mailbox = mailbox
+        self._request = request
+        self._handles: list[RequestHandle] = []
+        self._events: deque[tuple[int, TokenEvent]] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+        self.completions: dict[int, Completion] = {}
+        """The completions so far, by the numbers of their prompts."""
+
+    async def begin(self, client: str | None, timeout: float | None) -> None:
+        """Submit all prompts. They are tokenized on a thread. Raises what `Engine.submit` raises."""
+        await on_a_thread(lambda: self._submit(client, timeout), lambda done: self.close())
+
+    def _submit(self, client: str | None, timeout: float | None) -> None:
+        for number, asked in enumerate(self._request.prompts):
+            prompt: Any = asked if self._request.raw or not _is_chat(asked) else self._chat(asked)
+            self._handles.append(
+                self._engine.submit(
+                    prompt, self._request.params, listener=self._listener(number), client=client, timeout=timeout
+                )
+            )
+
+    def _chat(self, asked: Any) -> ChatPrompt:
+        return ChatPrompt(asked, self._request.template_vars)
+
+    def _listener(self, number: int) -> Any:
+        def deliver(event: TokenEvent) -> None:
+            if self._closed:
+                return
+            self._events.append((number, event))
+            self._news.set()
+            if len(self._events) > MOST_WAITING:
+                self.close()
+
+        return lambda event: self._mailbox.put(deliver, event)
+
+    async def events(self, quiet: float) -> AsyncIterator[tuple[int, TokenEvent] | None]:
+        """Yield each event with the number of its prompt, up to the last completion or the first error. Yield None
+        whenever nothing has come for `quiet` seconds. Raises SlowReader.
+        """
+        while len(self.completions) < len(self._request.prompts):
+            if not self._events:
+                if self._closed:
+                    raise SlowReader(f"more than {MOST_WAITING} events wait to be read: the request is cancelled")
+                self._news.clear()
+                try:
+                    await asyncio.wait_for(self._news.wait(), quiet)
+                except TimeoutError:
+                    yield None
+                continue
+            number, event = self._events.popleft()
+            if event.completion is not None:
+                self.completions[number] = event.completion
+            yield number, event
+            if event.error is not None:
+                return
+
+    async def result(self) -> list[tuple[Completion, ...]]:
+        """Return all answers to each prompt. Raises the error of the first prompt that fails."""
+        async for item in self.events(3600.0):
+            if item is not None and item[1].error is not None:
+                raise item[1].error
+        return [(done, *done.others) for _, done in sorted(self.completions.items())]
+
+    def close(self) -> None:
+        """Cancel what has not ended. Safe to call again, and from other threads."""
+        self._closed = True
+        for handle in self._handles:
+            handle.cancel()
+
+
+def _is_chat(asked: Any) -> bool:
+    return isinstance(asked, list) and bool(asked) and not isinstance(asked[0], int)

@@ -1,0 +1,126 @@
+"""Bodies of requests and replies: JSON within bounds, errors in the protocol's words, and streams of events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from cortexmlx.errors import (
+    CortexError,
+    EngineClosed,
+    InvalidRequest,
+    KVCacheFull,
+    MemoryRefused,
+    PromptTooLong,
+    RequestTimeout,
+)
+from cortexmlx.protocols.openai.errors import error_body
+
+
+class Refused(CortexError):
+    """A request that is refused before the engine hears of it."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers or {}
+
+
+async def json_body(request: Request, most: int) -> dict[str, Any]:
+    """Return the JSON object that was sent. Raises Refused."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > most:
+        raise _too_large(int(declared), most)
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > most:
+            raise _too_large(size, most)
+        pieces.append(piece)
+    try:
+        body = json.loads(b"".join(pieces))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {error or type(error).__name__}") from None
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object")
+    return body
+
+
+def _too_large(size: int, most: int) -> Refused:
+    return Refused(413, f"the body has {size:,} bytes or more, but must have at most {most:,}")
+
+
+def status_of(error: CortexError) -> int:
+    """Return the status of an error."""
+    if isinstance(error, Refused):
+        return error.status
+    if isinstance(error, InvalidRequest | PromptTooLong):
+        return 400
+    if isinstance(error, RequestTimeout):
+        return 504
+    return 503 if isinstance(error, EngineClosed | KVCacheFull | MemoryRefused) else 500
+
+
+def error_reply(error: CortexError) -> Response:
+    """Return the reply that tells a client of an error."""
+    body = error_body(error)
+    status = status_of(error)
+    if status < 500:
+        body["error"]["type"] = "rate_limit_error" if status == 429 else "invalid_request_error"
+    if isinstance(error, Refused):
+        body["error"]["code"] = error.code
+    return json_reply(body, status, error.headers if isinstance(error, Refused) else None)
+
+
+def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a whole body."""
+    return Response(dumped(body), status, headers, "application/json")
+
+
+def dumped(body: Any) -> bytes:
+    """Return JSON as bytes. Halves of characters, which UTF-8 cannot hold, are escaped."""
+    try:
+        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+def event(body: Any, name: str | None = None) -> bytes:
+    """Return an event of a stream."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + dumped(body) + b"\n\n"
+
+
+class EventStream(StreamingResponse):
+    """A stream of events. `end` is called when it is over, also if the client has gone before it began."""
+
+    def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(events, 200, headers, "text/event-stream")
+        self._end = end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end()
+
+
+async def gone(request: Request) -> None:
+    """Return when the client has gone."""
+    while True:
+        try:
+            message = await request.receive()
+        except ClientDisconnect:
+            return
+        if message["type"] == "http.disconnect":
+            return

@@ -1,0 +1,45 @@
+"""Logged: a request that was answered, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cortexmlx.request import Completion
+
+TOKENS = "cortexmlx.tokens"
+"""The tokens of a request's answers, in its scope."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one request."""
+
+    prompt: int
+    cached: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A request that was answered."""
+
+    method: str
+    path: str
+    status: int
+    """499: the client went away before the answer."""
+    seconds: float
+    tokens: Tokens | None
+
+
+def tokens_of(completions: Iterable[Completion]) -> Tokens | None:
+    """Return the tokens of the answers to all prompts of a request; None if there are no answers."""
+    listed = list(completions)
+    if not listed:
+        return None
+    answers = [answer for first in listed for answer in (first, *first.others)]
+    return Tokens(
+        sum(first.usage.prompt_tokens for first in listed),
+        sum(first.usage.cached_tokens for first in listed),
+        sum(answer.usage.completion_tokens for answer in answers),
+    )

@@ -1,0 +1,54 @@
+"""ServerSettings: whom a server answers, and how much it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.request import Defaults
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.server.logged import Logged
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+"""The names of this machine for its own programs."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Whom a server answers, and how much it takes."""
+
+    keys: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    """The API keys, each with the name of its client. Clients share no prefixes, and take turns. Without keys everybody
+    is answered, as one client.
+    """
+    hosts: tuple[str, ...] = LOOPBACK
+    """The names that a request's `Host` may have while there are no keys. Pages of the web could reach the server under
+    a name of their own otherwise (DNS rebinding). `*`: every name.
+    """
+    origins: tuple[str, ...] = ()
+    """The origins of web pages that may ask, such as `https://example.com`; `*`: all of them."""
+    names: tuple[str, ...] = ()
+    """Other names of the model."""
+    any_name: bool = False
+    """Whether the model answers under every name."""
+    max_body: int = 32 << 20
+    """Bytes of a request's body, at most."""
+    max_open: int = 256
+    """Requests that run or wait, at most. More are told to come again later (429)."""
+    timeout: float | None = None
+    """Seconds that a request may take; None: any time."""
+    quiet: float = 5.0
+    """A stream that has said nothing for so many seconds says a comment, since clients give up on silence."""
+    log: Callable[[Logged], None] | None = None
+    """Called with each request when it has ended."""
+    defaults: Defaults = field(default_factory=lambda: Defaults(SamplingParams(max_tokens=None)))
+    """What a body does not set."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_body", "max_open", "quiet"):
+            if not getattr(self, name) > 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
+        if any(not key.isascii() or not key or key.strip() != key for key in self.keys):
+            raise InvalidRequest("a key must be a text of ASCII characters, without blanks around it", field="keys")

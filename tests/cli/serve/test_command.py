@@ -1,0 +1,109 @@
+"""`cortexmlx serve` as a process: it says where it is, answers, and ends with its signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from cortexmlx.cli.serve import command
+from cortexmlx.cli.start import run
+from cortexmlx.server.listening import bound
+from support.models.calling import write_calling
+from support.patience import PATIENCE
+
+BODY: Any = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling(tmp_path_factory.mktemp("calling") / "tiny", "hermes")
+
+
+@pytest.fixture
+def started(folder: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[Any, str]]]:
+    """Start the command with some options; returns the process and the address."""
+    processes = []
+
+    def start(*options: str, **environment: str) -> tuple[Any, str]:
+        command = [sys.executable, "-m", "cortexmlx", "serve", str(folder), "--port", "0", "--kv-memory", "8MB"]
+        variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment}
+        process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=variables)
+        processes.append(process)
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "serves" in line)
+        found = re.search(r"http://\S+?(?=/v1)", line)
+        assert found is not None
+        return process, found[0]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_answers_and_a_signal_ends_it_with_0(started: Any, number: signal.Signals) -> None:
+    process, url = started("--alias", "small", "--temp", "0")
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+        assert http.post("/v1/chat/completions", json={**BODY, "model": "small"}).json()["model"] == "tiny"
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 0
+    said = process.stderr.read()
+    assert "POST /v1/chat/completions 200" in said and said.endswith("ended: no request is running\n")
+    assert "Traceback" not in said
+
+
+def test_keys_come_from_a_file_and_the_environment(started: Any, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# ours\nfirst ann\n\nsecond\n")
+    process, url = started("--api-key-file", f"{tmp_path}/keys", "--log-format", "json", CORTEXMLX_API_KEY="third")
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+        for key, status in (("first", 200), ("second", 200), ("third", 200), ("ann", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert http.post("/v1/chat/completions", json=BODY, headers=headers).status_code == status
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    lines = [json.loads(line) for line in process.stderr.read().splitlines() if line.startswith("{")]
+    assert [line["status"] for line in lines] == [200, 200, 200, 401] and lines[0]["answer"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--host", "0.0.0.0"], 2, "0.0.0.0 can be reached from other machines"),
+        (["--insecure"], 2, "127.0.0.1 is reached from this machine only"),
+        (["--api-key-file", "missing"], 1, "the keys in missing cannot be read"),
+        (["--host", "no.such.host.invalid", "--insecure"], 1, "there is no address"),
+        (["--port", "70000"], 2, "65535"),
+        (["--temp", "-1"], 2, "temp"),
+        (["missing-model"], 1, "missing-model"),
+    ],
+)
+def test_wrong_options_are_said_before_a_model_is_loaded(
+    options: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CORTEXMLX_API_KEY", raising=False)
+    assert run(["serve", *options]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with bound("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert run(["serve", "missing-model", "--port", str(port)]) == 1
+    assert f"port {port} of 127.0.0.1 is in use" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    assert run(["serve", "missing-model"]) == 1
+    assert "pip install 'cortexmlx[server]'" in capsys.readouterr().err

@@ -1,0 +1,20 @@
+"""The line of a request: for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from cortexmlx.cli.serve.log import LogFormat, line_of
+from cortexmlx.server.logged import Logged, Tokens
+
+
+def test_a_line_for_people() -> None:
+    line = line_of(Logged("POST", "/v1/x\x1b[2J\n", 200, 1.234, Tokens(1200, 1000, 7)), LogFormat.text, 0.0)
+    assert line[8:] == " POST /v1/x␛[2J␊ 200 1.23 s · 1,200 (1,000 cached) + 7 tokens"
+    assert line_of(Logged("GET", "/", 404, 0.0, None), LogFormat.text, 0.0)[8:] == " GET / 404 0.00 s"
+
+
+def test_a_line_as_json() -> None:
+    line = line_of(Logged("POST", "/a\nb", 200, 0.12345, Tokens(3, 2, 1)), LogFormat.json, 12.3456)
+    expected = {"time": 12.346, "method": "POST", "path": "/a\nb", "status": 200, "seconds": 0.1235}
+    assert json.loads(line) == {**expected, "prompt": 3, "cached": 2, "answer": 1} and "\n" not in line

@@ -1,0 +1,59 @@
+"""docs/server.md: its client is answered by a server, and its limits are those of the code."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.server import ServerSettings, app
+from cortexmlx.server.answering import MOST_WAITING
+from cortexmlx.server.listening import Listening, bound
+from support.models.thinking import SWITCHED, write_thinking
+from support.pages import blocks, read
+from support.patience import PATIENCE
+
+PAGE = "docs/server.md"
+
+
+def test_the_client_of_the_page_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, own = (block for block in blocks("python") if block.page == PAGE)
+    model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
+    with Engine(str(model), kv_memory="8MB") as engine:
+        monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
+        names: dict[str, Any] = {}
+        exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
+        listening = Listening(names["application"], bound("127.0.0.1", 0))
+        thread = threading.Thread(target=listening.run)
+        thread.start()
+        real = openai.OpenAI
+
+        def here(base_url: str, api_key: str) -> openai.OpenAI:
+            assert base_url == "http://localhost:8000/v1"
+            web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+            return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
+
+        monkeypatch.setattr(openai, "OpenAI", here)
+        try:
+            exec(compile(client.text, client.name, "exec", dont_inherit=True), {})
+        finally:
+            listening.stop()
+            thread.join(PATIENCE)
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_page_has_the_limits_and_the_paths() -> None:
+    text, usual = read(PAGE), ServerSettings()
+    assert f"{MOST_WAITING:,} events" in text and f"{usual.max_body >> 20} MiB" in text
+    assert f"nothing for {usual.quiet:g} seconds" in text
+    assert all(f"`{method} {path}`" in text for method, path in [("POST", "/tokenize"), ("GET", "/health")])
+    nothing: Any = None  # the paths need no engine
+    served = {getattr(route, "path", "") for route in app(nothing).routes}
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served
+    assert all(path in text for path in served if "{" not in path)

@@ -1,0 +1,67 @@
+"""A server with a tiny model that calls tools, and clients of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.server import ServerSettings, app
+from cortexmlx.server.listening import Listening, bound
+from support.engine.core_driver import finally_nothing_lost
+from support.models.calling import write_calling
+from support.patience import PATIENCE
+
+Serve = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_calling(tmp_path_factory.mktemp("calling") / "tiny", "hermes")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with Engine(str(folder), kv_memory="16MB", max_rows=4) as opened:
+        yield opened
+
+
+@pytest.fixture
+def serve(engine: Engine) -> Iterator[Serve]:
+    """Serve the engine with some settings; returns the address."""
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> str:
+            listening = Listening(app(engine, ServerSettings(**options)), bound("127.0.0.1", 0))
+            thread = threading.Thread(target=listening.run)
+            thread.start()
+
+            def stop() -> None:
+                listening.stop()
+                thread.join(PATIENCE)
+
+            stack.callback(stop)
+            return listening.url
+
+        yield start
+    finally_nothing_lost(engine)
+
+
+@pytest.fixture
+def http(serve: Serve) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=serve(), timeout=PATIENCE, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def client(serve: Serve) -> Iterator[openai.OpenAI]:
+    web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+    with openai.OpenAI(base_url=f"{serve()}/v1", api_key="none", max_retries=0, http_client=web) as made:
+        yield made

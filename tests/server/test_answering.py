@@ -1,0 +1,116 @@
+"""Streams and clients that go away: nothing is computed for nobody, and a reader holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2 as httpx
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.server import app
+from support.engine.held import hold_long_answers
+from support.patience import PATIENCE, soon
+
+LONG: Any = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 3000, "ignore_eos": True}
+
+
+def idle(engine: Engine) -> bool:
+    return engine.stats().rows_running == 0 and engine.stats().rows_waiting == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_client_asked_that_has_gone_is_cancelled(serve: Any, engine: Engine, stream: bool) -> None:
+    address = urlsplit(serve())
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    before = engine.stats().generated_tokens
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as client:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        assert soon(lambda: engine.stats().generated_tokens > before + 5)
+    assert soon(lambda: idle(engine))
+    assert engine.stats().generated_tokens - before < 3000
+
+
+def test_a_hundred_streams_of_which_half_are_dropped_leave_nothing(serve: Any, engine: Engine) -> None:
+    url, draw = serve(max_open=200), random.Random(0)
+    ended: list[int] = []
+
+    def one(drop: bool) -> None:
+        with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+            body = {**LONG, "max_tokens": 20, "stream": True}
+            with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+                lines = reply.iter_lines()
+                next(lines)
+                if not drop:
+                    ended.append(sum(line == "data: [DONE]" for line in lines))
+
+    drops = [draw.random() < 0.5 for _ in range(100)]
+    threads = [threading.Thread(target=one, args=(drop,)) for drop in drops]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert ended == [1] * drops.count(False)
+    assert soon(lambda: idle(engine))
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        assert http.get("/health").status_code == 200
+
+
+def test_a_quiet_stream_says_that_it_is_there(serve: Any, engine: Engine) -> None:
+    let_go = hold_long_answers(engine, tokens=3)
+    try:
+        with httpx.Client(base_url=serve(quiet=0.05), timeout=PATIENCE, trust_env=False) as http:
+            body = {**LONG, "max_tokens": 30, "stream": True}
+            with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+                lines = reply.iter_lines()
+                assert next(line for line in lines if line.startswith(":")) == ": still here"
+                let_go()
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+    finally:
+        let_go()
+
+
+def test_too_many_are_told_to_come_again(serve: Any, engine: Engine) -> None:
+    with httpx.Client(base_url=serve(max_open=1), timeout=PATIENCE, trust_env=False) as http:
+        with http.stream("POST", "/v1/chat/completions", json={**LONG, "stream": True}) as first:
+            lines = first.iter_lines()  # if it were dropped, the request would be cancelled
+            next(lines)
+            reply = http.post("/v1/chat/completions", json=LONG)
+            assert reply.status_code == 429 and reply.headers["retry-after"] == "1"
+            assert reply.json()["error"]["type"] == "rate_limit_error"
+        assert soon(lambda: http.post("/v1/chat/completions", json={**LONG, "max_tokens": 1}).status_code == 200)
+
+
+def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: Engine) -> None:
+    application = app(engine)
+
+    async def ask() -> None:
+        body = json.dumps({**LONG, "stream": True}).encode()
+        messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+
+        async def receive() -> Any:
+            return messages.pop(0) if len(messages) > 1 else messages[0]
+
+        async def send(message: Any) -> None:
+            await asyncio.sleep(0)  # where a task that was cancelled ends
+
+        scope: Any = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+        }
+        await application(scope, receive, send)
+
+    for _ in range(3):  # each in a loop of its own
+        asyncio.run(ask())
+    assert application.state.server.open == 0
+    assert soon(lambda: idle(engine))

@@ -1,0 +1,162 @@
+"""What the server answers: to the OpenAI package, streamed and whole, and to what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from openai.types.responses import Response
+
+from cortexmlx import Engine, SamplingParams
+
+USER: Any = [{"role": "user", "content": "Hello?"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_a_chat_completion_is_the_engines_answer(client: openai.OpenAI, engine: Engine) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=USER, max_tokens=20, temperature=0)
+    judge = engine.generate(USER, SamplingParams(max_tokens=20))
+    assert answer.choices[0].message.content == judge.text
+    assert answer.usage is not None and answer.usage.completion_tokens == judge.usage.completion_tokens
+    several = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=5, n=2, seed=1, temperature=1)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+
+
+def test_a_stream_says_the_same(client: openai.OpenAI, engine: Engine) -> None:
+    judge = engine.generate(USER, SamplingParams(max_tokens=20))
+    options: Any = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=20, temperature=0, stream=True, stream_options=options
+    )
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == judge.text
+    assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == judge.usage.prompt_tokens
+    [end] = [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason]
+    assert end == judge.finish_reason.value
+
+
+def test_a_call_is_streamed_and_whole(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "tiny", "messages": USER, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 300}
+    whole = client.chat.completions.create(**asked, parallel_tool_calls=False).choices[0].message.tool_calls
+    assert whole is not None and whole[0].type == "function"
+    assert json.loads(whole[0].function.arguments)["city"] in ("Paris", "Rome")
+    pieces = ""
+    for chunk in client.chat.completions.create(**asked, parallel_tool_calls=False, stream=True):
+        for call in chunk.choices[0].delta.tool_calls or ():
+            assert call.function is not None
+            pieces += call.function.arguments or ""
+    assert pieces == whole[0].function.arguments
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_a_response_is_streamed_as_the_package_reads_it(client: openai.OpenAI, tools: bool) -> None:
+    flat = {"type": "function", **WEATHER["function"], "strict": True}
+    schema: Any = {"enum": ["a short text", "another"]}
+    more: Any = (
+        {"tools": [flat], "tool_choice": "required", "parallel_tool_calls": False}
+        if tools
+        else {"text": {"format": {"type": "json_schema", "name": "said", "schema": schema, "strict": True}}}
+    )
+    asked: Any = {
+        "model": "tiny",
+        "input": "Hello?",
+        "max_output_tokens": 300,
+        "temperature": 0,
+        **more,
+    }
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    assert [item.type for item in final.output] == [item.type for item in whole.output]
+    assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+    if tools:
+        assert final.output[-1].type == "function_call" and "response.function_call_arguments.delta" in kinds
+        assert json.loads(final.output[-1].arguments)["city"] in ("Paris", "Rome")
+    else:
+        assert "response.output_text.delta" in kinds and "response.output_text.done" in kinds
+
+
+def test_the_events_of_a_response_are_numbered_and_tell_the_whole(http: httpx.Client) -> None:
+    body = {"input": "Hello?", "max_output_tokens": 20, "stream": True, "temperature": 0}
+    text = http.post("/v1/responses", json=body).text
+    blocks = [block.split("\n") for block in text.strip().split("\n\n")]
+    events = [json.loads(lines[1].removeprefix("data: ")) for lines in blocks]
+    assert [lines[0].removeprefix("event: ") for lines in blocks] == [event["type"] for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = Response.model_validate(events[-1]["response"])
+    assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == last.output_text
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["id"] for item in items] == [item.id for item in last.output]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/chat/completions", b"{", 400, "the body is no JSON"),
+        ("/v1/chat/completions", b"[]", 400, "must be a JSON object"),
+        ("/v1/chat/completions", b"\xff", 400, "the body is no JSON"),
+        ("/v1/chat/completions", b"[" * 100_000, 400, "the body is no JSON"),
+        ("/v1/chat/completions", b"{}", 400, "`messages` is missing"),
+        ("/v1/chat/completions", b'{"messages": [], "tempratur": 1}', 400, "tempratur"),
+        ("/v1/chat/completions", b'{"model": "other", "messages": []}', 404, "there is no model 'other'"),
+        ("/v1/chat/completions", b'{"model": 7, "messages": []}', 400, "model is 7"),
+        ("/v1/completions", b'{"prompt": "a", "max_tokens": 0}', 400, "max_tokens"),
+        ("/v1/responses", b'{"input": "a", "previous_response_id": "x"}', 400, "previous_response_id"),
+        ("/v1/nothing", b"{}", 404, "/v1/nothing is not served"),
+        ("/tokenize", b"{}", 400, "`content` must be a text"),
+    ],
+)
+def test_what_is_wrong_is_said(http: httpx.Client, path: str, body: bytes, status: int, says: str) -> None:
+    reply = http.post(path, content=body)
+    assert reply.status_code == status, reply.text
+    assert says in reply.json()["error"]["message"]
+
+
+def test_the_package_raises_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x" * 9000}])
+    with pytest.raises(openai.NotFoundError, match="did you mean 'tiny'"):
+        client.chat.completions.create(model="tinny", messages=USER)
+
+
+def test_the_model_is_listed_under_its_names(serve: Any) -> None:
+    with httpx.Client(base_url=serve(names=("small",)), trust_env=False) as http:
+        assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["tiny", "small"]
+        assert http.get("/v1/models/small").json()["context_length"] == 4096
+        assert http.get("/v1/models/x").status_code == 404
+        assert http.get("/health").json() == {"status": "ok"} and http.head("/").status_code == 200
+        assert http.get("/v1/chat/completions").status_code == 405
+        tokens = http.post("/tokenize", json={"content": "Hello"}).json()
+        assert tokens["count"] == len(tokens["tokens"]) > 0
+        body = {"model": "small", "messages": USER, "max_tokens": 2}
+        assert http.post("/v1/chat/completions", json=body).status_code == 200
+    with httpx.Client(base_url=serve(any_name=True), trust_env=False) as http:
+        body = {"model": "gpt-9", "messages": USER, "max_tokens": 2}
+        assert http.post("/v1/chat/completions", json=body).json()["model"] == "tiny"
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(serve: Any) -> None:
+    with httpx.Client(base_url=serve(max_body=1000), trust_env=False) as http:
+        assert http.post("/v1/completions", content=b"x" * 1001).status_code == 413
+
+        def pieces() -> Any:
+            for _ in range(100):
+                yield b"x" * 100
+
+        assert http.post("/v1/completions", content=pieces()).status_code == 413

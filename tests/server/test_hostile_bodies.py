@@ -1,0 +1,103 @@
+"""Bodies that are wrong in any way: an answer or an error with a field's name, and never a bug."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from support.patience import PATIENCE
+
+TOOL: Any = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {
+        "model": "tiny",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "u"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "r"},
+        ],
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["a"]}}},
+        "stop": ["x"],
+        "logit_bias": {"5": 1},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 2,
+        "n": 2,
+    },
+    "/v1/completions": {"prompt": ["a", "b"], "max_tokens": 2, "echo": True, "logprobs": 1, "seed": 1},
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": "u"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "r"},
+        ],
+        "instructions": "i",
+        "tools": [{"type": "function", **TOOL}],
+        "text": {"format": {"type": "json_object"}},
+        "reasoning": {"effort": "low"},
+        "metadata": {"a": "b"},
+        "max_output_tokens": 2,
+        "stream": True,
+    },
+    "/tokenize": {"content": "a"},
+}
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2**63, 2**70, 0.5, -1e308, "", "a", "\0", "\ud800", "auto", [], [[]], {}),
+    *([None], [1], ["a"] * 3, {"a": 1}, {"": None}, {"type": "function"}, [{"role": "user"}], "[" * 50, 1e400),
+]
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Each container in a body with each of its keys."""
+    found = []
+    for key in value if isinstance(value, dict) else range(len(value)):
+        found.append((value, key))
+        if isinstance(value[key], (dict, list)):
+            found += places(value[key])
+    return found
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_no_body_is_a_bug(http: httpx.Client, path: str) -> None:
+    draw = random.Random(path)
+    http.timeout = httpx.Timeout(PATIENCE)
+    statuses = set()
+    for _ in range(250):
+        body = copy.deepcopy(BODIES[path])
+        for _ in range(draw.randrange(1, 3)):
+            container, key = draw.choice(places(body))
+            match draw.randrange(4):
+                case 0 if isinstance(container, dict):
+                    container[draw.choice(["zzz", "model", "messages", "stream"])] = draw.choice(VALUES)
+                case 1:
+                    del container[key]
+                    break
+                case _:
+                    container[key] = draw.choice(VALUES)
+        for name in ("max_tokens", "max_output_tokens"):
+            if isinstance(body.get(name), (int, float)) and body[name] > 2:
+                body[name] = 2
+        if path != "/tokenize":
+            body.setdefault("max_output_tokens" if path == "/v1/responses" else "max_tokens", 2)
+        reply = http.post(path, content=json.dumps(body).encode("utf-8", "surrogatepass"))
+        assert reply.status_code in (200, 400, 404), (body, reply.text)
+        if reply.status_code == 200 and not body.get("stream"):
+            assert reply.json()
+        if reply.status_code != 200:
+            assert reply.json()["error"]["message"]
+        statuses.add(reply.status_code)
+    assert {200, 400} <= statuses
