@@ -170,7 +170,8 @@ class TerminalInput:
         """Return the next message, or the answer to another `prompt`."""
         try:
             if prompt != PROMPT:  # the answer to such a question is no message
-                return self._asides.prompt(prompt, default=draft)
+                with self._ahead.set_aside():
+                    return self._asides.prompt(prompt, default=draft)
             self._quotes.begin(draft)
             try:
                 return self._quotes.message(self._session.prompt(prompt, default=draft))

@@ -69,6 +69,19 @@ class Typeahead:
             os.close(stop)
             store_typeahead(self._keys, pressed)
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Keep what was typed so far for the next message, so that it answers no question of this context."""
+        from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+
+        kept = get_typeahead(self._keys)
+        while select.select([self._terminal], [], [], 0)[0] and (pressed := self._keys.read_keys()):
+            kept += pressed
+        try:
+            yield
+        finally:
+            store_typeahead(self._keys, kept + get_typeahead(self._keys))
+
     def _read(self, stop: int, pressed: list[KeyPress], at_once: AtOnce) -> None:
         while not self._keys.closed:
             ready, _, _ = select.select([self._terminal, stop], [], [])

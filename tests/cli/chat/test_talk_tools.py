@@ -19,7 +19,7 @@ from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.tools.tool import checked_tools
 from support.cli.chat_commands import printed
 from support.cli.cli_fakes import Fakes
-from support.cli.terminal import Terminal
+from support.cli.terminal import STOP, Terminal
 from tests.cli.chat.test_talk import Lines
 
 FUNCTIONS = '''
@@ -176,14 +176,15 @@ def test_calls_in_a_terminal(functions: str, tmp_path: Path) -> None:
         terminal.wait_for("The result is 3")
         terminal.wait_for_prompt()
         terminal.type('!call fail {} !call shout {"text": "a[2Jb"}\r')
-        terminal.wait_for("fail()")
+        terminal.wait_until(lambda: "\n".join(terminal.lines()).count("run it?") == 2, "a question")
         terminal.type("y\r")
         terminal.wait_for("= Error: ValueError: no luck")
+        terminal.wait_until(lambda: "\n".join(terminal.lines()).count("run it?") == 3, "the next question")
         terminal.type("a\r")
         terminal.wait_for("The result is")
         terminal.wait_for_prompt()
         terminal.type("!call wait {}\r")
-        terminal.wait_for("wait()")
+        terminal.wait_until(lambda: "\n".join(terminal.lines()).count("run it?") == 4, "a question")
         terminal.type("y\r")
         terminal.wait_until(lambda: (tmp_path / "begun").exists(), "the function runs")
         terminal.type("\x03")
@@ -198,3 +199,19 @@ def test_calls_in_a_terminal(functions: str, tmp_path: Path) -> None:
     newest = max((tmp_path / "state" / "cortexmlx" / "chats").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     said = [m["content"] for m in SavedConversation.read(newest).messages if m["role"] == "tool"]
     assert said == ["3", "Error: ValueError: no luck", "A[2JB"]
+
+
+def test_what_was_typed_before_a_question_does_not_answer_it(functions: str) -> None:
+    """It is the beginning of the next message."""
+    with Terminal("--no-history", "--tools", functions, columns=100) as terminal:
+        terminal.wait_for_prompt()
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+        terminal.ask([STOP, call])
+        terminal.wait_for_stop()
+        terminal.type("y")
+        terminal.type("\r")
+        terminal.go_on()
+        terminal.wait_for(CONSENT.strip())
+        terminal.type("n\r")
+        terminal.wait_for("The result is Error: the user did not allow this call")
+        terminal.wait_for("You said: y")
