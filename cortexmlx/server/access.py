@@ -55,7 +55,8 @@ class Access:
             await send({"type": "http.response.start", "status": 204, "headers": [*granted, *_ALLOWED]})
             await send({"type": "http.response.body", "body": b""})
             return
-        if self._settings.keys and scope["path"] not in OPEN:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # it may be mounted in another application
+        if self._settings.keys and path not in OPEN:
             client = self._client(headers)
             if client is None:
                 await _refuse(

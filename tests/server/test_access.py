@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx2 as httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from cortexmlx import Engine
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.server import ServerSettings
+from cortexmlx.server import ServerSettings, app
 
 BODY = {"messages": [{"role": "user", "content": "Hello there, who are you?" * 8}], "max_tokens": 1}
 CHAT = "/v1/chat/completions"
@@ -102,6 +105,20 @@ def test_a_page_of_the_server_itself_may_ask(serve: Any) -> None:
 def test_wrong_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         ServerSettings(**options)
+
+
+def test_mounted_in_another_application_it_is_the_same(engine: Engine) -> None:
+    whole = Starlette(routes=[Mount("/ai", app(engine, keys={"k": "a"}))])
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(app=whole)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            assert (await http.get("/ai/health")).status_code == 200
+            assert (await http.get("/ai/v1/models")).status_code == 401
+            reply = await http.post(f"/ai{CHAT}", json=BODY, headers={"x-api-key": "k"})
+            assert reply.status_code == 200 and reply.json()["choices"]
+
+    asyncio.run(ask())
 
 
 def test_keys_are_not_shown() -> None:
