@@ -27,6 +27,7 @@ class _Item:
     text: str = ""
     call_id: str = ""
     name: str = ""
+    ended: bool = False
 
     def body(self, status: str) -> Body:
         """Return the item with what was said of it."""
@@ -66,12 +67,14 @@ class Chunks:
     def _of(self, event: TokenEvent) -> Iterator[Body]:
         if not self._begun and event.progress is None:
             self._begun = True
+            begun = responses.unanswered(self._request, self._info, "in_progress")
             for kind in ("created", "in_progress"):
-                yield {"type": f"response.{kind}", "response": self._response("in_progress")}
+                yield {"type": f"response.{kind}", "response": begun}
         if event.error is not None:
             error = error_body(event.error)["error"]
+            unanswered = responses.unanswered(self._request, self._info, "failed")
             failed = {"code": error["code"] or "server_error", "message": error["message"]}
-            yield {"type": "response.failed", "response": {**self._response("failed"), "error": failed}}
+            yield {"type": "response.failed", "response": {**unanswered, "error": failed}}
         elif event.completion is not None:
             yield from self._end(event.completion)
         elif event.progress is None:
@@ -114,7 +117,7 @@ class Chunks:
     def _close(self, *kinds: str) -> Iterator[Body]:
         """Yield the ends of the items of these kinds that have not ended."""
         for item in list(self._items.values()):
-            if item.kind not in kinds or item.call_id == _ENDED:
+            if item.kind not in kinds or item.ended:
                 continue
             if item.kind == "function_call":
                 yield self._at(item, "response.function_call_arguments.done", name=item.name, arguments=item.text)
@@ -123,8 +126,7 @@ class Chunks:
                 yield self._at(item, f"response.{_SAID[item.kind]}.done", text=item.text, **told)
                 yield self._at(item, "response.content_part.done", part=item.part(item.text))
             yield {"type": "response.output_item.done", "output_index": item.place, "item": item.body("completed")}
-            if item.kind != "function_call":
-                item.call_id = _ENDED
+            item.ended = True
 
     def _end(self, completion: Completion) -> Iterator[Body]:
         """Yield what no event has said yet, and the whole response."""
@@ -142,31 +144,6 @@ class Chunks:
         body["output"].sort(key=lambda item: places.get(item["id"], len(places)))
         yield {"type": f"response.{body['status']}", "response": body}
 
-    def _response(self, status: str) -> Body:
-        """Return the response before there is an answer."""
-        request, info = self._request, self._info
-        return {
-            "id": f"resp_{info.id}",
-            "object": "response",
-            "created_at": info.created,
-            "status": status,
-            "error": None,
-            "incomplete_details": None,
-            "instructions": request.body.get("instructions"),
-            "max_output_tokens": request.params.max_tokens,
-            "metadata": request.body.get("metadata") or {},
-            "model": info.model,
-            "output": [],
-            "parallel_tool_calls": request.params.parallel_tool_calls,
-            "temperature": request.params.temperature,
-            "text": {"format": (request.body.get("text") or {}).get("format") or {"type": "text"}},
-            "tool_choice": request.body.get("tool_choice") or "auto",
-            "tools": request.body.get("tools") or [],
-            "top_p": request.params.top_p,
-            "truncation": "disabled",
-            "usage": None,
-        }
-
     def _at(self, item: _Item, kind: str, **more: Any) -> Body:
         place = {} if item.kind == "function_call" else {"content_index": 0}
         return {"type": kind, "item_id": item.id, "output_index": item.place, **place, **more}
@@ -174,7 +151,3 @@ class Chunks:
     def _numbered(self, body: Body) -> Body:
         self._number += 1
         return {**body, "sequence_number": self._number - 1}
-
-
-_ENDED = "ended"
-"""In place of a call's id: an item of text that has ended."""

@@ -87,29 +87,14 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         "content": [text],
     }
     return {
-        "id": f"resp_{info.id}",
-        "object": "response",
-        "created_at": info.created,
-        "status": status,
-        "error": None,
+        **unanswered(request, info, status),
         "incomplete_details": None if whole else {"reason": "max_output_tokens"},
-        "instructions": request.body.get("instructions"),
-        "max_output_tokens": request.params.max_tokens,
-        "metadata": request.body.get("metadata") or {},
-        "model": info.model,
         **choices.notes(answer),
         "output": [
             *_thoughts(answer, status, info),
             *([message] if answer.text or not answer.tool_calls else []),
             *_calls(answer, info),
         ],
-        "parallel_tool_calls": request.params.parallel_tool_calls,
-        "temperature": request.params.temperature,
-        "text": {"format": (request.body.get("text") or {}).get("format") or {"type": "text"}},
-        "tool_choice": request.body.get("tool_choice") or "auto",
-        "tools": request.body.get("tools") or [],
-        "top_p": request.params.top_p,
-        "truncation": "disabled",
         "usage": {
             "input_tokens": answer.usage.prompt_tokens,
             "input_tokens_details": {
@@ -120,6 +105,31 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
             "output_tokens_details": {"reasoning_tokens": answer.usage.thinking_tokens},
             "total_tokens": answer.usage.total_tokens,
         },
+    }
+
+
+def unanswered(request: Request, info: ReplyInfo, status: str) -> Body:
+    """Return the body of a reply before there is an answer: what the request asked for, without output and usage."""
+    return {
+        "id": f"resp_{info.id}",
+        "object": "response",
+        "created_at": info.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.body.get("instructions"),
+        "max_output_tokens": request.params.max_tokens,
+        "metadata": request.body.get("metadata") or {},
+        "model": info.model,
+        "output": [],
+        "parallel_tool_calls": request.params.parallel_tool_calls,
+        "temperature": request.params.temperature,
+        "text": {"format": (request.body.get("text") or {}).get("format") or {"type": "text"}},
+        "tool_choice": request.body.get("tool_choice") or "auto",
+        "tools": request.body.get("tools") or [],
+        "top_p": request.params.top_p,
+        "truncation": "disabled",
+        "usage": None,
     }
 
 
