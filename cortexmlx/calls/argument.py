@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import unquote
 
+from cortexmlx.structured.references import target_of
 from cortexmlx.tools.tool import Tool
 
 Schema = Mapping[str, Any]
@@ -116,7 +116,7 @@ def resolved(schema: object, whole: Schema) -> Schema | None:
             return {}
         if "$ref" not in schema:
             return schema
-        found = _found(schema["$ref"], whole)
+        found = target_of(schema["$ref"], whole)
         if found is None:
             return None
         rest = {name: value for name, value in schema.items() if name != "$ref"}
@@ -131,20 +131,6 @@ def _dumped(value: object) -> str:
 def fits(value: object, kind: str) -> bool:
     """Return whether a value has a type of JSON schema."""
     return isinstance(value, _KINDS.get(kind, ())) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def _found(reference: object, whole: Schema) -> object:
-    """Return what a reference within a schema leads to; None: nothing."""
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        return None
-    found: object = whole
-    for name in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
-        name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 class _Parts:

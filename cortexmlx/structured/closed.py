@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Set
 from itertools import combinations
 from typing import Any
 
+from cortexmlx.structured.references import target_of
+
 Schema = Mapping[str, Any]
 
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -83,7 +85,7 @@ class _OpenNodes:
         groups += [_list(node, "anyOf"), _list(node, "oneOf")]
         groups += [[node[name]] for name in ("if", "then", "else") if name in node]
         groups += [[part] for name in ("dependentSchemas", "dependencies") for part in _mapping(node, name).values()]
-        return [*groups, [self._target(node["$ref"])]] if "$ref" in node else groups
+        return [*groups, [target_of(node["$ref"], self._root)]] if "$ref" in node else groups
 
     def _applied(self, group: list[Any]) -> list[Schema]:
         """Return the schemas of a group, and those that apply to the same value because of them."""
@@ -93,7 +95,7 @@ class _OpenNodes:
         """Return the schemas of a group, and all that they contain or refer to."""
 
         def next_of(node: Schema) -> list[Any]:
-            return [*_within(node), self._target(node["$ref"])] if "$ref" in node else list(_within(node))
+            return [*_within(node), target_of(node["$ref"], self._root)] if "$ref" in node else list(_within(node))
 
         return self._reached(group, next_of)
 
@@ -131,19 +133,8 @@ class _OpenNodes:
         for _ in range(8):
             if not isinstance(schema, Mapping) or "$ref" not in schema:
                 break
-            schema = self._target(schema["$ref"])
+            schema = target_of(schema["$ref"], self._root)
         return schema if isinstance(schema, Mapping) else {}
-
-    def _target(self, reference: object) -> Any:
-        """Return what a reference points to; None if that is not in this schema."""
-        place: Any = self._root
-        for step in str(reference).removeprefix("#").split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(place, list):
-                place = place[int(step)] if step.isdecimal() and int(step) < len(place) else None
-            else:
-                place = place.get(step) if isinstance(place, Mapping) else None
-        return place
 
 
 def _within(value: Any) -> Iterator[Schema]:
