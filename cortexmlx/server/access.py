@@ -5,18 +5,13 @@ through unchanged.
 from __future__ import annotations
 
 import hmac
-import json
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from cortexmlx.server.settings import ServerSettings
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from cortexmlx.server.http import Refused, error_reply
+from cortexmlx.server.settings import ServerSettings
 
 OPEN = ("/health",)
 """Paths that are answered without a key. They tell nothing but that the server runs."""
@@ -36,7 +31,7 @@ class Access:
     403.
     """
 
-    def __init__(self, app: App, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
         self._settings = settings
 
@@ -48,31 +43,32 @@ class Access:
         headers = _headers(scope)
         origin = headers.get("origin")
         if why := self._foreign(headers, origin):
-            await _refuse(send, 403, why)
+            await error_reply(Refused(403, why))(scope, receive, send)
             return
         granted = _granted(origin) if origin is not None and self._trusts(origin) else []
         if scope["method"] == "OPTIONS" and origin is not None:
             await send({"type": "http.response.start", "status": 204, "headers": [*granted, *_ALLOWED]})
             await send({"type": "http.response.body", "body": b""})
             return
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # it may be mounted in another application
-        if self._settings.keys and path not in OPEN:
-            client = self._client(headers)
-            if client is None:
-                await _refuse(
-                    send, 401, "the API key is missing or wrong: send it as `Authorization: Bearer KEY`", granted
-                )
-                return
-            scope[CLIENT] = client
 
         async def also(message: Message) -> None:
             if message["type"] == "http.response.start" and granted:
                 message["headers"] = [*message.get("headers", ()), *granted]
             await send(message)
 
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # it may be mounted in another application
+        if self._settings.keys and path not in OPEN:
+            client = self._client(headers)
+            if client is None:
+                why = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
+                refused = error_reply(Refused(401, why, headers={"www-authenticate": "Bearer"}))
+                await refused(scope, receive, also)
+                return
+            scope[CLIENT] = client
+
         await self._app(scope, receive, also)
 
-    def _foreign(self, headers: MutableMapping[str, str], origin: str | None) -> str:
+    def _foreign(self, headers: Mapping[str, str], origin: str | None) -> str:
         """Return why a request may come from a page of the web that nobody allowed; empty: it does not."""
         host = _name_of(headers.get("host", ""))
         names = self._settings.hosts
@@ -85,7 +81,7 @@ class Access:
     def _trusts(self, origin: str) -> bool:
         return "*" in self._settings.origins or origin in self._settings.origins
 
-    def _client(self, headers: MutableMapping[str, str]) -> str | None:
+    def _client(self, headers: Mapping[str, str]) -> str | None:
         """Return the client whose key a request has. All keys are compared, each in constant time."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -109,12 +105,3 @@ def _name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
-
-
-async def _refuse(send: Send, status: int, why: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    kind = "authentication_error" if status == 401 else "permission_error"
-    body = json.dumps({"error": {"message": why, "type": kind, "param": None, "code": None}}).encode()
-    more = [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*plain, *more, *(headers or ())]})
-    await send({"type": "http.response.body", "body": body})

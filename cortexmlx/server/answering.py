@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.messages import ChatPrompt
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Request, is_tokens
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.server.mailbox import Mailbox
 from cortexmlx.serving.app.event_loop import on_a_thread
@@ -46,15 +46,14 @@ class Answering:
 
     def _submit(self, client: str | None, timeout: float | None) -> None:
         for number, asked in enumerate(self._request.prompts):
-            prompt: Any = asked if self._request.raw or not _is_chat(asked) else self._chat(asked)
+            prompt: Any = asked
+            if not isinstance(asked, str) and not is_tokens(asked):
+                prompt = ChatPrompt(prompt, self._request.template_vars)
             self._handles.append(
                 self._engine.submit(
                     prompt, self._request.params, listener=self._listener(number), client=client, timeout=timeout
                 )
             )
-
-    def _chat(self, asked: Any) -> ChatPrompt:
-        return ChatPrompt(asked, self._request.template_vars)
 
     def _listener(self, number: int) -> Any:
         def deliver(event: TokenEvent) -> None:
@@ -100,7 +99,3 @@ class Answering:
         self._closed = True
         for handle in self._handles:
             handle.cancel()
-
-
-def _is_chat(asked: Any) -> bool:
-    return isinstance(asked, list) and bool(asked) and not isinstance(asked[0], int)

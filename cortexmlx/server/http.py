@@ -69,12 +69,16 @@ def status_of(error: CortexError) -> int:
     return 503 if isinstance(error, EngineClosed | KVCacheFull | MemoryRefused) else 500
 
 
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""The types of errors that have a status of their own."""
+
+
 def error_reply(error: CortexError) -> Response:
     """Return the reply that tells a client of an error."""
     body = error_body(error)
     status = status_of(error)
     if status < 500:
-        body["error"]["type"] = "rate_limit_error" if status == 429 else "invalid_request_error"
+        body["error"]["type"] = _KINDS.get(status, "invalid_request_error")
     if isinstance(error, Refused):
         body["error"]["code"] = error.code
     return json_reply(body, status, error.headers if isinstance(error, Refused) else None)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from cortexmlx.server.access import App, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from cortexmlx.server.logged import TOKENS, Logged
 
 
 class RequestLog:
     """An ASGI middleware that hands each request to `write` when it has ended."""
 
-    def __init__(self, app: App, write: Callable[[Logged], None]) -> None:
+    def __init__(self, app: ASGIApp, write: Callable[[Logged], None]) -> None:
         self._app = app
         self._write = write
 
