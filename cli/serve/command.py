@@ -24,8 +24,8 @@ from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.server.logged import Logged
 from cortexmlx.server.settings import LOOPBACK
+from cortexmlx.server.web.logged import Logged
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """
     if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
         raise CortexError(f"{' and '.join(missing)} not installed: pip install 'cortexmlx[server]'")
-    from cortexmlx.server.listening import bound
+    from cortexmlx.server.web.listening import bound
 
     return bound(host, port)
 
@@ -133,7 +133,7 @@ def tell(form: LogFormat, logged: Logged) -> None:
 
 def listen(engine: Engine, application: Any, listener: socket.socket, grace: float, *, keyed: bool) -> None:
     """Say where the server is, and answer until the end."""
-    from cortexmlx.server.listening import Listening
+    from cortexmlx.server.web.listening import Listening
 
     listening = Listening(application, listener, grace)
     stats = engine.stats()

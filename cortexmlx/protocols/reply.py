@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cortexmlx.protocols.seal import Seal
+
 Body = dict[str, Any]
 """A JSON object."""
 
@@ -25,3 +27,5 @@ class ReplyInfo:
     token_bytes: TokenBytes
     repeatable: bool = False
     """Whether to leave out what differs from run to run: how much of the prompt was cached."""
+    seal: Seal | None = None
+    """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""

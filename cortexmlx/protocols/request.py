@@ -9,6 +9,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.fields import Unserved
+from cortexmlx.protocols.seal import Seal
 from cortexmlx.request import Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.texts import NO_TEXT, is_text
@@ -49,6 +50,8 @@ class Defaults:
     """Whether texts of our own JSON skip the chat template."""
     unserved: Mapping[str, Unserved] = field(default_factory=dict)
     """Fields of the protocol that are not served here."""
+    seal: Seal | None = None
+    """What thoughts that come back are checked with; None: they are not checked."""
 
 
 def checked_text(text: str) -> str:

@@ -11,7 +11,7 @@ from cortexmlx.errors import CortexError
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.request import Request, is_tokens
 from cortexmlx.request import Completion, TokenEvent
-from cortexmlx.server.mailbox import Mailbox
+from cortexmlx.server.web.mailbox import Mailbox
 from cortexmlx.serving.app.event_loop import on_a_thread
 
 if TYPE_CHECKING:

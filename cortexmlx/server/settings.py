@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.server.logged import Logged
+from cortexmlx.server.web.logged import Logged
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """The names of this machine for its own programs."""
@@ -43,6 +44,10 @@ class ServerSettings:
     """A stream that has said nothing for so many seconds says a comment, since clients give up on silence."""
     log: Callable[[Logged], None] | None = None
     """Called with each request when it has ended."""
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+    """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
+    earlier answers are refused.
+    """
     defaults: Defaults = field(default_factory=lambda: Defaults(SamplingParams(max_tokens=None)))
     """What a body does not set."""
 

@@ -12,7 +12,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.answering import MOST_WAITING
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.web.listening import Listening, bound
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
 from support.patience import PATIENCE

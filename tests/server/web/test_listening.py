@@ -13,7 +13,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import CortexError
 from cortexmlx.server import app
-from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.web.listening import Listening, bound
 from support.patience import PATIENCE, soon
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.logged import TOKENS, Logged
+from cortexmlx.server.web.logged import TOKENS, Logged
 
 
 class RequestLog:

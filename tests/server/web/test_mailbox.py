@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from cortexmlx.request import TokenEvent
-from cortexmlx.server.mailbox import Mailbox
+from cortexmlx.server.web.mailbox import Mailbox
 
 
 def test_events_that_come_together_wake_the_loop_once() -> None:

@@ -73,8 +73,8 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 """The types of errors that have a status of their own."""
 
 
-def error_reply(error: CortexError) -> Response:
-    """Return the reply that tells a client of an error."""
+def error_reply(error: CortexError, path: str) -> Response:
+    """Return the reply that tells a client of an error, in the form of the protocol that `path` belongs to."""
     body = error_body(error)
     status = status_of(error)
     if status < 500:

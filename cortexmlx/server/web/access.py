@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import Refused, error_reply
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.web.http import Refused, error_reply
 
 OPEN = ("/health",)
 """Paths that are answered without a key. They tell nothing but that the server runs."""
@@ -43,7 +43,7 @@ class Access:
         headers = _headers(scope)
         origin = headers.get("origin")
         if why := self._foreign(headers, origin):
-            await error_reply(Refused(403, why))(scope, receive, send)
+            await error_reply(Refused(403, why), scope["path"])(scope, receive, send)
             return
         granted = _granted(origin) if origin is not None and self._trusts(origin) else []
         if scope["method"] == "OPTIONS" and origin is not None:
@@ -61,7 +61,7 @@ class Access:
             client = self._client(headers)
             if client is None:
                 why = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
-                refused = error_reply(Refused(401, why, headers={"www-authenticate": "Bearer"}))
+                refused = error_reply(Refused(401, why, headers={"www-authenticate": "Bearer"}), path)
                 await refused(scope, receive, also)
                 return
             scope[CLIENT] = client

@@ -1,0 +1,133 @@
+"""Asking: a body becomes requests of an engine, and their events a reply or a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from cortexmlx.errors import CortexError
+from cortexmlx.protocols.reply import ReplyInfo
+from cortexmlx.protocols.request import Request as Asked
+from cortexmlx.protocols.seal import Seal
+from cortexmlx.server.answering import Answering
+from cortexmlx.server.models import Lease, Models
+from cortexmlx.server.protocols import Protocol
+from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.web.access import CLIENT
+from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
+from cortexmlx.server.web.logged import TOKENS, tokens_of
+from cortexmlx.server.web.mailbox import Mailbox
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class Asking:
+    """Answers the requests of all protocols. `open` counts those that are being answered."""
+
+    def __init__(self, models: Models, settings: ServerSettings) -> None:
+        self.models = models
+        self.settings = settings
+        self.open = 0
+        self._mailbox: Mailbox | None = None
+
+    def asked(self, protocol: Protocol) -> Answer:
+        """Return what answers the requests of a protocol."""
+
+        async def answer(request: Request) -> Response:
+            body = await json_body(request, self.settings.max_body)
+            if self.open >= self.settings.max_open:
+                later = {"retry-after": "1"}
+                raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
+            self.open += 1
+            try:
+                lease = await self.models.take(body.get("model"))
+                try:
+                    return await self._answer(request, protocol, body, lease)
+                except BaseException:
+                    lease.release()
+                    raise
+            finally:
+                self.open -= 1
+
+        return guarded(answer)
+
+    async def _answer(self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease) -> Response:
+        """Answer with a model, which is given back when the answer has ended; not if this raises."""
+        client = request.scope.get(CLIENT)
+        seal = Seal(self.settings.secret, client or "")
+        question: Asked = protocol.module.read(body, replace(self.settings.defaults, seal=seal))
+        if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
+            self._mailbox = Mailbox(asyncio.get_running_loop())
+        answering = Answering(lease.engine, self._mailbox, question)
+        info = ReplyInfo(uuid.uuid4().hex, lease.name, int(time.time()), lease.engine.token_bytes, seal=seal)
+
+        def ended() -> None:
+            answering.close()
+            request.scope[TOKENS] = tokens_of(answering.completions.values())
+            lease.release()
+
+        try:
+            await answering.begin(client, self.settings.timeout)
+            if question.stream:
+                stream = self._stream(answering, protocol, protocol.chunks(question, info))
+                self.open += 1  # the stream's own
+
+                def streamed() -> None:
+                    self.open -= 1
+                    ended()
+
+                return EventStream(stream, streamed)
+            answers = await self._whole(answering, request)
+            ended()
+            return json_reply(protocol.module.write(question, answers, info))
+        except BaseException:
+            answering.close()
+            raise
+
+    async def _whole(self, answering: Answering, request: Request) -> Any:
+        """Return all answers. If the client goes away meanwhile, they are cancelled."""
+        result, away = asyncio.ensure_future(answering.result()), asyncio.ensure_future(gone(request))
+        try:
+            await asyncio.wait((result, away), return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
+                raise ClientDisconnect
+            return result.result()
+        finally:
+            for task in (result, away):
+                task.cancel()
+                with suppress(asyncio.CancelledError, CortexError):
+                    await task
+
+    async def _stream(self, answering: Answering, protocol: Protocol, chunks: Any) -> AsyncIterator[bytes]:
+        async for item in answering.events(self.settings.quiet):
+            if item is None:
+                yield protocol.ping
+                continue
+            number, said = item
+            yield b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
+            if said.error is not None:
+                return
+        if not protocol.named:
+            yield b"data: [DONE]\n\n"
+
+
+def guarded(answer: Answer) -> Answer:
+    """Return the same, with errors as replies."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except CortexError as error:
+            return error_reply(error, request.url.path)
+
+    return guarded

@@ -1,0 +1,28 @@
+"""The protocols that a server speaks, by their paths."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from cortexmlx.protocols.openai import chat_completions, completions, response_events, responses
+
+
+class Protocol(NamedTuple):
+    """How the requests of one path are read, and their answers written."""
+
+    module: ModuleType
+    """It has `read` and `write`."""
+    chunks: Any
+    """The class that makes the chunks of a stream."""
+    named: bool = False
+    """Whether the events of a stream have names, and nothing stands after the last."""
+    ping: bytes = b": still here\n\n"
+    """What a silent stream says, so that clients do not give up."""
+
+
+PROTOCOLS = {
+    chat_completions.URL: Protocol(chat_completions, chat_completions.Chunks),
+    completions.URL: Protocol(completions, completions.Chunks),
+    responses.URL: Protocol(responses, response_events.Chunks, named=True),
+}

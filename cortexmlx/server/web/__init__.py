@@ -1,0 +1,1 @@
+"""What any web application needs: who may ask, bodies and streams, the log, and the address."""
