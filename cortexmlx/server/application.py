@@ -55,7 +55,7 @@ class _Other:
 
     async def tokenize(self, request: Request) -> Response:
         """Answer with the tokens of a text: llama.cpp's `/tokenize`, with `content`."""
-        body = await json_body(request, self._settings.max_body)
+        body = await json_body(request, self._settings.max_body, self._settings.body_seconds)
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str):
             raise InvalidRequest("`content` must be a text", field="content")

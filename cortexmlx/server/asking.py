@@ -22,7 +22,17 @@ from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.web.access import CLIENT
-from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
+from cortexmlx.server.web.http import (
+    BODY_BYTES,
+    EventStream,
+    Refused,
+    by_size,
+    error_reply,
+    event,
+    gone,
+    json_body,
+    json_reply,
+)
 from cortexmlx.server.web.logged import TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
 
@@ -42,7 +52,7 @@ class Asking:
         """Return what answers the requests of a protocol."""
 
         async def answer(request: Request) -> Response:
-            body = await json_body(request, self.settings.max_body)
+            body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
             if self.open >= self.settings.max_open:
                 later = {"retry-after": "1"}
                 raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
@@ -63,7 +73,8 @@ class Asking:
         """Answer with a model, which is given back when the answer has ended; not if this raises."""
         client = request.scope.get(CLIENT)
         seal = Seal(self.settings.secret, client or "")
-        question: Asked = protocol.module.read(body, replace(self.settings.defaults, seal=seal))
+        defaults = replace(self.settings.defaults, seal=seal)
+        question: Asked = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
         answering = Answering(lease.engine, self._mailbox, question)

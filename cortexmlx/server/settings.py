@@ -34,8 +34,10 @@ class ServerSettings:
     """Other names of the model."""
     any_name: bool = False
     """Whether the model answers under every name."""
-    max_body: int = 32 << 20
+    max_body: int = 16 << 20
     """Bytes of a request's body, at most."""
+    body_seconds: float = 60.0
+    """Seconds that a request's body may take to arrive."""
     max_open: int = 256
     """Requests that run or wait, at most. More are told to come again later (429)."""
     timeout: float | None = None
@@ -52,7 +54,7 @@ class ServerSettings:
     """What a body does not set."""
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_open", "quiet"):
+        for name in ("max_body", "body_seconds", "max_open", "quiet"):
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
         if any(not key.isascii() or not key or key.strip() != key for key in self.keys):

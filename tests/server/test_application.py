@@ -110,8 +110,8 @@ def test_the_events_of_a_response_are_numbered_and_tell_the_whole(http: httpx.Cl
     [
         ("/v1/chat/completions", b"{", 400, "the body is no JSON"),
         ("/v1/chat/completions", b"[]", 400, "must be a JSON object"),
-        ("/v1/chat/completions", b"\xff", 400, "the body is no JSON"),
-        ("/v1/chat/completions", b"[" * 100_000, 400, "the body is no JSON"),
+        ("/v1/chat/completions", b"\xff", 400, "the body is no UTF-8"),
+        ("/v1/chat/completions", b"[" * 100_000, 400, "the body is nested more than 128 deep"),
         ("/v1/chat/completions", b"{}", 400, "`messages` is missing"),
         ("/v1/chat/completions", b'{"messages": [], "tempratur": 1}', 400, "tempratur"),
         ("/v1/chat/completions", b'{"model": "other", "messages": []}', 404, "there is no model 'other'"),

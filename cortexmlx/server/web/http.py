@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -20,6 +21,14 @@ from cortexmlx.errors import (
     RequestTimeout,
 )
 from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.server.web.json_text import SMALL, parsed
+from cortexmlx.serving.app.event_loop import on_a_thread
+
+T = TypeVar("T")
+
+
+BODY_BYTES = "cortexmlx.body_bytes"
+"""The size of a request's body, in its scope."""
 
 
 class Refused(CortexError):
@@ -34,24 +43,29 @@ class Refused(CortexError):
         self.headers = headers or {}
 
 
-async def json_body(request: Request, most: int) -> dict[str, Any]:
-    """Return the JSON object that was sent. Raises Refused."""
+async def json_body(request: Request, most: int, seconds: float = 60.0) -> dict[str, Any]:
+    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises Refused."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(int(declared), most)
     pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > most:
-            raise _too_large(size, most)
-        pieces.append(piece)
     try:
-        body = json.loads(b"".join(pieces))
-    except (ValueError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON: {error or type(error).__name__}") from None
-    if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object")
-    return body
+        async with asyncio.timeout(seconds):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > most:
+                    raise _too_large(size, most)
+                pieces.append(piece)
+    except TimeoutError:
+        raise Refused(408, f"{size:,} bytes of the body have come in {seconds:g} s, which is not all of it") from None
+    data = b"".join(pieces)
+    request.scope[BODY_BYTES] = size
+    return await by_size(size, lambda: parsed(data))
+
+
+async def by_size(size: int, work: Callable[[], T]) -> T:
+    """Return what `work` does with a body of so many bytes: on a thread, unless it is small."""
+    return work() if size <= SMALL else await on_a_thread(work)
 
 
 def _too_large(size: int, most: int) -> Refused:

@@ -8,9 +8,14 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from cortexmlx.errors import CortexError
+from cortexmlx.server.web.connection import ConnectionLimits, limited
+
+OWN_FILES = 128
+"""Open files that are kept for the model, the disk cache and the terminal."""
 
 
 class Listening:
@@ -18,18 +23,28 @@ class Listening:
     those that run get `grace` seconds.
     """
 
-    def __init__(self, application: Any, bound: socket.socket, grace: float = 10.0) -> None:
+    def __init__(
+        self, application: Any, bound: socket.socket, grace: float = 10.0, limits: ConnectionLimits | None = None
+    ) -> None:
         import uvicorn
 
         self._socket = bound
         self.url = _url(bound)
         """The address, for programs on this machine."""
         listening = self
+        given = limits or ConnectionLimits()
+        allowed = replace(given, connections=connections_that_fit(given.connections))
         # uvicorn counts whole seconds, and 0 would be for ever.
         config = uvicorn.Config(
             application,
-            log_level="warning",
+            http=limited(allowed),
+            ws="none",
+            h11_max_incomplete_event_size=allowed.head_bytes,
+            timeout_keep_alive=max(1, round(allowed.idle_seconds)),
+            log_level="error",  # whoever sends nonsense could fill the log with warnings
             access_log=False,
+            server_header=False,
+            proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=max(1, round(grace)),
         )
@@ -55,6 +70,11 @@ class Listening:
             self._server.force_exit = True
         self._server.should_exit = True
 
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Let signals end the server, on the main thread. On another, the program has its own."""
@@ -69,6 +89,23 @@ class Listening:
         finally:
             for number in taken:
                 loop.remove_signal_handler(number)
+
+
+def connections_that_fit(wanted: int) -> int:
+    """Return how many of `wanted` connections the limit on open files allows, beside the model's own files. The limit
+    is raised as far as the system lets this process.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        possible = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(ValueError, OSError):  # macOS has a limit of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+            soft = possible
+        return max(1, min(wanted, soft - OWN_FILES))
+    return wanted
 
 
 def _url(listener: socket.socket) -> str:

@@ -1,0 +1,196 @@
+"""Connection: HTTP on one connection, with limits on what a client may take of it, in time and in size."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.server.web.http import Refused, dumped
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """What a client may take of a connection. All times are in seconds."""
+
+    head_seconds: float = 20.0
+    """How long a request's line and headers may take, and a new connection be silent."""
+    idle_seconds: float = 30.0
+    """How long a connection stays open for its next request."""
+    send_seconds: float = 60.0
+    """How long a client may read nothing of an answer that waits for it."""
+    head_bytes: int = 64 << 10
+    """Bytes of a request's line and headers, at most."""
+    connections: int = 1024
+    """Connections at once, at most. Fewer if the system allows fewer open files."""
+
+    def __post_init__(self) -> None:
+        for name in ("head_seconds", "idle_seconds", "send_seconds", "head_bytes", "connections"):
+            if not getattr(self, name) > 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
+
+
+class Awaited(Enum):
+    """What a client must send soon."""
+
+    NOTHING = auto()
+    HEAD = auto()
+    """The line and the headers of a request."""
+    REST = auto()
+    """The rest of a body that was answered before its end, as one that is too large."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's protocol with an end for each state in which a client could stay for ever: a request's head, the time
+    between two requests, a body that nobody reads, and an answer that the client does not read. `json_body` limits the
+    time of a body that is read.
+    """
+
+    limits = ConnectionLimits()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._awaited = Awaited.NOTHING
+        self._receiving = _Timer(self.loop)
+        self._sending = _Timer(self.loop)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin. If there are too many connections, an idle one ends; if all are in use, this one is refused."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections and not self._end_an_idle_one():
+            why = f"{self.limits.connections:,} connections are in use: come again later"
+            self._refuse(Refused(503, why, "overloaded", {"retry-after": "1"}))
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has come."""
+        if not self.transport.is_closing():  # otherwise it is the rest of a request that was refused
+            super().data_received(data)
+            self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request. h11 says with which status."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if status == 431:
+            why = f"the line and the headers must have at most {self.limits.head_bytes:,} bytes together"
+        else:
+            why = f"this is no HTTP request: {str(error)[:200]}"
+        self._refuse(Refused(status, why))
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that is idle."""
+        super().timeout_keep_alive_handler()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """Wait for the client, which reads too slowly."""
+        super().pause_writing()
+        self._limit_sending()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read something."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._sending.stop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End. No timer is left."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._receiving.stop()
+        self._sending.stop()
+
+    def _watch(self) -> None:
+        """Limit the time of what is awaited from now on. For the same as before, the time does not begin anew."""
+        awaited = self._awaits()
+        if awaited is not self._awaited:
+            self._awaited = awaited
+            self._receiving.stop()
+            if awaited is not Awaited.NOTHING:
+                self._receiving.start(self.limits.head_seconds, self._late)
+        if self.transport.is_closing():
+            self._limit_sending()
+
+    def _awaits(self) -> Awaited:
+        if self.transport.is_closing():
+            return Awaited.NOTHING
+        if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
+            return Awaited.REST
+        idle = self.timeout_keep_alive_task is not None  # uvicorn limits this time
+        return Awaited.HEAD if self.conn.their_state is h11.IDLE and not idle else Awaited.NOTHING
+
+    def _late(self) -> None:
+        begun = bool(self.conn.trailing_data[0])
+        if self._awaited is Awaited.HEAD and begun:
+            self._refuse(Refused(408, f"a request's headers must be whole within {self.limits.head_seconds:g} s"))
+        else:
+            self.transport.close()
+        self._watch()
+
+    def _limit_sending(self) -> None:
+        self._sending.start(self.limits.send_seconds, self.transport.abort)
+
+    def _end_an_idle_one(self) -> bool:
+        """Close a connection that waits for its next request. Return whether there is one."""
+        for other in self.connections:
+            if isinstance(other, Connection) and other.timeout_keep_alive_task is not None:
+                other.timeout_keep_alive_handler()
+                return True
+        return False
+
+    def _refuse(self, error: Refused) -> None:
+        """Answer with an error instead of the application, and close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = error_body(error)
+            body["error"] |= {"type": "server_error" if error.status == 503 else "invalid_request_error"}
+            told = dumped(body)
+            headers = {**error.headers, "content-type": "application/json", "content-length": str(len(told))}
+            phrase = HTTPStatus(error.status).phrase
+            head = h11.Response(
+                status_code=error.status, reason=phrase, headers=[*headers.items(), ("connection", "close")]
+            )
+            for part in (head, h11.Data(data=told), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(part) or b"")
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the application has nobody to answer
+            self.cycle.message_event.set()
+        self.transport.close()
+
+
+class _Timer:
+    """Calls a function after some time, unless it is stopped before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._running: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float, then: Callable[[], None]) -> None:
+        """Begin. If it runs already, it goes on as it is."""
+        if self._running is None:
+            self._running = self._loop.call_later(seconds, then)
+
+    def stop(self) -> None:
+        """Stop it, if it runs."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+
+def limited(limits: ConnectionLimits) -> type[Connection]:
+    """Return the protocol with these limits, as uvicorn takes it."""
+    return type("LimitedConnection", (Connection,), {"limits": limits})
