@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.structured.multiples import check_multiples
 from cortexmlx.structured.texts import is_text
 
 MOST_TOOLS = 512
@@ -142,6 +143,7 @@ def _schema(name: str, parameters: object) -> str:
         text = json.dumps({"type": "object", **parameters}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise _wrong(f"the parameters of the tool {name!r} cannot be written as JSON: {error}") from None
+    check_multiples(parameters)
     if not is_text(text):
         raise _wrong(f"the parameters of the tool {name!r} hold a NUL or half of a surrogate pair")
     return text

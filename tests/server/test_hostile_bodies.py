@@ -10,6 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from cortexmlx.server.protocols import PROTOCOLS
 from support.patience import PATIENCE
 
 TOOL: Any = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -71,9 +72,15 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def test_every_protocol_has_a_body_here() -> None:
+    assert set(PROTOCOLS) <= set(BODIES)
+
+
 @pytest.mark.parametrize("path", BODIES)
-def test_no_body_is_a_bug(http: httpx.Client, path: str) -> None:
-    draw = random.Random(path)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 11))])
+def test_no_body_is_a_bug(http: httpx.Client, path: str, seed: int) -> None:
+    """The slow seeds make 10,000 bodies of four paths, streamed and whole."""
+    draw = random.Random(f"{path} {seed}")
     http.timeout = httpx.Timeout(PATIENCE)
     statuses = set()
     for _ in range(250):
@@ -93,9 +100,14 @@ def test_no_body_is_a_bug(http: httpx.Client, path: str) -> None:
                 body[name] = 2
         if path != "/tokenize":
             body.setdefault("max_output_tokens" if path == "/v1/responses" else "max_tokens", 2)
+        if draw.random() < 0.5 and path in PROTOCOLS:
+            body["stream"] = draw.random() < 0.5
         reply = http.post(path, content=json.dumps(body).encode("utf-8", "surrogatepass"))
         assert reply.status_code in (200, 400, 404), (body, reply.text)
-        if reply.status_code == 200 and not body.get("stream"):
+        if reply.status_code == 200 and path in PROTOCOLS and body.get("stream"):
+            last = "event: response." if path == "/v1/responses" else "data: [DONE]"
+            assert reply.text.endswith("\n\n") and last in reply.text.strip().rpartition("\n\n")[2], body
+        elif reply.status_code == 200:
             assert reply.json()
         if reply.status_code != 200:
             assert reply.json()["error"]["message"]

@@ -140,7 +140,7 @@ def _deep() -> dict[str, Any]:
         (lambda: StructuredOutput.json(_circle()), "cannot be written as JSON"),
         (lambda: StructuredOutput.json(_deep()), "cannot be written as JSON"),
         (lambda: StructuredOutput.json("[" * 100_000), "no JSON"),
-        (lambda: StructuredOutput.json({"a": "x" * MOST_CHARACTERS}), "at most 1,048,576"),
+        (lambda: StructuredOutput.json({"a": "x" * MOST_CHARACTERS}), "at most 262,144"),
         (lambda: StructuredOutput.json({}, lenient=1), "lenient"),  # type: ignore[arg-type]
         (lambda: StructuredOutput.json({}, compact=1), "compact"),  # type: ignore[arg-type]
         (lambda: StructuredOutput.json({}, closed="no"), "closed"),  # type: ignore[arg-type]

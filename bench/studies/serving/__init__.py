@@ -1,0 +1,1 @@
+"""Studies of the server: under load, beside another server, and what a step costs it."""

@@ -1,0 +1,232 @@
+"""The server under load beside mlx_lm.server, on the same weights: pairs of runs that take turns.
+
+    python -m cortexmlx.bench.studies.serving.load [MODEL] [--requests 32] [--pairs 3] [--at-once 1 8 16]
+                                                   [--splits chat agent] [--tokens 48]
+
+The way of measuring is SiliconBench's: streamed chat completions, temperature 0, `include_usage`, so many at once, and
+three requests before that do not count. An answer without tokens is a failure. Questions differ; those of `agent` have
+a system prompt with tools in common, of about 1,000 tokens. Each server is a process of its own, started anew for each
+run, and has the machine alone. Ratios are ours over mlx_lm.server's: below 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cortexmlx.bench.studies.serving.exported import export
+
+WARM = 3
+STARTS = 300.0
+"""Seconds that a server may take to start, and a request to say its next word."""
+
+TOPICS = ("rain", "copper", "sails", "chess", "bread", "violins", "tides", "maps", "bees", "glass", "coal", "silk")
+
+
+@dataclass
+class Run:
+    """What the clients saw of one run. All times are in seconds."""
+
+    seconds: float = 0.0
+    ttft: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    """Between two events of a stream that have text."""
+    tokens: int = 0
+    cached: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def completed(self) -> int:
+        """How many requests have an answer."""
+        return len(self.ttft)
+
+
+def body(split: str, number: int, tokens: int, model: str) -> dict[str, Any]:
+    """Return the body of a request."""
+    asked = f"Question {number}: what should I know about {TOPICS[number % len(TOPICS)]}, in a few sentences?"
+    messages = [{"role": "user", "content": asked}]
+    if split == "agent":
+        tools = [
+            {"name": f"{topic}_lookup", "description": f"Find facts about {topic}.", "parameters": PARAMETERS}
+            for topic in TOPICS
+        ]
+        told = f"You are an agent. Answer in one line, or call one of these tools: {json.dumps(tools)}"
+        messages.insert(0, {"role": "system", "content": told})
+    options = {"stream": True, "temperature": 0, "stream_options": {"include_usage": True}}
+    return {"model": model, "messages": messages, "max_tokens": tokens, **options}
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}, "language": {"type": "string"}},
+    "required": ["query"],
+}
+
+
+def ask(port: int, sent: dict[str, Any], run: Run | None) -> None:
+    """Send a request, and note its times. Failures are noted, too."""
+    began, last, told, ttft, gaps = time.perf_counter(), 0.0, 0, 0.0, []
+    cached = 0
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTS)
+        connection.request("POST", "/v1/chat/completions", json.dumps(sent), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise OSError(f"status {reply.status}: {reply.read(200)!r}")
+        for line in reply:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or {}
+            told = usage.get("completion_tokens", told)
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or cached
+            if any(choice["delta"].get("content") for choice in chunk.get("choices") or ()):
+                now = time.perf_counter()
+                if last:
+                    gaps.append(now - last)
+                else:
+                    ttft = now - began
+                last = now
+        connection.close()
+        if not told or not last:
+            raise OSError("status 200 and no tokens")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if run is not None:
+            run.failures.append(f"{type(error).__name__}: {error}"[:120])
+        return
+    if run is not None:
+        run.ttft.append(ttft)
+        run.gaps += gaps
+        run.tokens += told
+        run.cached += cached
+
+
+def measured(port: int, split: str, at_once: int, requests: int, tokens: int, model: str) -> Run:
+    """Return what the clients of one run saw."""
+    for number in range(WARM):
+        ask(port, body(split, 1000 + number, tokens, model), None)
+    run = Run()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(at_once) as clients:
+        list(clients.map(lambda number: ask(port, body(split, number, tokens, model), run), range(requests)))
+    run.seconds = time.perf_counter() - began
+    return run
+
+
+@contextmanager
+def serving(name: str, model: str, folder: Path) -> Iterator[int]:
+    """Start a server, and end it. Yields its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if name == "cortexmlx":
+        command = ["-m", "cortexmlx", "serve", model, "--port", str(port), "--any-name", "--log-format", "none"]
+    else:
+        command = ["-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]
+    log = folder / f"{name}.log"
+    with log.open("wb") as said:
+        process = subprocess.Popen([sys.executable, *command], stdout=said, stderr=said)
+        try:
+            until = time.monotonic() + STARTS
+            while not _answers(port):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"{name} did not start:\n{log.read_text()[-2000:]}")
+                time.sleep(0.2)
+            yield port
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+
+
+def percentiles(values: Sequence[float]) -> str:
+    """Return p50, p90 and p99 in milliseconds."""
+    listed = sorted(values) or [float("nan")]
+    return " / ".join(f"{listed[min(len(listed) - 1, int(len(listed) * p))] * 1e3:,.0f}" for p in (0.5, 0.9, 0.99))
+
+
+def compare(model: str, folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
+    """Print the runs of one split and one concurrency, and the median ratios of the pairs."""
+    totals, firsts = [], []
+    for pair in range(pairs):
+        order = ("cortexmlx", "mlx_lm.server") if pair % 2 == 0 else ("mlx_lm.server", "cortexmlx")
+        runs = {}
+        for name in order:
+            with serving(name, model, folder) as port:
+                peer = str(folder) if name != "cortexmlx" else "smollm2"
+                run = runs[name] = measured(port, split, at_once, requests, tokens, peer)
+            print(
+                f"{split} {at_once:2} {name:14} {run.seconds:7.1f} s  TTFT {percentiles(run.ttft)} ms  "
+                f"ITL {percentiles(run.gaps)} ms  {run.completed}/{requests} done, {run.tokens:,} tokens, "
+                f"{run.cached:,} cached, load {os.getloadavg()[0]:.1f}  {run.failures[:1] or ''}",
+                flush=True,
+            )
+        ours, theirs = runs["cortexmlx"], runs["mlx_lm.server"]
+        if ours.ttft and theirs.ttft:
+            totals.append(ours.seconds / ours.tokens / (theirs.seconds / theirs.tokens))
+            firsts.append(median(ours.ttft) / median(theirs.ttft))
+    if totals:
+        print(f"{split} {at_once:2} ratios: seconds a token {median(totals):.2f}, TTFT p50 {median(firsts):.2f}")
+
+
+def engine_alone(model: str, tokens: int, requests: int) -> None:
+    """Print the seconds of the same requests, one after the other, without HTTP."""
+    from cortexmlx import Engine, SamplingParams
+
+    with Engine(model) as engine:
+        asked = [body("chat", number, tokens, "")["messages"] for number in (*range(1000, 1003), *range(requests))]
+        for messages in asked[:WARM]:
+            engine.generate(messages, SamplingParams(max_tokens=tokens))
+        began = time.perf_counter()
+        made = sum(engine.generate(m, SamplingParams(max_tokens=tokens)).usage.completion_tokens for m in asked[WARM:])
+        seconds = time.perf_counter() - began
+        print(f"chat  1 engine alone   {seconds:7.1f} s, {made:,} tokens, {made / seconds:.1f} tokens/s", flush=True)
+
+
+def main() -> None:
+    """Run the study."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--splits", nargs="+", choices=("chat", "agent"), default=["chat", "agent"])
+    parser.add_argument("--tokens", type=int, default=48)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = export(given.model, Path(made) / "model")
+        if 1 in given.at_once and "chat" in given.splits:
+            engine_alone(given.model, given.tokens, given.requests)
+        for split in given.splits:
+            for at_once in given.at_once:
+                compare(given.model, folder, split, at_once, given.requests, given.pairs, given.tokens)
+
+
+if __name__ == "__main__":
+    main()
