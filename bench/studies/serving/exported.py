@@ -1,4 +1,4 @@
-"""A model as a folder that mlx-lm reads: the same weights for another server."""
+"""A model as a folder that mlx-lm reads: the same weights for two servers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from cortexmlx.models import load_model
 
 def export(model: str, folder: Path) -> Path:
     """Write a model of any form as config.json, model.safetensors and tokenizer.json into `folder`, and return it.
-    Weights stay as they are, quantized or not. The tokenizer must be one of bytes (GPT-2's kind).
+    Weights become float32: on CPUs, MLX multiplies quantized ones so slowly that nothing else would be measured. The
+    tokenizer must be one of bytes (GPT-2's kind).
     """
     from tokenizers import Tokenizer, decoders
 
     loaded = load_model(model)
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**loaded.config, **_quantization(loaded.model)}
+    config = {name: value for name, value in loaded.config.items() if not name.startswith("quantization")}
     (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(
-        str(folder / "model.safetensors"), dict(tree_flatten(loaded.model.parameters())), metadata={"format": "mlx"}
-    )
+    mx.save_safetensors(str(folder / "model.safetensors"), _plain(loaded.model), metadata={"format": "mlx"})
     core: Tokenizer = loaded.tokenizer._core
     core.decoder = decoders.ByteLevel()
     core.save(str(folder / "tokenizer.json"))
@@ -40,13 +39,11 @@ def export(model: str, folder: Path) -> Path:
     return folder
 
 
-def _quantization(model: Any) -> dict[str, Any]:
-    """Return config.json's `quantization`, with each layer's own."""
-    layers = {
-        name: {"group_size": layer.group_size, "bits": layer.bits}
-        for name, layer in model.named_modules()
-        if hasattr(layer, "scales")
-    }
-    if not layers:
-        return {}
-    return {"quantization": {**next(iter(layers.values())), **layers}}
+def _plain(model: Any) -> dict[str, mx.array]:
+    """Return the weights as float32, with those of quantized layers as the numbers that they stand for."""
+    weights = dict(tree_flatten(model.parameters()))
+    for name, layer in model.named_modules():
+        if hasattr(layer, "scales"):
+            parts = [weights.pop(f"{name}.{part}", None) for part in ("weight", "scales", "biases")]
+            weights[f"{name}.weight"] = mx.dequantize(*parts, group_size=layer.group_size, bits=layer.bits)
+    return {name: weight.astype(mx.float32) for name, weight in weights.items()}

@@ -1,4 +1,4 @@
-"""The server under load beside mlx_lm.server, on the same weights: pairs of runs that take turns.
+"""The server under load beside mlx_lm.server, on the same float32 weights: pairs of runs that take turns.
 
     python -m cortexmlx.bench.studies.serving.load [MODEL] [--requests 32] [--pairs 3] [--at-once 1 8 16]
                                                    [--splits chat agent] [--tokens 48]
@@ -128,13 +128,13 @@ def measured(port: int, split: str, at_once: int, requests: int, tokens: int, mo
 
 
 @contextmanager
-def serving(name: str, model: str, folder: Path) -> Iterator[int]:
+def serving(name: str, folder: Path) -> Iterator[int]:
     """Start a server, and end it. Yields its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     if name == "cortexmlx":
-        command = ["-m", "cortexmlx", "serve", model, "--port", str(port), "--any-name", "--log-format", "none"]
+        command = ["-m", "cortexmlx", "serve", str(folder), "--port", str(port), "--any-name", "--log-format", "none"]
     else:
         command = ["-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]
     log = folder / f"{name}.log"
@@ -171,16 +171,15 @@ def percentiles(values: Sequence[float]) -> str:
     return " / ".join(f"{listed[min(len(listed) - 1, int(len(listed) * p))] * 1e3:,.0f}" for p in (0.5, 0.9, 0.99))
 
 
-def compare(model: str, folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
+def compare(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
     """Print the runs of one split and one concurrency, and the median ratios of the pairs."""
     totals, firsts = [], []
     for pair in range(pairs):
         order = ("cortexmlx", "mlx_lm.server") if pair % 2 == 0 else ("mlx_lm.server", "cortexmlx")
         runs = {}
         for name in order:
-            with serving(name, model, folder) as port:
-                peer = str(folder) if name != "cortexmlx" else "smollm2"
-                run = runs[name] = measured(port, split, at_once, requests, tokens, peer)
+            with serving(name, folder) as port:
+                run = runs[name] = measured(port, split, at_once, requests, tokens, str(folder))
             print(
                 f"{split} {at_once:2} {name:14} {run.seconds:7.1f} s  TTFT {percentiles(run.ttft)} ms  "
                 f"ITL {percentiles(run.gaps)} ms  {run.completed}/{requests} done, {run.tokens:,} tokens, "
@@ -222,10 +221,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = export(given.model, Path(made) / "model")
         if 1 in given.at_once and "chat" in given.splits:
-            engine_alone(given.model, given.tokens, given.requests)
+            engine_alone(str(folder), given.tokens, given.requests)
         for split in given.splits:
             for at_once in given.at_once:
-                compare(given.model, folder, split, at_once, given.requests, given.pairs, given.tokens)
+                compare(folder, split, at_once, given.requests, given.pairs, given.tokens)
 
 
 if __name__ == "__main__":

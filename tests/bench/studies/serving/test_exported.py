@@ -14,9 +14,10 @@ from cortexmlx.bench.studies.serving.exported import export
 @pytest.mark.model
 def test_mlx_lm_reads_the_same_model(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "What is 2+2?"}]
-    model, tokenizer, *_ = mlx_lm.load(str(export("smollm2", tmp_path / "model")))
+    folder = str(export("smollm2", tmp_path / "model"))
+    model, tokenizer, *_ = mlx_lm.load(folder)
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     theirs = mlx_lm.generate(model, tokenizer, prompt, max_tokens=12)
-    with Engine("smollm2", kv_memory="64MB") as engine:
+    with Engine(folder, kv_memory="64MB") as engine:
         ours = engine.generate(messages, SamplingParams(max_tokens=12))
     assert (ours.usage.prompt_tokens, ours.text) == (len(prompt), theirs)
