@@ -27,6 +27,8 @@ def line_of(logged: Logged, form: LogFormat, now: float) -> str:
         return json.dumps({"time": round(now, 3), **parts, "seconds": round(logged.seconds, 4), **counts})
     at = time.strftime("%H:%M:%S", time.localtime(now))
     line = f"{at} {logged.method} {in_a_line(logged.path)[:100]} {logged.status} {logged.seconds:.2f} s"
+    if logged.model is not None:
+        line += f" · {in_a_line(logged.model)[:100]}"
     if (tokens := logged.tokens) is None:
         return line
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""

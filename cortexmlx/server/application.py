@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.server.asking import Asking, guarded
+from cortexmlx.server.loading.pool import ModelPool
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.settings import ServerSettings
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-def application(engine: Engine, settings: ServerSettings) -> Starlette:
-    """Return the application of an engine."""
-    models = Models(engine, settings)
+def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
+    """Return the application of an engine, of several by name, or of a pool."""
+    models = Models(served, settings)
     asking, other = Asking(models, settings), _Other(models, settings)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
@@ -59,7 +61,7 @@ class _Other:
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str):
             raise InvalidRequest("`content` must be a text", field="content")
-        lease = await self._models.take(body.get("model"))
+        lease = await self._models.take(body.get("model"), request)
         try:
             tokens = await asyncio.to_thread(lease.engine.encode, text)
         finally:
