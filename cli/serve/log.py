@@ -33,3 +33,10 @@ def line_of(logged: Logged, form: LogFormat, now: float) -> str:
         return line
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
     return f"{line} · {tokens.prompt:,}{cached} + {tokens.answer:,} tokens"
+
+
+def event_line(text: str, form: LogFormat, now: float) -> str:
+    """Return the line of an event of the server `now`, in seconds since 1970: a model was loaded, or unloaded."""
+    if form is LogFormat.json:
+        return json.dumps({"time": round(now, 3), "event": text})
+    return f"{time.strftime('%H:%M:%S', time.localtime(now))} {in_a_line(text)}"

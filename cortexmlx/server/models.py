@@ -104,7 +104,7 @@ class Models:
     def _names(self) -> dict[str, str]:
         """All names, each with the model that it means."""
         names = self._served.names
-        others = {name: names[0] for name in self._settings.names}
+        others = dict.fromkeys(self._settings.names, names[0])
         return {**{name: name for name in names}, **others, **self._settings.aliases}
 
     def _meant(self, name: object) -> str:
@@ -120,7 +120,7 @@ class Models:
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
         told, shown = ", ".join(map(repr, known)), name[:_SHOWN]
         why = f"there is no model {shown!r}{meant(shown, known)}: this server has {told}"
-        raise Refused(404, f"{why}. --alias gives it other names, --any-name all", "model_not_found")
+        raise Refused(404, f"{why}. --alias and --any-name give others", "model_not_found")
 
     def _check_aliases(self) -> None:
         for name, model in self._settings.aliases.items():

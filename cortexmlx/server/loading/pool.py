@@ -24,7 +24,7 @@ from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server.loading.lease import Lease
-from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
+from cortexmlx.server.loading.residency import Load, Residency, Ticket, Unload
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -102,6 +102,8 @@ class ModelPool:
             raise InvalidRequest(f"idle is {idle!r}, but must be above 0 seconds or None")
         if budget is not None:
             _check_room(listed, budget, keep)
+        self.memory = budget
+        """The budget in bytes; None: any number."""
         self._residency = Residency({m.name: m.memory for m in listed}, budget, keep, idle)
         self._contexts = {m.name: m.context_length for m in listed}
         self._tell = tell or log.info
@@ -126,6 +128,10 @@ class ModelPool:
         """Return how many tokens a prompt and its answer may have; None before the first load, if nobody said so."""
         return self._contexts[name]
 
+    def memory_of(self, name: str) -> int:
+        """Return the bytes that a model takes when it is loaded."""
+        return self._models[name].memory
+
     def is_loaded(self, name: str) -> bool:
         """Return whether a model is in memory."""
         return name in self._loaded
@@ -148,9 +154,9 @@ class ModelPool:
             self._changed.notify()
             return wait
 
-    def preload(self, name: str, on_progress: OnProgress | None = None) -> None:
-        """Load a model now, if it is not loaded. Raises what its loading raises, with the paths. `on_progress` is
-        called meanwhile, on other threads.
+    def take(self, name: str, on_progress: OnProgress | None = None) -> Lease:
+        """Wait for a model on this thread, and return it; release it. `on_progress` is called while it is loaded, on
+        other threads. Raises what loading raises, with the paths, and EngineClosed.
         """
         there = threading.Event()
         self._on_progress = on_progress
@@ -158,11 +164,14 @@ class ModelPool:
         try:
             if not wait.settled:
                 there.wait()
-            if wait.error is not None:
-                raise wait.cause or wait.error
+            if wait.cause is not None:
+                raise wait.cause
+            return wait.lease()
+        except BaseException:
+            wait.leave()
+            raise
         finally:
             self._on_progress = None
-            wait.leave()
 
     def look(self) -> None:
         """Look at the clock now. For a clock that is not the machine's."""
@@ -255,11 +264,11 @@ class ModelPool:
 
     def _failed(self, name: str, cause: BaseException) -> None:
         why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
-        refused = CannotLoad(f"the model {name!r} cannot be loaded: {why}. The next request tries again")
+        says = f"the model {name!r} cannot be loaded: {why}. The next request tries again"
         with self._changed:
             for ticket in self._residency.failed():
                 if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
-                    wait.fail(refused, cause)
+                    wait.fail(CannotLoad(says), cause)
             self._settle(self._residency.grant())
         if not self._closing:
             self._complain(f"{name} cannot be loaded: {cause or type(cause).__name__}")

@@ -51,7 +51,7 @@ class Requests(RuleBasedStateMachine):
     @rule(data=strategies.data())
     def leave(self, data: Any) -> None:
         number = data.draw(strategies.sampled_from(sorted([*self.running, *self.waiting])))
-        self.end((self.running.get(number) or self.waiting.get(number)))
+        self.end(self.running.get(number) or self.waiting.get(number))
 
     def end(self, ticket: Any) -> None:
         if self.running.pop(ticket.number, None):
