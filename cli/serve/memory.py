@@ -12,9 +12,9 @@ from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.scheduling.shortage import Limits
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.plan.figures import MachineFigures, Plan
-    from cortexmlx.cli.plan.skeleton import Skeleton
-    from cortexmlx.cli.plan.source import PlanSource
+    from cortexmlx.cli.planning.figures import MachineFigures, Plan
+    from cortexmlx.cli.planning.skeleton import Skeleton
+    from cortexmlx.cli.planning.source import PlanSource
     from cortexmlx.serving.config import EngineConfig
 
 
@@ -70,8 +70,8 @@ class _Outline:
     """A model that is planned with different amounts of memory."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
-        from cortexmlx.cli.plan.skeleton import build
-        from cortexmlx.cli.plan.source import find
+        from cortexmlx.cli.planning.skeleton import build
+        from cortexmlx.cli.planning.source import find
         from cortexmlx.models.adapters.files import read_adapter
 
         source = find(str(config.model))
@@ -87,8 +87,8 @@ class _Outline:
         self.fixed = _fixed(self._figures(0, None))
 
     def _figures(self, budget: int, kv: int | None) -> MachineFigures:
-        from cortexmlx.cli.plan.figures import make_plan
-        from cortexmlx.cli.plan.machine import this_machine
+        from cortexmlx.cli.planning.figures import make_plan
+        from cortexmlx.cli.planning.machine import this_machine
 
         machine = replace(this_machine(), working_set=budget)
         memory, keep = self.config.kv_bytes or kv, self.config.keep

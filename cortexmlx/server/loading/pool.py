@@ -21,6 +21,7 @@ from cortexmlx.errors import (
     OutOfMemory,
 )
 from cortexmlx.kv.sizing import format_bytes, parse_size
+from cortexmlx.machine import give_back_freed
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server.loading.lease import Lease
@@ -280,6 +281,8 @@ class ModelPool:
             engine.close()
         except Exception:
             log.exception("%s did not close properly", name)
+        del engine
+        give_back_freed()
         if not self._closing:
             self._tell(f"unloaded {name}")
 
