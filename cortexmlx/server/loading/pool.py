@@ -252,7 +252,7 @@ class ModelPool:
         except BaseException as error:  # whatever it is, the other models go on
             cause = error.with_traceback(None)
             if engine is not None:
-                engine.close()
+                _close(engine, model.name)
             self._failed(model.name, cause)
             return
         with self._changed:
@@ -261,7 +261,7 @@ class ModelPool:
             self._loaded[model.name] = (engine, defaults)
             self._settle(self._residency.loaded(self._clock()))
             self._settle(self._residency.grant())
-        self._tell(f"loaded {model.name} in {self._clock() - began:.1f} s")
+        self._say(f"loaded {model.name} in {self._clock() - began:.1f} s")
 
     def _failed(self, name: str, cause: BaseException) -> None:
         why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
@@ -272,19 +272,22 @@ class ModelPool:
                     wait.fail(CannotLoad(says), cause)
             self._settle(self._residency.grant())
         if not self._closing:
-            self._complain(f"{name} cannot be loaded: {cause or type(cause).__name__}")
+            self._say(f"{name} cannot be loaded: {cause or type(cause).__name__}", wrong=True)
 
     def _unload(self, name: str) -> None:
         with self._changed:
             engine, _ = self._loaded.pop(name)
-        try:
-            engine.close()
-        except Exception:
-            log.exception("%s did not close properly", name)
+        _close(engine, name)
         del engine
         give_back_freed()
         if not self._closing:
-            self._tell(f"unloaded {name}")
+            self._say(f"unloaded {name}")
+
+    def _say(self, text: str, *, wrong: bool = False) -> None:
+        try:
+            (self._complain if wrong else self._tell)(text)
+        except Exception:  # nobody reads any more: the models go on
+            log.info(text)
 
     def _report(self, progress: Progress) -> None:
         """Pass the progress of a load on. Raises EngineClosed if the pool is closed, which ends the load."""
@@ -346,6 +349,13 @@ def _check_room(models: Iterable[ServedModel], budget: int, keep: Collection[str
                 f"{format_bytes(budget)} in all{beside}: give them more (--memory), or less for keys and values "
                 "(--kv-memory)"
             )
+
+
+def _close(engine: Engine, name: str) -> None:
+    try:
+        engine.close()
+    except Exception:
+        log.exception("%s did not close properly", name)
 
 
 def _closed() -> EngineClosed:

@@ -239,6 +239,19 @@ def test_an_engine_that_does_not_close_holds_up_nobody(factory: Factory, pool: A
     assert made.is_loaded("b") and not made.is_loaded("a")
 
 
+def test_a_log_that_nobody_reads_any_more_ends_nothing(factory: Factory) -> None:
+    def broken(text: str) -> None:
+        raise BrokenPipeError
+
+    factory.fails["c"] = ModelCorrupt("damaged")
+    with ModelPool([factory.model(name) for name in "abc"], memory=8, tell=broken) as made:
+        made.take("a").release()
+        with pytest.raises(ModelCorrupt):
+            made.take("c")
+        made.take("b").release()
+        assert made.is_loaded("b")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
