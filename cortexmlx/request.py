@@ -72,6 +72,8 @@ class QueuedRequest:
     """How thoughts are told apart from the answer; None: they are not."""
     calls: Calls | None = None
     """What the answer may call; None: nothing."""
+    tail: int = 0
+    """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
 
 
 @dataclass(frozen=True)

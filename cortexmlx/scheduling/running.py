@@ -165,16 +165,15 @@ class RunningSet:
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """Begin with a job's recurrent state. It is to be kept where other jobs will begin: before the last token of
-        the prompt, and where the prompt leaves what was cached before.
+        the prompt, before the thoughts that it opens, and where the prompt leaves what was cached before.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
-        forked = max(job.params.n, job.params.best_of or 1) > 1
-        wanted = {job.prompt_kept - 1} if self.shares(job) or forked else set()
-        if self.cache.disk_tier is not None and self.shares(
-            job
-        ):  # where a text begins in whole blocks, as those stored
-            wanted |= {(job.prompt_kept - 1) // self.cache.block_size * self.cache.block_size}
+        shared, forked = self.shares(job), max(job.params.n, job.params.best_of or 1) > 1
+        again, next_turn = job.prompt_kept - 1, job.prompt_kept - max(job.request.tail, 1)
+        wanted = {again, next_turn} if shared else {again} if forked else set()
+        if shared and self.cache.disk_tier is not None:  # where a text begins in whole blocks, as those stored
+            wanted |= {next_turn // self.cache.block_size * self.cache.block_size}
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
 
     def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:

@@ -21,6 +21,7 @@ from cortexmlx.server.answering import Answering
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.transcripts.table import Table
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
 from cortexmlx.server.web.logged import TOKENS, tokens_of
@@ -37,6 +38,7 @@ class Asking:
         self.settings = settings
         self.open = 0
         self._mailbox: Mailbox | None = None
+        self._tables: dict[str, Table] = {}
 
     def asked(self, protocol: Protocol) -> Answer:
         """Return what answers the requests of a protocol."""
@@ -66,7 +68,8 @@ class Asking:
         question: Asked = protocol.module.read(body, replace(self.settings.defaults, seal=seal))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
-        answering = Answering(lease.engine, self._mailbox, question)
+        table = self._table_of(lease) if self.settings.transcripts else None
+        answering = Answering(lease.engine, self._mailbox, question, table)
         info = ReplyInfo(uuid.uuid4().hex, lease.name, int(time.time()), lease.engine.token_bytes, seal=seal)
 
         def ended() -> None:
@@ -91,6 +94,10 @@ class Asking:
         except BaseException:
             answering.close()
             raise
+
+    def _table_of(self, lease: Lease) -> Table:
+        """Return what is remembered of a model's answers. Tokens of one model mean nothing to another."""
+        return self._tables.setdefault(lease.engine.info.identity, Table(self.settings.transcripts))
 
     async def _whole(self, answering: Answering, request: Request) -> Any:
         """Return all answers. If the client goes away meanwhile, they are cancelled."""

@@ -17,7 +17,7 @@ from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
-from cortexmlx.serving.prompt import ChatTokens, Reader, calls_of, render, thoughts_after
+from cortexmlx.serving.prompt import ChatTokens, Reader, calls_of, render, tail_of, thoughts_after
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.markdown import as_markdown
@@ -32,6 +32,7 @@ from cortexmlx.sessions.turn import (
     place_that_leaves,
     question_of,
     said_by_model,
+    said_tokens,
     thoughts_in,
     with_so_far,
     without_answer,
@@ -366,7 +367,8 @@ class Conversation:
             return Turn(messages, Transcript(), ChatTokens(rendered, thoughts, calls), tag)
         read = self._transcript.read(rendered, partial(self._reader.encode, add_special_tokens=False))
         tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
-        return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls), tag)
+        tail = tail_of(self._reader, rendered, read.tokens, thoughts)
+        return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls, tail=tail), tag)
 
     def _submit(
         self,
@@ -389,11 +391,7 @@ class Conversation:
             self._offered = FinishedTurn(turn, params, answers)
 
     def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
-        """Keep a turn with this answer, without the token that ended it, which the template writes."""
-        tokens, text = answer.token_ids, answer.raw_text
-        stopped = answer.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
-        if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
-            tokens, stopped = tokens[:-1], False
+        """Keep a turn with this answer."""
+        tokens, _ = said_tokens(answer, params, self._reader.eos_token_ids)
         self._messages = (*turn.messages, said_by_model(turn, answer, self._reader))
-        # What a stop string cut away is not said: the tokens of the rest are those of its text.
-        self._transcript = turn.transcript if stopped and params.stop else turn.transcript.wrote(text, tokens)
+        self._transcript = turn.transcript if tokens is None else turn.transcript.wrote(answer.raw_text, tokens)

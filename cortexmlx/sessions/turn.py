@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.request import Completion, Message
+from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.prompt import Reader
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
@@ -70,6 +70,20 @@ def place_that_leaves(
     if first < len(places):
         return places[first]
     return places[-1] if tokens(places[-1]) < longest else begin
+
+
+def said_tokens(
+    answer: Completion, params: SamplingParams, ends: Collection[int]
+) -> tuple[tuple[int, ...] | None, bool]:
+    """Return the tokens of an answer's whole text, and whether one more ended it, which the template writes. The tokens
+    are None if a stop string cut the text: those of the rest are those of its text.
+    """
+    tokens = answer.token_ids
+    if answer.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or not tokens:
+        return tokens, False
+    if tokens[-1] in {*ends, *params.stop_token_ids}:
+        return tokens[:-1], True
+    return (None if params.stop else tokens), False
 
 
 def said_by_model(turn: Turn, answer: Completion, reader: Reader) -> Message:

@@ -102,7 +102,7 @@ class Submitter:
             tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
         )
         if isinstance(tokens, ChatTokens):
-            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls)
+            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls, tail=tokens.tail)
         grammar = self._grammars.of_request(request)
         ends = self._tokenizer.eos_token_ids
         stops = Stops.of(params, ends, request.thoughts)

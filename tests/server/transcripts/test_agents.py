@@ -1,0 +1,125 @@
+"""An agent's next turn computes only what is new, though it sends texts back, in another form than they were written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.protocols.request import Defaults
+from cortexmlx.server import ServerSettings, app
+from server.conftest import listening
+from support.models import tool_templates
+from support.models.recurrent import RECURRENT
+from support.models.thinking import dictated, write_thinking
+from support.patience import PATIENCE
+
+ENDED = tool_templates.HERMES.replace("<|im_end|>", "</s>")
+_CONTENT = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+KEEPS = ENDED.replace(
+    _CONTENT,
+    _CONTENT.replace("{{ m.c", "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.c"),
+)
+"""Writes all thoughts that it is given."""
+DROPS = ENDED + "<think>\n\n"
+"""Opens thoughts, and never writes those of earlier answers. Its prompt ends with one line break."""
+TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+BLOCK = 16
+
+NUMBER = {"type": "number"}
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"days": NUMBER, "city": {"type": "string"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"days": 3.50, "city": "Paris"}}\n</tool_call>'
+"""The template writes 3.5."""
+ANSWERS = (
+    f"let me see</think>{CALL}",
+    f"and there?</think>{CALL.replace('Paris', 'Rome')}",
+    "so</think> It is  fine. ",
+    "oh</think>Bye",
+)
+
+
+@contextmanager
+def agent(
+    folder: Path, template: str, answers: tuple[str, ...], config: Any, **settings: Any
+) -> Iterator[Callable[[Any], Any]]:
+    write_thinking(folder, template, TOKENS, **{**config, "max_position_embeddings": 4096})
+    with Engine(str(folder), kv_memory="16MB", max_rows=4, block_size=BLOCK) as engine:
+        defaults = Defaults(dictated(engine, *answers))
+        with listening(app(engine, ServerSettings(defaults=defaults, **settings))) as url:
+            web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=web) as client:
+                yield lambda messages: client.chat.completions.create(
+                    model="tiny", messages=messages, tools=[WEATHER], max_tokens=200
+                )
+        engine.check_invariants()
+
+
+def sent_back(message: Any, thoughts: bool) -> dict[str, Any]:
+    """The answer as an agent's program sends it: calls are parsed and written again, with the names in order."""
+    said = {"role": "assistant", "content": message.content}
+    if thoughts and getattr(message, "reasoning_content", None):
+        said["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        [call] = message.tool_calls
+        arguments = json.dumps(json.loads(call.function.arguments), sort_keys=True, indent=1)
+        said["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        ]
+    return said
+
+
+def computed(ask: Callable[[Any], Any], thoughts: bool) -> list[int]:
+    """How many tokens of each turn's prompt were computed."""
+    messages: list[Any] = [
+        {"role": "system", "content": "You are a helpful agent. " * 10},
+        {"role": "user", "content": "How is the weather?"},
+    ]
+    counts = []
+    for _ in range(4):
+        reply = ask(messages)
+        usage = reply.usage
+        counts.append(usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens)
+        message = reply.choices[0].message
+        more = {"role": "user", "content": "Thanks!"}
+        if message.tool_calls:
+            more = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+        messages = [*messages, sent_back(message, thoughts), more]
+    return counts
+
+
+NEW = len("</s>\n<|im_start|>tool\nsunny</s>\n<|im_start|>assistant\n")
+"""Characters, and so at least as many as tokens, that a turn adds to its own answer."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_answers_with_their_thoughts_are_computed_no_second_time(tmp_path: Path, kind: str) -> None:
+    answers = tuple("<think>" + each for each in ANSWERS)
+    config = RECURRENT.get(kind, {})
+    with agent(tmp_path / "tiny", KEEPS, answers, config) as ask:
+        first, *later = computed(ask, thoughts=True)
+    assert first > 400 and all(count <= NEW + 2 * BLOCK for count in later), later
+    with agent(tmp_path / "other" / "tiny", KEEPS, answers, config, transcripts=0) as ask:
+        without = computed(ask, thoughts=True)
+    assert without[1] > later[0] + 20, "the number comes back in another form"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_a_template_that_drops_thoughts_is_followed_from_there(tmp_path: Path, kind: str) -> None:
+    """The answer without its thoughts is new to the model, and nothing before it."""
+    with agent(tmp_path / "tiny", DROPS, ANSWERS, RECURRENT.get(kind, {})) as ask:
+        first, *later = computed(ask, thoughts=False)
+    assert first > 400
+    bounds = [NEW + len(CALL) + 2 * BLOCK] * 2 + [NEW + len("It is  fine.") + 2 * BLOCK]
+    assert all(count <= bound for count, bound in zip(later, bounds, strict=True)), later
