@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,11 +22,14 @@ from cortexmlx.server.answering import Answering
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.transcripts.saved import SavedTranscripts
 from cortexmlx.server.transcripts.table import Table
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
 from cortexmlx.server.web.logged import TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
+
+log = logging.getLogger("cortexmlx")
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -97,7 +101,19 @@ class Asking:
 
     def _table_of(self, lease: Lease) -> Table:
         """Return what is remembered of a model's answers. Tokens of one model mean nothing to another."""
-        return self._tables.setdefault(lease.engine.info.identity, Table(self.settings.transcripts))
+        identity = lease.engine.info.identity
+        if identity not in self._tables:
+            self._tables[identity] = Table(self.settings.transcripts, self._shelf_of(identity))
+        return self._tables[identity]
+
+    def _shelf_of(self, identity: str) -> SavedTranscripts | None:
+        """Return where a model's transcripts are kept on disk; None: nowhere, because nobody asked, or it failed."""
+        folder = self.settings.transcripts_folder
+        try:
+            return None if folder is None else SavedTranscripts(folder, identity)
+        except OSError as error:
+            log.warning("transcripts are not kept on disk: %s", error)
+            return None
 
     async def _whole(self, answering: Answering, request: Request) -> Any:
         """Return all answers. If the client goes away meanwhile, they are cancelled."""

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cortexmlx.request import Message
 from cortexmlx.server.transcripts.answered import Answered
@@ -30,7 +31,7 @@ class Remembered:
     answered: Answered
     earlier: tuple[Answered, ...] = ()
     """Answers of the same conversation before that have calls."""
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
     """Names it among all."""
 
     @property
@@ -78,17 +79,31 @@ class Remembered:
         return said if self.answered.thoughts_are_in(said) else None
 
 
+class Shelf(Protocol):
+    """Where transcripts outlive the process."""
+
+    def read(self, most: int) -> list[tuple[str, Remembered]]:
+        """Return transcripts of at most so many bytes with their clients, the oldest first."""
+
+    def put(self, client: str, remembered: Remembered) -> None:
+        """Keep a transcript."""
+
+    def remove(self, remembered: Remembered) -> None:
+        """Remove a transcript."""
+
+
 class Table:
     """The transcripts of all clients of one model. Any thread may use it.
 
     `most` bounds their bytes, roughly. Beyond it, the client with the most loses the one that was used least recently.
-    `forget` is called with what is lost.
+    What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
     """
 
-    def __init__(self, most: int, forget: Callable[[Remembered], None] = lambda lost: None) -> None:
+    def __init__(self, most: int, shelf: Shelf | None = None) -> None:
         self._most = most
-        self._forget = forget
-        self._lock = threading.Lock()
+        self._shelf = shelf
+        self._unread = shelf is not None
+        self._lock = threading.RLock()
         self._clients: dict[str, OrderedDict[str, Remembered]] = {}
         self._sizes: dict[str, int] = {}
         self._calls: dict[str, dict[str, list[Answered]]] = {}
@@ -110,6 +125,7 @@ class Table:
         was used last.
         """
         with self._lock:
+            self._open()
             kept = list(self._clients.get(client, {}).values())
         shared = [common_length(each.read.text, text) for each in kept]
         most = max(shared, default=0)
@@ -119,6 +135,7 @@ class Table:
     def answer_of(self, client: str, call: str) -> list[Answered]:
         """Return the answers of a client that have a call with this id."""
         with self._lock:
+            self._open()
             return list(self._calls.get(client, {}).get(call, ()))
 
     def use(self, client: str, remembered: Remembered) -> None:
@@ -131,16 +148,29 @@ class Table:
     def keep(self, client: str, remembered: Remembered, instead_of: Remembered | None = None) -> None:
         """Keep a transcript, in the place of one that it continues."""
         with self._lock:
+            self._open()
+            if self._shelf is not None:
+                self._shelf.put(client, remembered)
             if instead_of is not None:
                 self._drop(client, instead_of.id)
-            self._clients.setdefault(client, OrderedDict())[remembered.id] = remembered
-            self._sizes[client] = self._sizes.get(client, 0) + remembered.size
-            for answer in (*remembered.earlier, remembered.answered):
-                for call in answer.calls:
-                    self._calls.setdefault(client, {}).setdefault(call.id, []).append(answer)
-            while sum(self._sizes.values()) > self._most:
-                largest = max(self._sizes, key=lambda name: self._sizes[name])
-                self._drop(largest, next(iter(self._clients[largest])))
+            self._add(client, remembered)
+
+    def _open(self) -> None:
+        """Read what is on the shelf, once."""
+        if self._unread and self._shelf is not None:
+            self._unread = False
+            for client, remembered in self._shelf.read(self._most):
+                self._add(client, remembered)
+
+    def _add(self, client: str, remembered: Remembered) -> None:
+        self._clients.setdefault(client, OrderedDict())[remembered.id] = remembered
+        self._sizes[client] = self._sizes.get(client, 0) + remembered.size
+        for answer in (*remembered.earlier, remembered.answered):
+            for call in answer.calls:
+                self._calls.setdefault(client, {}).setdefault(call.id, []).append(answer)
+        while sum(self._sizes.values()) > self._most:
+            largest = max(self._sizes, key=lambda name: self._sizes[name])
+            self._drop(largest, next(iter(self._clients[largest])))
 
     def _drop(self, client: str, id: str) -> None:
         lost = self._clients.get(client, OrderedDict()).pop(id, None)
@@ -157,4 +187,5 @@ class Table:
         if not self._clients[client]:
             del self._clients[client], self._sizes[client]
             self._calls.pop(client, None)
-        self._forget(lost)
+        if self._shelf is not None:
+            self._shelf.remove(lost)

@@ -1,4 +1,4 @@
-"""An agent's next turn computes only what is new, though it sends texts back, in another form than they were written."""
+"""An agent's next turn computes only what is new, though it sends texts back, in another form than was written."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import openai
 import pytest
+from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ServerSettings, app
-from server.conftest import listening
+from support.engine.core_driver import soon
 from support.models import tool_templates
 from support.models.recurrent import RECURRENT
 from support.models.thinking import dictated, write_thinking
@@ -52,11 +53,12 @@ ANSWERS = (
 
 @contextmanager
 def agent(
-    folder: Path, template: str, answers: tuple[str, ...], config: Any, **settings: Any
+    folder: Path, template: str, answers: tuple[str, ...], config: Any, store: Path | None = None, **settings: Any
 ) -> Iterator[Callable[[Any], Any]]:
     write_thinking(folder, template, TOKENS, **{**config, "max_position_embeddings": 4096})
-    with Engine(str(folder), kv_memory="16MB", max_rows=4, block_size=BLOCK) as engine:
+    with Engine(str(folder), kv_memory="16MB", max_rows=4, block_size=BLOCK, kv_store=store) as engine:
         defaults = Defaults(dictated(engine, *answers))
+        settings["transcripts_folder"] = store
         with listening(app(engine, ServerSettings(defaults=defaults, **settings))) as url:
             web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
             with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=web) as client:
@@ -123,3 +125,25 @@ def test_a_template_that_drops_thoughts_is_followed_from_there(tmp_path: Path, k
     assert first > 400
     bounds = [NEW + len(CALL) + 2 * BLOCK] * 2 + [NEW + len("It is  fine.") + 2 * BLOCK]
     assert all(count <= bound for count, bound in zip(later, bounds, strict=True)), later
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_after_a_restart_an_agent_goes_on(tmp_path: Path, kind: str) -> None:
+    answers = tuple("<think>" + each for each in ANSWERS)
+    config, store = RECURRENT.get(kind, {}), tmp_path / "store"
+    messages: list[Any] = [{"role": "user", "content": "How is the weather? " * 20}]
+    with agent(tmp_path / "tiny", KEEPS, answers, config, store) as ask:
+        for _ in range(2):
+            message = ask(messages).choices[0].message
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+            messages = [*messages, sent_back(message, thoughts=True), result]
+    soon(lambda: any(b"Rome" in path.read_bytes() for path in store.glob("*.transcript")))
+    with agent(tmp_path / "tiny", KEEPS, answers[2:], config, store) as ask:
+        usage = ask(messages).usage
+    again = len(answers[1]) if config else 0  # a recurrent state is on disk as it was before the last answer
+    assert usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens <= NEW + again + 2 * BLOCK
+    [kept] = store.glob("*.transcript")
+    kept.unlink()
+    with agent(tmp_path / "tiny", KEEPS, answers[2:], config, store) as ask:
+        without = ask(messages).usage
+    assert without.prompt_tokens_details.cached_tokens < usage.prompt_tokens_details.cached_tokens - 50
