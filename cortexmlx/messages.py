@@ -11,6 +11,7 @@ from cortexmlx.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cortexmlx.request import Message
+    from cortexmlx.structured.thoughts import Thoughts
 
 TemplateVars = Mapping[str, object]
 """Variables for the model's chat template, by name: booleans, numbers, texts, and lists and mappings of them."""
@@ -48,6 +49,11 @@ class PromptMemory(Protocol):
         self, reader: PromptReader, text: str, render: Callable[[Sequence[Message]], str | list[int]]
     ) -> list[int]:
         """Return the tokens of a rendered text. `render` renders other messages in the same way."""
+
+    def anchor(self, thoughts: Thoughts | None) -> int:
+        """Return how many of these tokens stand before the answer to the last user's message; 0 if that is not known,
+        or if it is what they end with.
+        """
 
 
 @dataclass(frozen=True)

@@ -51,16 +51,23 @@ class Reader(Protocol):
 
 class ChatTokens(list[int]):
     """The token ids of messages, with how the answer to them marks its thoughts, and what it may call, if anything.
-    `tail` of them, at the end, are the beginning of the answer's thoughts, which a later prompt may leave out.
+    `tail` and `anchor` are those of a QueuedRequest.
     """
 
     def __init__(
-        self, ids: Iterable[int], thoughts: Thoughts | None, calls: Calls | None = None, *, tail: int = 0
+        self,
+        ids: Iterable[int],
+        thoughts: Thoughts | None,
+        calls: Calls | None = None,
+        *,
+        tail: int = 0,
+        anchor: int = 0,
     ) -> None:
         super().__init__(ids)
         self.thoughts = thoughts
         self.calls = calls
         self.tail = tail
+        self.anchor = anchor
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -155,7 +162,8 @@ def _of_messages(
         _check_long(tokenizer, rendered, fits)
         ids = memory.tokens(tokenizer, rendered, lambda said: render(tokenizer, said, variables, calls))
     thoughts = thoughts_after(tokenizer, rendered, calls)
-    return ChatTokens(ids, thoughts, calls, tail=tail_of(tokenizer, rendered, ids, thoughts))
+    tail, anchor = tail_of(tokenizer, rendered, ids, thoughts), 0 if memory is None else memory.anchor(thoughts)
+    return ChatTokens(ids, thoughts, calls, tail=tail, anchor=anchor)
 
 
 def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | None = None) -> Thoughts | None:
@@ -175,11 +183,17 @@ def tail_of(tokenizer: Reader, rendered: str | list[int], ids: Sequence[int], th
     """
     if thoughts is None or not isinstance(rendered, str):
         return 0
+    opened = opened_thoughts(rendered, thoughts)
+    tail = tokenizer.encode(opened, False) if opened else []
+    return len(tail) if tail and list(ids[-len(tail) :]) == tail else 0
+
+
+def opened_thoughts(rendered: str, thoughts: Thoughts) -> str:
+    """Return the tags of thoughts at the end of a rendered prompt: opened, or opened and closed."""
     begin = rendered.rfind(thoughts.open)
     if begin < 0 or rendered[begin:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
-        return 0
-    tail = tokenizer.encode(rendered[begin:], False)
-    return len(tail) if list(ids[-len(tail) :]) == tail else 0
+        return ""
+    return rendered[begin:]
 
 
 def render(

@@ -17,7 +17,7 @@ from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
-from cortexmlx.serving.prompt import ChatTokens, Reader, calls_of, render, tail_of, thoughts_after
+from cortexmlx.serving.prompt import Reader, calls_of
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.markdown import as_markdown
@@ -29,6 +29,7 @@ from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
     FinishedTurn,
     Turn,
+    begun,
     place_that_leaves,
     question_of,
     said_by_model,
@@ -360,15 +361,7 @@ class Conversation:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
         calls = calls_of(self._reader, params or self.params)
-        rendered = render(self._reader, self._said(sent), self.template_vars, calls)
-        thoughts = thoughts_after(self._reader, rendered, calls)
-        if not isinstance(rendered, str):
-            tag = thoughts.open if thoughts is not None and thoughts.begun else ""
-            return Turn(messages, Transcript(), ChatTokens(rendered, thoughts, calls), tag)
-        read = self._transcript.read(rendered, partial(self._reader.encode, add_special_tokens=False))
-        tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
-        tail = tail_of(self._reader, rendered, read.tokens, thoughts)
-        return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls, tail=tail), tag)
+        return begun(self._reader, self._transcript, messages, self._said(sent), self.template_vars, calls)
 
     def _submit(
         self,

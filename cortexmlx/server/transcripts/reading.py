@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cortexmlx.errors import CortexError
 from cortexmlx.messages import PromptReader
 from cortexmlx.request import Completion, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import said_tokens
+from cortexmlx.sessions.turn import Render, anchor_of, said_tokens, text_or_none
+from cortexmlx.structured.thoughts import Thoughts
 
 
 class Reading:
@@ -24,6 +24,7 @@ class Reading:
         self._params = params
         self._messages = messages
         self._reader: PromptReader | None = None
+        self._render: Render | None = None
         self._read = Transcript()
         self._continued: Remembered | None = None
         self._answers: tuple[Answered, ...] = ()
@@ -46,14 +47,7 @@ class Reading:
     ) -> list[int]:
         """Return the tokens of the rendered messages: those of what is remembered, as far as the texts agree."""
         encode = partial(reader.encode, add_special_tokens=False)
-
-        def rendered(messages: Sequence[Message]) -> str | None:
-            try:
-                said = render(messages)
-            except CortexError:
-                return None
-            return said if isinstance(said, str) else None
-
+        rendered = self._render = text_or_none(render)
         self._reader = reader
         found = self._table.nearest(self._client, text, self.messages)
         if found is None:
@@ -63,6 +57,13 @@ class Reading:
             self._read = found.continued(text, self.messages, encode, rendered)
             self._continued = found if found.is_begin_of(self._read) else None
         return list(self._read.tokens)
+
+    def anchor(self, thoughts: Thoughts | None) -> int:
+        """See `PromptMemory`."""
+        if self._reader is None or self._render is None:
+            return 0
+        encode = partial(self._reader.encode, add_special_tokens=False)
+        return anchor_of(self._read, self.messages, thoughts, self._render, encode)
 
     def ended(self, completion: Completion) -> None:
         """Remember the answers to this prompt."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cortexmlx.request import Message
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
-
-Render = Callable[[Sequence[Message]], str | None]
-"""Returns messages as the chat template renders them; None if it cannot."""
+from cortexmlx.sessions.turn import Render
 
 _PER_TOKEN = 40
 """Bytes that a token takes, roughly."""

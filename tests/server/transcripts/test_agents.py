@@ -53,10 +53,16 @@ ANSWERS = (
 
 @contextmanager
 def agent(
-    folder: Path, template: str, answers: tuple[str, ...], config: Any, store: Path | None = None, **settings: Any
+    folder: Path,
+    template: str,
+    answers: tuple[str, ...],
+    config: Any,
+    store: Path | None = None,
+    rows: int = 4,
+    **settings: Any,
 ) -> Iterator[Callable[[Any], Any]]:
     write_thinking(folder, template, TOKENS, **{**config, "max_position_embeddings": 4096})
-    with Engine(str(folder), kv_memory="16MB", max_rows=4, block_size=BLOCK, kv_store=store) as engine:
+    with Engine(str(folder), kv_memory="16MB", max_rows=rows, block_size=BLOCK, kv_store=store) as engine:
         defaults = Defaults(dictated(engine, *answers))
         settings["transcripts_folder"] = store
         with listening(app(engine, ServerSettings(defaults=defaults, **settings))) as url:
@@ -147,3 +153,43 @@ def test_after_a_restart_an_agent_goes_on(tmp_path: Path, kind: str) -> None:
     with agent(tmp_path / "tiny", KEEPS, answers[2:], config, store) as ask:
         without = ask(messages).usage
     assert without.prompt_tokens_details.cached_tokens < usage.prompt_tokens_details.cached_tokens - 50
+
+
+LAST = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}"
+)
+LOOPS = (
+    LAST
+    + ENDED.replace(
+        _CONTENT,
+        _CONTENT.replace(
+            "{{ m.c",
+            "{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n{{ m.reasoning_content.strip('\n') }}"
+            "</think>{% endif %}{{ m.c",
+        ),
+    )
+    + "<think>\n\n"
+)
+"""Writes the thoughts since the last user's message (Qwen3). Its prompt ends with one line break."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+def test_a_new_question_computes_what_followed_the_last_one(tmp_path: Path, kind: str) -> None:
+    """Then the thoughts of all rounds are left out. A recurrent state is kept before them, however many there were."""
+    rounds = 6
+    answers = (*(f"step {n}</think>{CALL}" for n in range(rounds)), "so</think>Fine.", "oh</think>Bye")
+    system, question = "You are a helpful agent. " * 10, "How is the weather? " * 8
+    messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    counts = []
+    with agent(tmp_path / "tiny", LOOPS, answers, RECURRENT.get(kind, {}), rows=1) as ask:
+        for _ in range(rounds + 2):
+            reply = ask(messages)
+            counts.append(reply.usage.prompt_tokens - reply.usage.prompt_tokens_details.cached_tokens)
+            message, more = reply.choices[0].message, {"role": "user", "content": "Thanks!"}
+            if message.tool_calls:
+                more = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
+            messages = [*messages, sent_back(message, thoughts=True), more]
+    first, *later, last = counts
+    assert all(count <= NEW + 2 * BLOCK for count in later), later
+    assert last <= reply.usage.prompt_tokens - first + NEW + 2 * BLOCK, "all before the first call is there"
