@@ -149,6 +149,7 @@ def serve(
         any_name=any_name,
         max_open=max_open,
         timeout=timeout,
+        transcripts_folder=None if config.kv_store is None else Path(config.kv_store),
         log=None if log_format is LogFormat.none else partial(tell, log_format),
     )
     configs = {name: replace(config, model=given) for name, given in names.models.items()}

@@ -21,6 +21,7 @@ from cortexmlx.server.answering import Answering
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.transcripts.tables import Tables
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
 from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
@@ -37,6 +38,7 @@ class Asking:
         self.settings = settings
         self.open = 0
         self._mailbox: Mailbox | None = None
+        self._tables = Tables(settings.transcripts, settings.transcripts_folder)
 
     def asked(self, protocol: Protocol) -> Answer:
         """Return what answers the requests of a protocol."""
@@ -73,7 +75,7 @@ class Asking:
         question: Asked = protocol.module.read(body, replace(lease.defaults or self.settings.defaults, seal=seal))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
-        answering = Answering(lease.engine, self._mailbox, question)
+        answering = Answering(lease.engine, self._mailbox, question, self._tables.of(lease.engine.info.identity))
         info = ReplyInfo(uuid.uuid4().hex, lease.name, int(time.time()), lease.engine.token_bytes, seal=seal)
 
         def ended() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
@@ -46,6 +47,12 @@ class ServerSettings:
     """A stream that has said nothing for so many seconds says a comment, since clients give up on silence."""
     log: Callable[[Logged], None] | None = None
     """Called with each request when it has ended."""
+    transcripts: int = 128 << 20
+    """Bytes, roughly, that each model's transcripts may take: what it read and wrote, for an agent's next turn. 0: none
+    are kept.
+    """
+    transcripts_folder: Path | None = None
+    """A store's folder in which transcripts outlive the process, as their keys and values do; None: they do not."""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
     earlier answers are refused.

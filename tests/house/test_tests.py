@@ -51,6 +51,7 @@ TESTED_WITH = {
     "cortexmlx/server/loading/open_engines.py": "tests/server/test_models.py",
     "cortexmlx/server/protocols.py": "tests/server/test_application.py",
     "cortexmlx/server/settings.py": "tests/server/web/test_access.py",
+    "cortexmlx/server/transcripts/answered.py": "tests/server/transcripts/test_reading.py",
     "cortexmlx/server/web/http.py": "tests/server/test_application.py",
     "cortexmlx/server/web/logged.py": "tests/server/web/test_request_log.py",
     "cortexmlx/serving/app/submitter.py": "tests/engine/test_asyncio.py",
