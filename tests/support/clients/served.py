@@ -18,7 +18,7 @@ from cortexmlx.server.web.logged import TOKENS, Tokens
 from support.models.scripted import Answer, Script
 from support.patience import PATIENCE
 
-MODEL = "tiny"
+MODEL = "local"
 BLOCK = 16
 
 
@@ -55,11 +55,13 @@ class Recorder:
             await self._application(scope, receive, send)
             return
         asked, replied, status = bytearray(), bytearray(), 499
+        messages: list[Any] = [await receive()]
+        while messages[-1].get("more_body"):  # all of it, though the application may refuse it unread
+            messages.append(await receive())
+        asked.extend(b"".join(message.get("body", b"") for message in messages))
 
         async def heard() -> Any:
-            message = await receive()
-            asked.extend(message.get("body", b""))
-            return message
+            return messages.pop(0) if messages else await receive()
 
         async def said(message: Any) -> None:
             nonlocal status
