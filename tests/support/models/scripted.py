@@ -117,7 +117,7 @@ def turns(text: str) -> list[Turn]:
     return [Turn(*part.split("\n", 1)) for part in parts]
 
 
-def call(name: str, **arguments: Any) -> str:
+def call(name: str, /, **arguments: Any) -> str:
     """Return how a model writes a call of a tool."""
     said = json.dumps(arguments, ensure_ascii=False)
     return f'<tool_call>\n{{"name": "{name}", "arguments": {said}}}\n</tool_call>'
