@@ -1,0 +1,54 @@
+"""What a server computes for agents: what is new, whether their turns go on or a conversation begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from support.clients.agents import CLAUDE_CODE, CODEX, OPENCODE, QUESTION, Agent
+from support.clients.home import Home
+from support.clients.served import BLOCK, Exchange
+from support.models.scripted import Turn
+
+pytestmark = pytest.mark.slow
+
+AGENTS = pytest.mark.parametrize("agent", [OPENCODE, CODEX, CLAUDE_CODE], ids=lambda agent: agent.section)
+
+
+def new_tokens(before: Exchange, after: Exchange) -> int:
+    """How many tokens a turn's prompt has more than the turn before it, with its answer."""
+    assert before.tokens is not None and after.tokens is not None
+    return after.tokens.prompt - before.tokens.prompt - before.tokens.answer
+
+
+@AGENTS
+def test_from_the_second_turn_on_only_new_tokens_are_computed(agent: Agent, serving: Any, home: Home) -> None:
+    server = serving(agent.script(home))
+    agent.correct(home, server.url)
+    assert server.refused == []
+    turns = server.turns(agent.path)
+    print(agent.section, *[one.tokens for one in turns])
+    assert len(turns) == 3
+    computed = [(after.computed, new_tokens(before, after) + 2 * BLOCK) for before, after in pairwise(turns)]
+    assert all(have <= most for have, most in computed), computed
+
+
+@AGENTS
+def test_a_second_conversation_finds_the_tools_and_the_instructions(agent: Agent, serving: Any, home: Home) -> None:
+    asked: list[Sequence[Turn]] = []
+    script = agent.script(home)
+    server = serving(lambda turns: asked.append(turns) or script(turns))
+    agent.correct(home, server.url)
+    first = len(server.turns(agent.path))
+    agent.correct(home, server.url)
+    assert server.refused == []
+    begun = server.turns(agent.path)[first]
+    print(agent.section, *[one.tokens for one in server.turns(agent.path)])
+    # The prompt of one conversation: from the user's first words on, it may differ from another's.
+    prompt = [turn for turn in next(each for each in asked if each[0].role == "tools" and QUESTION in str(each))]
+    own = next(place for place, turn in enumerate(prompt) if turn.role == "user")
+    words = sum(len(server.engine.encode(turn.text)) + 8 for turn in prompt[own:])
+    assert begun.computed <= words + 2 * BLOCK, (begun.tokens, words)
