@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.clients.home import Home
+from support.clients.scripted import Answer, write_scripted
 from support.clients.served import Served, served
-from support.models.scripted import Answer, write_scripted
 
 Serving = Callable[[Answer], Served]
 

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
-from support.clients.agents import CLAUDE_CODE, CODEX, OPENCODE, QUESTION, Agent
+from support.clients.agents import CLAUDE_CODE, CODEX, OPENCODE, Agent
 from support.clients.home import Home
+from support.clients.scripted import Turn
 from support.clients.served import BLOCK, Exchange
-from support.models.scripted import Turn
 
 pytestmark = pytest.mark.slow
+
+OTHER = "There is a mistake in notes.txt. Repair it."
+MARKS = 8
+"""The most tokens that a template writes around a message."""
 
 AGENTS = pytest.mark.parametrize("agent", [OPENCODE, CODEX, CLAUDE_CODE], ids=lambda agent: agent.section)
 
@@ -43,12 +47,11 @@ def test_a_second_conversation_finds_the_tools_and_the_instructions(agent: Agent
     server = serving(lambda turns: asked.append(turns) or script(turns))
     agent.correct(home, server.url)
     first = len(server.turns(agent.path))
-    agent.correct(home, server.url)
+    agent.correct(home, server.url, OTHER)
     assert server.refused == []
     begun = server.turns(agent.path)[first]
     print(agent.section, *[one.tokens for one in server.turns(agent.path)])
-    # The prompt of one conversation: from the user's first words on, it may differ from another's.
-    prompt = [turn for turn in next(each for each in asked if each[0].role == "tools" and QUESTION in str(each))]
+    prompt = next(turns for turns in asked if turns[0].role == "tools" and OTHER in str(turns))
     own = next(place for place, turn in enumerate(prompt) if turn.role == "user")
-    words = sum(len(server.engine.encode(turn.text)) + 8 for turn in prompt[own:])
+    words = sum(len(server.engine.encode(turn.text)) + MARKS for turn in prompt[own:])
     assert begun.computed <= words + 2 * BLOCK, (begun.tokens, words)

@@ -11,8 +11,8 @@ import pytest
 from support.clients.home import Home
 from support.clients.installed import python
 from support.clients.page import configuration
+from support.clients.scripted import Turn, call
 from support.clients.served import Served
-from support.models.scripted import Turn, call
 from support.pages import ROOT
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 from support.clients.home import Home
 from support.clients.installed import program
 from support.clients.page import configuration
-from support.models.scripted import Answer, Turn, call
+from support.clients.scripted import Answer, Turn, call
 
 FILE = "notes.txt"
 WRONG = "Grass is red, and water is wet.\n"
@@ -48,13 +48,13 @@ class Agent:
     said: Callable[[str], str]
     """Its last words, in what it prints."""
 
-    def correct(self, home: Home, url: str) -> CompletedProcess[str]:
+    def correct(self, home: Home, url: str, question: str = QUESTION) -> CompletedProcess[str]:
         """Ask it to correct the file, which is wrong."""
         file = home.folder / self.file
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(configuration(self.section, url))
         (home.project / FILE).write_text(WRONG)
-        return home.run([*self.command(), QUESTION])
+        return home.run([*self.command(), question])
 
     def script(self, home: Home) -> Answer:
         """Return what its model writes: the calls, one in each turn, and then that it is done."""

@@ -39,8 +39,8 @@ class Home:
 
     def _environment(self) -> dict[str, str]:
         home = str(self.folder)
-        proxies = {name: _NOWHERE for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
-        none = {name: "127.0.0.1,localhost" for name in ("NO_PROXY", "no_proxy")}
+        proxies = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), _NOWHERE)
+        none = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
         return {
             "PATH": f"{node()}:{os.defpath}:/usr/local/bin:/usr/bin:/bin",
             "HOME": home,

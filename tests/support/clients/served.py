@@ -15,7 +15,7 @@ from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.web.listening import Listening, bound
 from cortexmlx.server.web.logged import TOKENS, Tokens
-from support.models.scripted import Answer, Script
+from support.clients.scripted import Answer, Script
 from support.patience import PATIENCE
 
 MODEL = "local"

@@ -54,6 +54,8 @@ def responses(names: Any) -> Any:
     from langchain_openai import ChatOpenAI
 
     shown = names["model"]
-    return ChatOpenAI(
-        model="local", base_url=shown.openai_api_base, api_key=shown.openai_api_key, use_responses_api=True
-    ).invoke("Say hello.").content[0]["text"]
+    return (
+        ChatOpenAI(model="local", base_url=shown.openai_api_base, api_key=shown.openai_api_key, use_responses_api=True)
+        .invoke("Say hello.")
+        .content[0]["text"]
+    )
