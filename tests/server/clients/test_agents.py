@@ -21,4 +21,3 @@ def test_an_agent_reads_a_file_and_corrects_it_in_three_turns(agent: Agent, serv
     assert (home.project / FILE).read_text() == RIGHT, (done.stdout, done.stderr)
     assert agent.said(done.stdout) == DONE
     assert len(server.turns(agent.path)) == 3
-    print([one.tokens for one in server.turns(agent.path)])
