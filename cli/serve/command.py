@@ -119,7 +119,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """Return the socket of the server, before the model is loaded. Raises CortexError if it cannot be had, or if what
     a server needs is not installed.
     """
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+    needed = ("starlette", "uvicorn", "prometheus_client")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise CortexError(f"{' and '.join(missing)} not installed: pip install 'cortexmlx[server]'")
     from cortexmlx.server.web.listening import bound
 
@@ -139,8 +140,9 @@ def listen(engine: Engine, application: Any, listener: socket.socket, grace: flo
     stats = engine.stats()
     console.tell(
         f"{listening.url}/v1 serves {in_a_line(engine.info.name)}: up to {engine.longest_request:,} tokens, "
-        f"{format_bytes(stats.kv_bytes_limit)} for keys and values. Ctrl-C ends it. Try:"
+        f"{format_bytes(stats.kv_bytes_limit)} for keys and values. Ctrl-C ends it."
     )
+    console.tell(f"Watch it in a browser at {listening.url}/ or try:")
     header = f" -H 'Authorization: Bearer ${KEY}'" if keyed else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello?"}]})
     console.tell(f"  curl {listening.url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'")

@@ -25,7 +25,7 @@ def app(engine: Engine, settings: ServerSettings | None = None, **options: Any) 
     try:
         from cortexmlx.server.application import application
     except ModuleNotFoundError as error:
-        if error.name != "starlette":
+        if error.name not in ("starlette", "prometheus_client"):
             raise
-        raise CortexError("the server needs starlette and uvicorn: pip install 'cortexmlx[server]'") from None
+        raise CortexError(f"the server needs {error.name}: pip install 'cortexmlx[server]'") from None
     return application(engine, settings or ServerSettings(**options))

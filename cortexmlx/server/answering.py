@@ -39,6 +39,8 @@ class Answering:
         self._closed = False
         self.completions: dict[int, Completion] = {}
         """The completions so far, by the numbers of their prompts."""
+        self.failed = 0
+        """How many prompts ended with an error."""
 
     async def begin(self, client: str | None, timeout: float | None) -> None:
         """Submit all prompts. They are tokenized on a thread. Raises what `Engine.submit` raises."""
@@ -85,7 +87,13 @@ class Answering:
                 self.completions[number] = event.completion
             yield number, event
             if event.error is not None:
+                self.failed += 1
                 return
+
+    @property
+    def cancelled(self) -> int:
+        """How many prompts have no answer: nobody waited for it, or another prompt's error ended the request."""
+        return len(self._handles) - len(self.completions) - self.failed
 
     async def result(self) -> list[tuple[Completion, ...]]:
         """Return all answers to each prompt. Raises the error of the first prompt that fails."""

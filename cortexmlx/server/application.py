@@ -16,6 +16,7 @@ from cortexmlx.server.asking import Asking, guarded
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.watching import LIVE, Watching
 from cortexmlx.server.web.access import Access
 from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
 from cortexmlx.server.web.request_log import RequestLog
@@ -23,23 +24,28 @@ from cortexmlx.server.web.request_log import RequestLog
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
+PATHS = (*PROTOCOLS, "/v1/models", "/tokenize", "/health", "/metrics", LIVE, "/")
+"""What is served."""
+
 
 def application(engine: Engine, settings: ServerSettings) -> Starlette:
     """Return the application of an engine."""
     models = Models(engine, settings)
-    asking, other = Asking(models, settings), _Other(models, settings)
+    watching = Watching(lambda: [(models.name, engine)], settings, PATHS)
+    asking, other = Asking(models, settings, watching.tally), _Other(models, settings)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/tokenize", guarded(other.tokenize), methods=["POST"]),
         Route("/health", other.health, methods=["GET"]),
-        Route("/", other.root, methods=["GET"]),
+        Route("/metrics", guarded(watching.metrics), methods=["GET"]),
+        Route(LIVE, guarded(watching.live), methods=["GET"]),
+        Route("/", watching.root, methods=["GET"]),
     ]
-    logging = [] if settings.log is None else [Middleware(RequestLog, write=settings.log)]
     made = Starlette(
         routes=routes,
-        middleware=[*logging, Middleware(Access, settings=settings)],
+        middleware=[Middleware(RequestLog, write=watching.logged), Middleware(Access, settings=settings)],
         exception_handlers={404: other.missing, 405: other.missing, 500: other.failed},
     )
     made.state.asking = asking
@@ -70,17 +76,12 @@ class _Other:
         """Say that the server runs."""
         return json_reply({"status": "ok"})
 
-    async def root(self, request: Request) -> Response:
-        """Say what this is."""
-        return Response(f"cortexmlx: {self._models.name}\n", media_type="text/plain")
-
     async def missing(self, request: Request, error: Exception) -> Response:
         """Name the paths that there are."""
-        paths = ", ".join([*PROTOCOLS, "/v1/models", "/tokenize", "/health"])
         status: int = getattr(error, "status_code", 404)
         path = request.url.path
         why = "is not served" if status == 404 else f"does not take {request.method}"
-        return error_reply(Refused(status, f"{path[:200]} {why}: there are {paths}"), path)
+        return error_reply(Refused(status, f"{path[:200]} {why}: there are {', '.join(PATHS)}"), path)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Tell of a bug without its traceback, which is logged."""

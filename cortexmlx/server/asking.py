@@ -18,6 +18,7 @@ from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.answering import Answering
+from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
@@ -32,9 +33,10 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Asking:
     """Answers the requests of all protocols. `open` counts those that are being answered."""
 
-    def __init__(self, models: Models, settings: ServerSettings) -> None:
+    def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
         self.models = models
         self.settings = settings
+        self.tally = tally
         self.open = 0
         self._mailbox: Mailbox | None = None
 
@@ -72,6 +74,7 @@ class Asking:
         def ended() -> None:
             answering.close()
             request.scope[TOKENS] = tokens_of(answering.completions.values())
+            self.tally.answered(lease.name, answering)
             lease.release()
 
         try:
@@ -90,6 +93,7 @@ class Asking:
             return json_reply(protocol.module.write(question, answers, info))
         except BaseException:
             answering.close()
+            self.tally.answered(lease.name, answering)
             raise
 
     async def _whole(self, answering: Answering, request: Request) -> Any:

@@ -93,5 +93,7 @@ def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
     for job, line in zip(jobs, stats.sequences, strict=True):
         counts = f"{job.prompt_length} + {job.generated} of at most {job.prompt_length + 20} tokens, 0 cached"
         assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.running
+    numbers = [(each.state, each.prompt_tokens, each.computed_tokens, each.max_tokens) for each in stats.requests]
+    assert numbers == [(job.state, job.prompt_length, job.num_computed_tokens, 20) for job in jobs]
     assert cache.tables.describe(jobs[0].id) in stats.sequences[0]
     assert stats.single_run_share == 1.0
