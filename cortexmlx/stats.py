@@ -223,6 +223,8 @@ class EngineStats:
     requests_finished: int
     cached_tokens: int
     """Tokens of the prompts that were found in the prefix cache."""
+    prefilled_tokens: int
+    """Tokens of the prompts that steps have computed, also anew."""
     steps_by_reason: Mapping[str, int]
     """Steps that ran ahead of the one in flight ("ahead"), and by reason those that could not."""
     preemptions: int

@@ -85,9 +85,9 @@ class Answering:
             number, event = self._events.popleft()
             if event.completion is not None:
                 self.completions[number] = event.completion
+            self.failed += event.error is not None
             yield number, event
             if event.error is not None:
-                self.failed += 1
                 return
 
     @property

@@ -48,6 +48,7 @@ _VALUES = (
     _Value("requests_waiting", "Answers that wait for a row or for memory.", attrgetter("rows_waiting")),
     _Value("rows", "Answers that can run at once.", attrgetter("max_rows")),
     _Value("prompt_tokens_total", "Tokens of prompts.", attrgetter("prompt_tokens")),
+    _Value("prefilled_tokens_total", "Tokens of prompts that steps have computed.", attrgetter("prefilled_tokens")),
     _Value("generated_tokens_total", "Tokens of answers.", attrgetter("generated_tokens")),
     _Value("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", attrgetter("prompt_tokens")),
     _Value("prefix_cache_hits_total", "Tokens found in the prefix cache.", attrgetter("cached_tokens")),

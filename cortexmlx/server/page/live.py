@@ -81,6 +81,7 @@ def _totals(stats: EngineStats) -> dict[str, Any]:
         "rows": stats.max_rows,
         "finished": stats.requests_finished,
         "prompt_tokens": stats.prompt_tokens,
+        "prefilled_tokens": stats.prefilled_tokens,
         "cached_tokens": stats.cached_tokens,
         "generated_tokens": stats.generated_tokens,
         "preemptions": stats.preemptions,

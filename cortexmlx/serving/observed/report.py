@@ -67,6 +67,7 @@ def engine_stats(core: Reported) -> EngineStats:
         generated_tokens=measured.generated_tokens,
         requests_finished=measured.requests_finished,
         cached_tokens=scheduler.cached_tokens,
+        prefilled_tokens=measured.prefilled_tokens,
         preemptions=scheduler.preemptions,
         restarts=scheduler.restarts,
         keep_first=None if keep is None else keep.first,

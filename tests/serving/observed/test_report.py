@@ -67,6 +67,7 @@ def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> No
     driver.answers([tokens_of(30, seed=30)], limit)
     stats, core = driver.core.stats(), driver.core
     assert (stats.prompt_tokens, stats.generated_tokens, stats.requests_finished) == (sum(lengths) + 30, 4 * limit, 4)
+    assert stats.prefilled_tokens == stats.prompt_tokens - stats.cached_tokens
     assert stats.cached_tokens == 29, "of a prompt that was there before, all but the last token"
     assert (stats.queued.count, stats.time_to_first_token.count, stats.inter_token.count) == (4, 4, 4 * (limit - 1))
     assert 0 < stats.tokens_per_second == 4 * limit / core.measured.busy.seconds
