@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.protocols.seal import Seal
+
+if TYPE_CHECKING:
+    from cortexmlx.protocols.request import Request
 
 Body = dict[str, Any]
 """A JSON object."""
 
 TokenBytes = Callable[[int], bytes]
 """A function from a token id to its bytes: `Engine.token_bytes`."""
+
+Keep = Callable[["Request", Body], None]
+"""What keeps a reply."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +35,7 @@ class ReplyInfo:
     """Whether to leave out what differs from run to run: how much of the prompt was cached."""
     seal: Seal | None = None
     """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""
+    keep: Keep | None = None
+    """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
+    kept.
+    """

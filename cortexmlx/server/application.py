@@ -12,9 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.server import response_paths
 from cortexmlx.server.asking import Asking, guarded
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
+from cortexmlx.server.response_paths import ResponsePaths
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.web.access import Access
 from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
@@ -28,8 +30,11 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
     """Return the application of an engine."""
     models = Models(engine, settings)
     asking, other = Asking(models, settings), _Other(models, settings)
+    responses = ResponsePaths(asking.stored)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
+        Route(response_paths.ONE, guarded(responses.one), methods=["GET", "DELETE"]),
+        Route(response_paths.INPUT_ITEMS, guarded(responses.input_items), methods=["GET"]),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/tokenize", guarded(other.tokenize), methods=["POST"]),

@@ -21,6 +21,7 @@ from cortexmlx.server.answering import Answering
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.stored import StoredResponses
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
 from cortexmlx.server.web.logged import TOKENS, tokens_of
@@ -36,6 +37,7 @@ class Asking:
         self.models = models
         self.settings = settings
         self.open = 0
+        self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, len(set(settings.keys.values())))
         self._mailbox: Mailbox | None = None
 
     def asked(self, protocol: Protocol) -> Answer:
@@ -63,11 +65,14 @@ class Asking:
         """Answer with a model, which is given back when the answer has ended; not if this raises."""
         client = request.scope.get(CLIENT)
         seal = Seal(self.settings.secret, client or "")
-        question: Asked = protocol.module.read(body, replace(self.settings.defaults, seal=seal))
+        earlier, known = self.stored.of(client), frozenset(lease.engine.info.template_vars) or None
+        defaults = replace(self.settings.defaults, seal=seal, earlier=earlier, known_vars=known)
+        question: Asked = protocol.module.read(body, defaults)
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
         answering = Answering(lease.engine, self._mailbox, question)
-        info = ReplyInfo(uuid.uuid4().hex, lease.name, int(time.time()), lease.engine.token_bytes, seal=seal)
+        created, named = int(time.time()), lease.engine.token_bytes
+        info = ReplyInfo(uuid.uuid4().hex, lease.name, created, named, seal=seal, keep=earlier.keep)
 
         def ended() -> None:
             answering.close()

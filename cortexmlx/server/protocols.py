@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from cortexmlx.protocols.openai import chat_completions, completions, response_events, responses
+from cortexmlx.protocols.openai import chat_completions, completions, responses
 
 
 class Protocol(NamedTuple):
@@ -24,5 +24,5 @@ class Protocol(NamedTuple):
 PROTOCOLS = {
     chat_completions.URL: Protocol(chat_completions, chat_completions.Chunks),
     completions.URL: Protocol(completions, completions.Chunks),
-    responses.URL: Protocol(responses, response_events.Chunks, named=True),
+    responses.URL: Protocol(responses, responses.Chunks, named=True),
 }

@@ -19,7 +19,7 @@ from cortexmlx.errors import (
     PromptTooLong,
     RequestTimeout,
 )
-from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.protocols.openai.errors import NotStored, error_body
 
 
 class Refused(CortexError):
@@ -62,6 +62,8 @@ def status_of(error: CortexError) -> int:
     """Return the status of an error."""
     if isinstance(error, Refused):
         return error.status
+    if isinstance(error, NotStored):
+        return 404
     if isinstance(error, InvalidRequest | PromptTooLong):
         return 400
     if isinstance(error, RequestTimeout):

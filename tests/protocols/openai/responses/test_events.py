@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.protocols.openai import response_events, responses
+from cortexmlx.protocols.openai import responses
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
@@ -57,7 +57,7 @@ def test_the_events_say_what_the_whole_response_says(
     answer = Completion(
         text, (1,), reason, Usage(5, 3), Timings(0, 0, 0, 0, 0), thinking=thinking, raw_text="x", tool_calls=calls
     )
-    chunks = response_events.Chunks(ASKED, INFO)
+    chunks = responses.Chunks(ASKED, INFO)
     told = [body for event in events(data.draw, answer) for body in chunks.of(event)]
     for body in told:
         EVENT.validate_python(body)
@@ -80,7 +80,7 @@ def test_the_events_say_what_the_whole_response_says(
 
 
 def test_a_request_that_fails_says_so() -> None:
-    chunks = response_events.Chunks(ASKED, INFO)
+    chunks = responses.Chunks(ASKED, INFO)
     told = [*chunks.of(TokenEvent("a")), *chunks.of(TokenEvent("", error=KVCacheFull("the cache is full")))]
     assert told[-1]["type"] == "response.failed"
     assert told[-1]["response"]["error"] == {"code": "server_error", "message": "the cache is full"}
