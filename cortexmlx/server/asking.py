@@ -65,7 +65,7 @@ class Asking:
         """Answer with a model, which is given back when the answer has ended; not if this raises."""
         client = request.scope.get(CLIENT)
         seal = Seal(self.settings.secret, client or "")
-        earlier, known = self.stored.of(client), frozenset(lease.engine.info.template_vars) or None
+        earlier, known = self.stored.of(client), frozenset(lease.engine.info.template_vars)
         defaults = replace(self.settings.defaults, seal=seal, earlier=earlier, known_vars=known)
         question: Asked = protocol.module.read(body, defaults)
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
