@@ -189,14 +189,13 @@ def _tool(entry: _Entry, name: str) -> Tool:
     said = entry.said
     with inside(entry.path):
         description = checked("description", said.get("description", ""), str, "a text")
+        parameters = said.get("parameters")
+        if entry.callee.custom:
+            if definition := _grammar(said):
+                description = f"{description}\n\nThe input must follow this grammar:\n{definition}".strip()
+            parameters = {"properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
         try:
-            if entry.callee.custom:
-                definition = _grammar(said)
-                if definition:
-                    description += f"\n\nThe input must follow this grammar:\n{definition}"
-                schema = {"properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
-                return Tool.named(name, description.strip(), schema)
-            return Tool.named(name, description, said.get("parameters"), said.get("strict", False))
+            return Tool.named(name, description, parameters, said.get("strict", False))
         except InvalidRequest as error:
             error.field = None
             raise
