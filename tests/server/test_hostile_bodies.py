@@ -43,12 +43,31 @@ BODIES: dict[str, Any] = {
         "input": [
             {"role": "user", "content": "u"},
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "1", "output": "r"},
+            {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "r"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "custom_tool_call", "call_id": "2", "name": "c", "input": "x", "namespace": None},
+            {"type": "custom_tool_call_output", "call_id": "2", "output": "r"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}], "status": None},
+            {"role": "developer", "content": "d"},
         ],
         "instructions": "i",
-        "tools": [{"type": "function", **TOOL}],
+        "tools": [
+            {"type": "function", **TOOL, "strict": None},
+            {"type": "namespace", "name": "n", "description": "d", "tools": [{"type": "function", **TOOL}]},
+            {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "d"}},
+            {"type": "web_search"},
+        ],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "c"}]},
+        "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+        "top_logprobs": 1,
+        "store": True,
+        "truncation": "auto",
+        "client_metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+        "max_tool_calls": 2,
+        "parallel_tool_calls": True,
         "text": {"format": {"type": "json_object"}},
-        "reasoning": {"effort": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"},
         "metadata": {"a": "b"},
         "max_output_tokens": 2,
         "stream": True,
@@ -82,7 +101,9 @@ def test_no_body_is_a_bug(http: httpx.Client, path: str) -> None:
             container, key = draw.choice(places(body))
             match draw.randrange(4):
                 case 0 if isinstance(container, dict):
-                    container[draw.choice(["zzz", "model", "messages", "stream"])] = draw.choice(VALUES)
+                    container[
+                        draw.choice(["zzz", "model", "messages", "stream", "previous_response_id", "id", "type"])
+                    ] = draw.choice(VALUES)
                 case 1:
                     del container[key]
                     break
