@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from cortexmlx.protocols.reply import Body
+Item = dict[str, Any]
+"""An item of a response's input or output, as JSON."""
 
 
 class EarlierResponse(Protocol):
     """A response that was kept."""
 
-    def items(self) -> list[Body]:
+    def items(self) -> list[Item]:
         """Return what the model was given and wrote, up to the end of this response, without instructions."""
 
 
@@ -20,5 +21,5 @@ class Earlier(Protocol):
     def response(self, id: str) -> EarlierResponse | None:
         """Return a kept response, or None."""
 
-    def item(self, id: str) -> Body | None:
+    def item(self, id: str) -> Item | None:
         """Return an item that the client sent or the model wrote, or None."""

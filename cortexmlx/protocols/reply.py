@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.seal import Seal
-
-if TYPE_CHECKING:
-    from cortexmlx.protocols.request import Request
 
 Body = dict[str, Any]
 """A JSON object."""
@@ -17,7 +15,7 @@ Body = dict[str, Any]
 TokenBytes = Callable[[int], bytes]
 """A function from a token id to its bytes: `Engine.token_bytes`."""
 
-Keep = Callable[["Request", Body], None]
+Keep = Callable[[Request, Body], None]
 """What keeps a reply."""
 
 

@@ -74,6 +74,7 @@ BODIES: dict[str, Any] = {
     },
     "/tokenize": {"content": "a"},
 }
+NAMES = ["zzz", "model", "messages", "stream", "previous_response_id", "id", "type"]
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2**63, 2**70, 0.5, -1e308, "", "a", "\0", "\ud800", "auto", [], [[]], {}),
     *([None], [1], ["a"] * 3, {"a": 1}, {"": None}, {"type": "function"}, [{"role": "user"}], "[" * 50, 1e400),
@@ -101,9 +102,7 @@ def test_no_body_is_a_bug(http: httpx.Client, path: str) -> None:
             container, key = draw.choice(places(body))
             match draw.randrange(4):
                 case 0 if isinstance(container, dict):
-                    container[
-                        draw.choice(["zzz", "model", "messages", "stream", "previous_response_id", "id", "type"])
-                    ] = draw.choice(VALUES)
+                    container[draw.choice(NAMES)] = draw.choice(VALUES)
                 case 1:
                     del container[key]
                     break
