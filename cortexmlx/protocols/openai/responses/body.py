@@ -8,7 +8,7 @@ from typing import Any
 
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.responses.details import Details, details_of
-from cortexmlx.protocols.openai.responses.offered import INPUT, Callee
+from cortexmlx.protocols.openai.responses.offered import INPUT, Callee, shown_choice
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.request import Completion, FinishReason
@@ -100,7 +100,7 @@ def unanswered(request: Request, info: ReplyInfo, status: str) -> Body:
         "store": details.store,
         "temperature": params.temperature,
         "text": _text(said.get("text") or {}),
-        "tool_choice": said.get("tool_choice") or "auto",
+        "tool_choice": shown_choice(said.get("tool_choice")),
         "tools": list(details.offered.shown),
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,

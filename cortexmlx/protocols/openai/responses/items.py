@@ -183,11 +183,21 @@ def _output(output: Any) -> str:
 
 
 def kept_form(item: Mapping[str, Any]) -> Body:
-    """Return an item that was read as the API lists it, without an id unless the client gave one."""
-    kept = {**item, "status": item.get("status", "completed")}
-    if item["type"] == "message":
-        kind = "output_text" if item["role"] == "assistant" else "input_text"
-        kept["content"] = [_kept_part(part, kind) for part in _parts(item["content"])]
+    """Return an item that was read as the API lists it, without an id unless the client gave one. Of parts without
+    effect only texts are kept.
+    """
+    kind = item["type"]
+    kept = {name: item[name] for name in ("id", "type", "status", "phase") if isinstance(item.get(name), str)}
+    kept = {**kept, "status": kept.get("status", "completed")}
+    kept |= {name: item[name] for name in _PARTS[kind] if isinstance(item.get(name), str)}
+    if kind == "message":
+        text = "output_text" if item["role"] == "assistant" else "input_text"
+        kept["content"] = [_kept_part(part, text) for part in _parts(item["content"])]
+    elif kind == "reasoning":
+        kept["summary"] = []
+        kept["content"] = [_kept_part(part, "reasoning_text") for part in item.get("content", [])]
+    elif "output" in item and "output" not in kept:
+        kept["output"] = [_kept_part(part, "input_text") for part in item["output"]]
     return kept
 
 

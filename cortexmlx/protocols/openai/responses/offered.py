@@ -219,7 +219,8 @@ def _shown(entries: Any) -> Iterator[Body]:
         said = entry.said
         shown: Body = {"type": said["type"], "name": said["name"], "description": said.get("description")}
         if entry.callee.custom:
-            shown["format"] = said.get("format", {"type": "text"})
+            form = said.get("format", {"type": "text"})
+            shown["format"] = {name: part for name, part in form.items() if isinstance(part, str)}
         else:
             shown |= {"parameters": said.get("parameters"), "strict": said.get("strict", False)}
         if entry.group is None:
@@ -256,6 +257,16 @@ def _choice(choice: Any, callees: Mapping[str, Callee]) -> tuple[Any, frozenset[
             else:
                 allowed.add(_named(tool, callees))
     return mode, frozenset(allowed)
+
+
+def shown_choice(choice: Any) -> Any:
+    """Return a `tool_choice` that was read as a reply repeats it: without parts that nothing knows."""
+    if not isinstance(choice, Mapping):
+        return choice or "auto"
+    shown = {name: part for name, part in choice.items() if isinstance(part, str)}
+    if choice.get("type") == "allowed_tools":
+        shown["tools"] = [shown_choice(tool) for tool in choice["tools"]]
+    return shown
 
 
 def _named(choice: Mapping[str, Any], callees: Mapping[str, Callee]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -141,6 +142,14 @@ def test_the_kept_form_says_the_same(item: Any) -> None:
     kept = kept_form(plain)
     assert kept["status"] == "completed" and kept["type"] == item.get("type", "message")
     assert read(USER, plain) == read(USER, kept)
+
+
+def test_what_has_no_effect_and_is_no_text_is_not_kept() -> None:
+    deep: Any = [[[["a"]]]]
+    for item in (USER, ANSWER, thoughts(), CALL, OUTPUT, {**OUTPUT, "output": [{"type": "input_text", "text": "r"}]}):
+        said = {**item, "caller": deep, "agent": deep, "phase": deep, "status": deep, "created_by": deep}
+        (plain,) = plain_items([said], None)
+        assert '"a"' not in json.dumps(kept_form(plain))
 
 
 INFO = ReplyInfo("7", "m", 1_767_225_600, lambda token: b"a", seal=SEAL)
