@@ -263,7 +263,7 @@ def shown_choice(choice: Any) -> Any:
     """Return a `tool_choice` that was read as a reply repeats it: without parts that nothing knows."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
-    shown = {name: part for name, part in choice.items() if isinstance(part, str)}
+    shown: Body = {name: part for name, part in choice.items() if isinstance(part, str)}
     if choice.get("type") == "allowed_tools":
         shown["tools"] = [shown_choice(tool) for tool in choice["tools"]]
     return shown
