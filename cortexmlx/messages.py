@@ -37,6 +37,8 @@ class ChatPrompt:
 
     messages: Sequence[Message]
     template_vars: TemplateVars = field(default_factory=dict)
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for templates that read them, on top of `template_vars`. Other templates do not get them."""
 
 
 def checked_vars(variables: object) -> dict[str, object]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cortexmlx.progress import Progress
 from cortexmlx.protocols.seal import Seal
 
 Body = dict[str, Any]
@@ -29,3 +30,5 @@ class ReplyInfo:
     """Whether to leave out what differs from run to run: how much of the prompt was cached."""
     seal: Seal | None = None
     """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""
+    progress: Callable[[], Progress | None] = lambda: None
+    """Returns how far the prompt is, with its tokens and those that were cached; None: it has not begun."""

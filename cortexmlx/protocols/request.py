@@ -36,6 +36,8 @@ class Request:
     """Whether a stream ends with the usage."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """The body itself. Some replies repeat parts of it."""
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for chat templates that read them: see `ChatPrompt`."""
 
 
 @dataclass(frozen=True)

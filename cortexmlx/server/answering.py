@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.progress import Progress
 from cortexmlx.protocols.request import Request, is_tokens
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.server.web.mailbox import Mailbox
@@ -48,7 +49,7 @@ class Answering:
         for number, asked in enumerate(self._request.prompts):
             prompt: Any = asked
             if not isinstance(asked, str) and not is_tokens(asked):
-                prompt = ChatPrompt(prompt, self._request.template_vars)
+                prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints)
             self._handles.append(
                 self._engine.submit(
                     prompt, self._request.params, listener=self._listener(number), client=client, timeout=timeout
@@ -86,6 +87,10 @@ class Answering:
             yield number, event
             if event.error is not None:
                 return
+
+    def progress(self) -> Progress | None:
+        """Return how far the first prompt is; None if it has not begun."""
+        return self._handles[0].progress if self._handles else None
 
     async def result(self) -> list[tuple[Completion, ...]]:
         """Return all answers to each prompt. Raises the error of the first prompt that fails."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -12,11 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.anthropic import messages
+from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.asking import Asking, guarded
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.server.web.access import Access
+from cortexmlx.server.web.access import CLIENT, Access
 from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
 from cortexmlx.server.web.request_log import RequestLog
 
@@ -30,6 +35,7 @@ def application(engine: Engine, settings: ServerSettings) -> Starlette:
     asking, other = Asking(models, settings), _Other(models, settings)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
+        Route(messages.COUNT_URL, guarded(other.count_tokens), methods=["POST"]),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/tokenize", guarded(other.tokenize), methods=["POST"]),
@@ -66,6 +72,20 @@ class _Other:
             lease.release()
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with how many tokens the prompt of a message would have."""
+        body = await json_body(request, self._settings.max_body)
+        seal = Seal(self._settings.secret, request.scope.get(CLIENT) or "")
+        asked = messages.read_prompt(body, replace(self._settings.defaults, seal=seal))
+        prompt: Any = asked.prompts[0]
+        lease = await self._models.take(body.get("model"))
+        try:
+            chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
+            count = await asyncio.to_thread(lease.engine.count_tokens, chat, asked.params)
+        finally:
+            lease.release()
+        return json_reply({"input_tokens": count}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
+
     async def health(self, request: Request) -> Response:
         """Say that the server runs."""
         return json_reply({"status": "ok"})
@@ -76,7 +96,7 @@ class _Other:
 
     async def missing(self, request: Request, error: Exception) -> Response:
         """Name the paths that there are."""
-        paths = ", ".join([*PROTOCOLS, "/v1/models", "/tokenize", "/health"])
+        paths = ", ".join([*PROTOCOLS, messages.COUNT_URL, "/v1/models", "/tokenize", "/health"])
         status: int = getattr(error, "status_code", 404)
         path = request.url.path
         why = "is not served" if status == 404 else f"does not take {request.method}"

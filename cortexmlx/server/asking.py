@@ -67,7 +67,15 @@ class Asking:
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
         answering = Answering(lease.engine, self._mailbox, question)
-        info = ReplyInfo(uuid.uuid4().hex, lease.name, int(time.time()), lease.engine.token_bytes, seal=seal)
+        info = ReplyInfo(
+            uuid.uuid4().hex,
+            lease.name,
+            int(time.time()),
+            lease.engine.token_bytes,
+            seal=seal,
+            progress=answering.progress,
+        )
+        headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
 
         def ended() -> None:
             answering.close()
@@ -84,10 +92,10 @@ class Asking:
                     self.open -= 1
                     ended()
 
-                return EventStream(stream, streamed)
+                return EventStream(stream, streamed, headers)
             answers = await self._whole(answering, request)
             ended()
-            return json_reply(protocol.module.write(question, answers, info))
+            return json_reply(protocol.module.write(question, answers, info), headers=headers)
         except BaseException:
             answering.close()
             raise
