@@ -18,6 +18,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.serve.keys import KEY, keys_in
 from cortexmlx.cli.serve.log import LogFormat, line_of
+from cortexmlx.cli.serve.secret import kept_secret
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError
@@ -110,6 +111,7 @@ def serve(
             max_open=max_open,
             timeout=timeout,
             log=None if log_format is LogFormat.none else partial(tell, log_format),
+            secret=kept_secret(),
             defaults=Defaults(usually, variables),
         )
         listen(engine, app(engine, settings), listener, grace, keyed=bool(keys))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -211,7 +212,7 @@ def test_users_and_assistants_take_turns_and_results_follow_calls(messages: list
     said = read(HI, assistant(use("1")), *messages, HI)
     kinds = [each["role"] for each in said]
     assert kinds[-1] == "user"
-    for before, after in zip(kinds, kinds[1:], strict=False):
+    for before, after in pairwise(kinds):
         assert before != after or before == "tool"
         assert (before, after) != ("user", "tool")
     told = "".join(each["content"] for each in said).replace("Error: ", "")
