@@ -1,4 +1,4 @@
-"""`cortexmlx serve`: a model for every program that speaks the OpenAI API."""
+"""`cortexmlx serve`: a model for every program that speaks the OpenAI API or Anthropic's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> None:
-    """Answer programs that speak the OpenAI API: chat completions, completions, responses.
+    """Answer programs that speak the OpenAI API (chat completions, completions, responses) or Anthropic's (messages).
 
     It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace. Sampling
     options are for what a request does not set; without them, the model's makers' recommendation holds.

@@ -1,4 +1,4 @@
-"""An HTTP server for an engine: the OpenAI API, for programs on this machine and others.
+"""An HTTP server for an engine: the OpenAI API and Anthropic's, for programs on this machine and others.
 
 `app(engine)` is an ASGI application, to be mounted in a program of one's own. It needs the extra `server`.
 """

@@ -6,10 +6,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.protocols.anthropic import conversation, messages, tools
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.answering import MOST_WAITING
 from cortexmlx.server.web.listening import Listening, bound
@@ -23,7 +25,7 @@ PAGE = "docs/server.md"
 def test_the_client_of_the_page_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, own = (block for block in blocks("python") if block.page == PAGE)
+    client, other, own = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
     with Engine(str(model), kv_memory="8MB") as engine:
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
@@ -39,13 +41,22 @@ def test_the_client_of_the_page_is_answered(
             web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
             return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
 
+        theirs = anthropic.Anthropic
+
+        def there(base_url: str, api_key: str) -> anthropic.Anthropic:
+            assert base_url == "http://localhost:8000"
+            web = anthropic.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+            return theirs(base_url=listening.url, api_key=api_key, http_client=web)
+
         monkeypatch.setattr(openai, "OpenAI", here)
+        monkeypatch.setattr(anthropic, "Anthropic", there)
         try:
-            exec(compile(client.text, client.name, "exec", dont_inherit=True), {})
+            for each in (client, other):
+                exec(compile(each.text, each.name, "exec", dont_inherit=True), {})
+                assert capsys.readouterr().out.strip()
         finally:
             listening.stop()
             thread.join(PATIENCE)
-    assert capsys.readouterr().out.strip()
 
 
 def test_the_page_has_the_limits_and_the_paths() -> None:
@@ -55,5 +66,7 @@ def test_the_page_has_the_limits_and_the_paths() -> None:
     assert all(f"`{method} {path}`" in text for method, path in [("POST", "/tokenize"), ("GET", "/health")])
     nothing: Any = None  # the paths need no engine
     served = {getattr(route, "path", "") for route in app(nothing).routes}
+    ignored = [*messages.NO_EFFECT - {"model"}, *tools.HINTS, *messages.UNSERVED]
+    assert all(f"`{name}`" in text for name in ignored) and conversation.BILLING in text
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served
     assert all(path in text for path in served if "{" not in path)
