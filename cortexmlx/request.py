@@ -72,6 +72,12 @@ class QueuedRequest:
     """How thoughts are told apart from the answer; None: they are not."""
     calls: Calls | None = None
     """What the answer may call; None: nothing."""
+    tail: int = 0
+    """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
+    anchor: int = 0
+    """Tokens of the prompt, up to the end of the last user's message, that later prompts surely begin with, also those
+    that leave out thoughts after it; 0: no such place is known.
+    """
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.asking import Asking, guarded
+from cortexmlx.server.loading.pool import ModelPool
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.settings import ServerSettings
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-def application(engine: Engine, settings: ServerSettings) -> Starlette:
-    """Return the application of an engine."""
-    models = Models(engine, settings)
+def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
+    """Return the application of an engine, of several by name, or of a pool."""
+    models = Models(served, settings)
     asking, other = Asking(models, settings), _Other(models, settings)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
@@ -65,7 +67,7 @@ class _Other:
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str):
             raise InvalidRequest("`content` must be a text", field="content")
-        lease = await self._models.take(body.get("model"))
+        lease = await self._models.take(body.get("model"), request)
         try:
             tokens = await asyncio.to_thread(lease.engine.encode, text)
         finally:
@@ -76,10 +78,11 @@ class _Other:
         """Answer with how many tokens the prompt of a message would have."""
         body = await json_body(request, self._settings.max_body)
         seal = Seal(self._settings.secret, request.scope.get(CLIENT) or "")
-        asked = messages.read_prompt(body, replace(self._settings.defaults, seal=seal))
-        prompt: Any = asked.prompts[0]
-        lease = await self._models.take(body.get("model"))
+        messages.read_prompt(body, replace(self._settings.defaults, seal=seal))  # a wrong body loads no model
+        lease = await self._models.take(body.get("model"), request)
         try:
+            asked = messages.read_prompt(body, replace(lease.defaults or self._settings.defaults, seal=seal))
+            prompt: Any = asked.prompts[0]
             chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
             count = await asyncio.to_thread(lease.engine.count_tokens, chat, asked.params)
         finally:

@@ -21,9 +21,10 @@ from cortexmlx.server.answering import Answering
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.transcripts.tables import Tables
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import EventStream, Refused, error_reply, event, gone, json_body, json_reply
-from cortexmlx.server.web.logged import TOKENS, tokens_of
+from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -37,6 +38,7 @@ class Asking:
         self.settings = settings
         self.open = 0
         self._mailbox: Mailbox | None = None
+        self._tables = Tables(settings.transcripts, settings.transcripts_folder)
 
     def asked(self, protocol: Protocol) -> Answer:
         """Return what answers the requests of a protocol."""
@@ -48,9 +50,13 @@ class Asking:
                 raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
             self.open += 1
             try:
-                lease = await self.models.take(body.get("model"))
+                began, name = time.monotonic(), body.get("model")
+                if not self.models.is_ready(name):  # a wrong body loads no model
+                    protocol.module.read(body, replace(self.settings.defaults, seal=self._seal(request)))
+                lease = await self.models.take(name, request)
                 try:
-                    return await self._answer(request, protocol, body, lease)
+                    request.scope[MODEL] = lease.name
+                    return await self._answer(request, protocol, body, lease, time.monotonic() - began)
                 except BaseException:
                     lease.release()
                     raise
@@ -59,14 +65,17 @@ class Asking:
 
         return guarded(answer)
 
-    async def _answer(self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease) -> Response:
-        """Answer with a model, which is given back when the answer has ended; not if this raises."""
-        client = request.scope.get(CLIENT)
-        seal = Seal(self.settings.secret, client or "")
-        question: Asked = protocol.module.read(body, replace(self.settings.defaults, seal=seal))
+    async def _answer(
+        self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease, waited: float
+    ) -> Response:
+        """Answer with a model, for which the request waited so many seconds. The model is given back when the answer
+        has ended; not if this raises.
+        """
+        client, seal = request.scope.get(CLIENT), self._seal(request)
+        question: Asked = protocol.module.read(body, replace(lease.defaults or self.settings.defaults, seal=seal))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
-        answering = Answering(lease.engine, self._mailbox, question)
+        answering = Answering(lease.engine, self._mailbox, question, self._tables.of(lease.engine.info.identity))
         info = ReplyInfo(
             uuid.uuid4().hex,
             lease.name,
@@ -83,7 +92,8 @@ class Asking:
             lease.release()
 
         try:
-            await answering.begin(client, self.settings.timeout)
+            timeout = self.settings.timeout
+            await answering.begin(client, None if timeout is None else max(timeout - waited, 0.001))
             if question.stream:
                 stream = self._stream(answering, protocol, protocol.chunks(question, info))
                 self.open += 1  # the stream's own
@@ -99,6 +109,10 @@ class Asking:
         except BaseException:
             answering.close()
             raise
+
+    def _seal(self, request: Request) -> Seal:
+        """Return what signs the thoughts of a request's client."""
+        return Seal(self.settings.secret, request.scope.get(CLIENT) or "")
 
     async def _whole(self, answering: Answering, request: Request) -> Any:
         """Return all answers. If the client goes away meanwhile, they are cancelled."""

@@ -25,7 +25,7 @@ PAGE = "docs/server.md"
 def test_the_client_of_the_page_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, other, own = (block for block in blocks("python") if block.page == PAGE)
+    client, other, own, _ = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
     with Engine(str(model), kv_memory="8MB") as engine:
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
@@ -57,6 +57,16 @@ def test_the_client_of_the_page_is_answered(
         finally:
             listening.stop()
             thread.join(PATIENCE)
+
+
+def test_the_pool_of_the_page_loads_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, own = (block for block in blocks("python") if block.page == PAGE)
+    model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
+    monkeypatch.setattr("cortexmlx.Engine", lambda name, **options: Engine(str(model), **options))
+    monkeypatch.setattr("cortexmlx.server.app", lambda pool, **options: (pool.take("small").name, options))
+    names: dict[str, Any] = {}
+    exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
+    assert names["application"] == ("small", {"aliases": {"default": "small"}})
 
 
 def test_the_page_has_the_limits_and_the_paths() -> None:

@@ -22,6 +22,7 @@ from cortexmlx.errors import (
 )
 from cortexmlx.protocols.anthropic import errors as anthropic_errors
 from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.server.loading.pool import CannotLoad
 
 
 class Refused(CortexError):
@@ -68,7 +69,7 @@ def status_of(error: CortexError) -> int:
         return 400
     if isinstance(error, RequestTimeout):
         return 504
-    return 503 if isinstance(error, EngineClosed | KVCacheFull | MemoryRefused) else 500
+    return 503 if isinstance(error, CannotLoad | EngineClosed | KVCacheFull | MemoryRefused) else 500
 
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
