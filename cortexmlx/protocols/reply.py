@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cortexmlx.progress import Progress
 from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.seal import Seal
 
@@ -37,3 +38,5 @@ class ReplyInfo:
     """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
     kept.
     """
+    progress: Callable[[], Progress | None] = lambda: None
+    """Returns how far the prompt is, with its tokens and those that were cached; None: it has not begun."""

@@ -39,6 +39,8 @@ class Request:
     """The body itself. Some replies repeat parts of it."""
     details: object = None
     """What only the writer of the same protocol knows."""
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for chat templates that read them: see `ChatPrompt`."""
 
 
 @dataclass(frozen=True)

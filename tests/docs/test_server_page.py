@@ -7,10 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.protocols.anthropic import conversation, messages, tools
 from cortexmlx.protocols.openai.responses import reader as responses
 from cortexmlx.protocols.openai.responses.offered import LEFT_OUT
 from cortexmlx.server import ServerSettings, app
@@ -27,7 +29,7 @@ PAGE = "docs/server.md"
 def test_the_clients_of_the_page_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, chain, own = (block for block in blocks("python") if block.page == PAGE)
+    client, chain, other, own, _ = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
     with Engine(str(model), kv_memory="8MB") as engine:
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
@@ -43,14 +45,32 @@ def test_the_clients_of_the_page_are_answered(
             web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
             return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
 
+        theirs = anthropic.Anthropic
+
+        def there(base_url: str, api_key: str) -> anthropic.Anthropic:
+            assert base_url == "http://localhost:8000"
+            web = anthropic.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+            return theirs(base_url=listening.url, api_key=api_key, http_client=web)
+
         monkeypatch.setattr(openai, "OpenAI", here)
+        monkeypatch.setattr(anthropic, "Anthropic", there)
         try:
-            for each in (client, chain):
+            for each in (client, chain, other):
                 exec(compile(each.text, each.name, "exec", dont_inherit=True), {})
+                assert capsys.readouterr().out.strip()
         finally:
             listening.stop()
             thread.join(PATIENCE)
-    assert capsys.readouterr().out.strip()
+
+
+def test_the_pool_of_the_page_loads_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, own = (block for block in blocks("python") if block.page == PAGE)
+    model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
+    monkeypatch.setattr("cortexmlx.Engine", lambda name, **options: Engine(str(model), **options))
+    monkeypatch.setattr("cortexmlx.server.app", lambda pool, **options: (pool.take("small").name, options))
+    names: dict[str, Any] = {}
+    exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
+    assert names["application"] == ("small", {"aliases": {"default": "small"}})
 
 
 def test_the_page_has_the_limits_and_the_paths() -> None:
@@ -62,6 +82,8 @@ def test_the_page_has_the_limits_and_the_paths() -> None:
     assert f"at most {MOST_LISTED})" in text
     nothing: Any = None  # the paths need no engine
     served = {getattr(route, "path", "") for route in app(nothing).routes}
+    ignored = [*messages.NO_EFFECT - {"model"}, *tools.HINTS, *messages.UNSERVED]
+    assert all(f"`{name}`" in text for name in ignored) and conversation.BILLING in text
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served
     assert all(path in text for path in served if "{" not in path)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.web.logged import TOKENS, Logged
+from cortexmlx.server.web.logged import MODEL, TOKENS, Logged
 
 
 class RequestLog:
@@ -35,4 +35,5 @@ class RequestLog:
             await self._app(scope, receive, also)
         finally:
             seconds = time.perf_counter() - started
-            self._write(Logged(scope["method"], scope["path"], status if ended else 499, seconds, scope.get(TOKENS)))
+            shown = status if ended else 499
+            self._write(Logged(scope["method"], scope["path"], shown, seconds, scope.get(TOKENS), scope.get(MODEL)))

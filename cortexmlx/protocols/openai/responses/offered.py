@@ -250,7 +250,8 @@ def _choice(choice: Any, callees: Mapping[str, Callee]) -> tuple[Any, frozenset[
     for place, each in enumerate(checked("tools", choice.get("tools"), list, "a list of tools")):
         with inside(f"tools[{place}]"):
             tool = _plain(each)
-            if tool.get("type") in LEFT_OUT:
+            own = tool.get("type")
+            if isinstance(own, str) and own in LEFT_OUT:
                 continue
             if tool.get("type") == "namespace":
                 allowed |= {name for name, callee in callees.items() if callee.namespace == tool.get("name")}

@@ -169,3 +169,9 @@ def test_a_schema_may_say_that_nothing_is_required_with_null() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string"}}, "required": None}
     [tool] = offered({**FIND, "parameters": parameters})[0].tools
     assert "required" not in json.loads(tool.parameters) and not tool.strict
+
+
+def test_a_choice_whose_type_is_no_text_is_refused() -> None:
+    body = {"tools": [], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": {"a": 1}}]}}
+    with pytest.raises(InvalidRequest):
+        offered_tools(body)
