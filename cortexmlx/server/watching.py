@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,16 +11,11 @@ from starlette.responses import Response
 from cortexmlx.server.metrics.exposition import CONTENT_TYPE, exposition
 from cortexmlx.server.metrics.shared import Shared
 from cortexmlx.server.metrics.tally import Tally
+from cortexmlx.server.models import Models
 from cortexmlx.server.page.live import live
 from cortexmlx.server.page.page import page, wants_page
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.web.logged import Logged
-
-if TYPE_CHECKING:
-    from cortexmlx.engine import Engine
-
-Engines = Callable[[], list[tuple[str, "Engine"]]]
-"""Returns the engines that are open, each with the name of its model."""
 
 LIVE = "/live"
 
@@ -29,22 +23,22 @@ LIVE = "/live"
 class Watching:
     """Answers who watches. However many they are, the engines are asked once at a time, and a few times a second."""
 
-    def __init__(self, engines: Engines, settings: ServerSettings, paths: Iterable[str]) -> None:
+    def __init__(self, models: Models, settings: ServerSettings, paths: Iterable[str]) -> None:
         self.tally = Tally(paths)
-        self._engines = engines
+        self._models = models
         self._settings = settings
         # What one client does is nothing to another: several of them see totals.
         whole = len(set(settings.keys.values())) <= 1
         started = time.time()
-        self._live = Shared(lambda: live(engines(), whole))
-        self._metrics = Shared(lambda: exposition(engines(), self.tally, started))
+        self._live = Shared(lambda: live(models.loaded(), whole))
+        self._metrics = Shared(lambda: exposition(models.loaded(), self.tally, started))
 
     async def root(self, request: Request) -> Response:
         """Answer a browser with the page. Say to others what this is: with keys, not which model."""
         if wants_page(request):
             return page()
-        names = "" if self._settings.keys else ": " + ", ".join(name for name, _ in self._engines())
-        return Response(f"cortexmlx{names}\n".encode("utf-8", "replace"), media_type="text/plain")
+        name = "" if self._settings.keys else f": {self._models.name}"
+        return Response(f"cortexmlx{name}\n".encode("utf-8", "replace"), media_type="text/plain")
 
     async def live(self, request: Request) -> Response:
         """Answer with what the page shows."""

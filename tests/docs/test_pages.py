@@ -17,6 +17,7 @@ OTHERS = {
     "docs/batch.md: jsonl": "tests/cli/test_batch_page.py reads it as input, or compares it with what is written",
     "docs/bench.md: | model   |      size": "tests/bench/report/test_speed.py has the table",
     "docs/chat.md: >>> what is wrong in": "tests/cli/chat/test_attachments.py has what is said of a file",
+    "docs/server.md: toml": "tests/docs/test_server_page.py reads it",
     "docs/structured.md: jsonl": "tests/docs/test_structured_page.py reads it",
     "docs/tools.md: jsonl": "tests/docs/test_tools_page.py reads it",
     "docs/tools.md: text": "tests/docs/test_tools_page.py compares it with what is shown",

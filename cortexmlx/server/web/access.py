@@ -22,7 +22,7 @@ CLIENT = "cortexmlx.client"
 
 _ALLOWED = (
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta, *"),
     (b"access-control-max-age", b"600"),
 )
 

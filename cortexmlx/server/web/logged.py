@@ -11,6 +11,9 @@ from cortexmlx.request import Completion
 TOKENS = "cortexmlx.tokens"
 """The tokens of a request's answers, in its scope."""
 
+MODEL = "cortexmlx.model"
+"""The name of the model that answers, in the scope of a request."""
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -31,6 +34,8 @@ class Logged:
     """499: the client went away before the answer."""
     seconds: float
     tokens: Tokens | None
+    model: str | None = None
+    """The model that answered; None: none was asked."""
 
 
 def path_in(scope: Mapping[str, Any]) -> str:

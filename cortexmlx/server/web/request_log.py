@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.web.logged import TOKENS, Logged, path_in
+from cortexmlx.server.web.logged import MODEL, TOKENS, Logged, path_in
 
 
 class RequestLog:
@@ -35,6 +35,6 @@ class RequestLog:
             await self._app(scope, receive, also)
         finally:
             seconds = time.perf_counter() - started
-            path, inside = scope["path"], path_in(scope)
-            logged = Logged(scope["method"], path, status if ended else 499, seconds, scope.get(TOKENS))
+            path, inside, shown = scope["path"], path_in(scope), status if ended else 499
+            logged = Logged(scope["method"], path, shown, seconds, scope.get(TOKENS), scope.get(MODEL))
             self._write(logged, inside)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan import figures
-from cortexmlx.cli.plan.figures import make_plan
-from cortexmlx.cli.plan.machine import Machine
-from cortexmlx.cli.plan.skeleton import build
-from cortexmlx.cli.plan.source import PlanSource
+from cortexmlx.cli.planning import figures
+from cortexmlx.cli.planning.figures import make_plan
+from cortexmlx.cli.planning.machine import Machine
+from cortexmlx.cli.planning.skeleton import build
+from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.kv.sizing import Load
 from cortexmlx.scheduling.keep_policy import KeepPolicy

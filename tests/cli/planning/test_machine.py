@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.cli.plan.machine import called, mac, sold_memory, this_machine
+from cortexmlx.cli.planning.machine import called, mac, sold_memory, this_machine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.machine import memory_bytes, working_set_bytes
 

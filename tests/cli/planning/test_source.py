@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.plan.source import PlanSource, find
+from cortexmlx.cli.planning.source import PlanSource, find
 from cortexmlx.cli.start import run
 from cortexmlx.models import load_model
 from support.folders import write_zeros

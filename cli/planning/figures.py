@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.cli.plan.machine import Machine, called
-from cortexmlx.cli.plan.skeleton import Skeleton
-from cortexmlx.cli.plan.source import PlanSource
+from cortexmlx.cli.planning.machine import Machine, called
+from cortexmlx.cli.planning.skeleton import Skeleton
+from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.kv import sizing
 from cortexmlx.kv.quantized import kv_form
 from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged

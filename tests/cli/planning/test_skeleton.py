@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.cli.plan.skeleton import build
+from cortexmlx.cli.planning.skeleton import build
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.models.published import DEEPSEEK_V3, GEMMA3_1B, MAMBA, QWEN3_8B
