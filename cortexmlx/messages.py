@@ -66,6 +66,8 @@ class ChatPrompt:
 
     messages: Sequence[Message]
     template_vars: TemplateVars = field(default_factory=dict)
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for templates that read them, on top of `template_vars`. Other templates do not get them."""
     memory: PromptMemory | None = field(default=None, repr=False)
     """What is remembered of earlier answers, for servers; None: nothing."""
 

@@ -142,6 +142,8 @@ class Completion:
     """What of a lenient schema, or of a tool's, was not enforced."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls of `tools`. A call that was cut, by `max_tokens` or a cancel, is none, and no part of `text` either."""
+    stop_string: str | None = None
+    """Which of `stop` ended the answer; None if none did."""
 
     def __post_init__(self) -> None:
         if not self.raw_text:

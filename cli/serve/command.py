@@ -1,4 +1,4 @@
-"""`cortexmlx serve`: models for every program that speaks the OpenAI API."""
+"""`cortexmlx serve`: models for every program that speaks the OpenAI API or Anthropic's."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from cortexmlx.cli.serve.keys import KEY, keys_in
 from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
 from cortexmlx.cli.serve.names import Names, names_of
 from cortexmlx.cli.serve.pool import Asked, open_pool, preload
+from cortexmlx.cli.serve.secret import kept_secret
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError, InvalidRequest
@@ -119,7 +120,7 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> None:
-    """Answer programs that speak the OpenAI API: chat completions, completions, responses.
+    """Answer programs that speak the OpenAI API (chat completions, completions, responses) or Anthropic's (messages).
 
     It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace. Sampling
     options are for what a request does not set; without them, the model's makers' recommendation holds. The first of
@@ -151,6 +152,7 @@ def serve(
         timeout=timeout,
         transcripts_folder=None if config.kv_store is None else Path(config.kv_store),
         log=None if log_format is LogFormat.none else partial(tell, log_format),
+        secret=kept_secret(),
     )
     configs = {name: replace(config, model=given) for name, given in names.models.items()}
     with (
@@ -191,7 +193,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """Return the socket of the server, before the model is loaded. Raises CortexError if it cannot be had, or if what
     a server needs is not installed.
     """
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+    needed = ("starlette", "uvicorn", "prometheus_client")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise CortexError(f"{' and '.join(missing)} not installed: pip install 'cortexmlx[server]'")
     from cortexmlx.server.web.listening import bound
 
@@ -225,14 +228,16 @@ def listen(pool: ModelPool, application: Any, listener: socket.socket, grace: fl
 def says(pool: ModelPool, url: str) -> Iterator[str]:
     """Yield what a server says when it begins: its address, its models, and their memory."""
     first, *others = pool.names
+    watch = f"Watch it in a browser at {url}/ or try:"
     if not others:
         lease = pool.take(first)
         kv = lease.engine.stats().kv_bytes_limit
         lease.release()
         yield (
             f"{url}/v1 serves {in_a_line(first)}: up to {pool.context_length(first):,} tokens, "
-            f"{format_bytes(kv)} for keys and values. Ctrl-C ends it. Try:"
+            f"{format_bytes(kv)} for keys and values. Ctrl-C ends it."
         )
+        yield watch
         return
     yield f"{url}/v1 serves {len(pool.names)} models, which take up to {format_bytes(pool.memory or 0)} together:"
     for name in pool.names:
@@ -241,4 +246,4 @@ def says(pool: ModelPool, url: str) -> Iterator[str]:
             f"  {in_a_line(name)}: {format_bytes(pool.memory_of(name))}, up to {pool.context_length(name):,} tokens, "
             f"{when}"
         )
-    yield "Ctrl-C ends it. Try:"
+    yield f"Ctrl-C ends it. {watch}"

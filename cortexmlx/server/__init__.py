@@ -1,4 +1,4 @@
-"""An HTTP server for engines: the OpenAI API, for programs on this machine and others.
+"""An HTTP server for engines: the OpenAI API and Anthropic's, for programs on this machine and others.
 
 `app(engine)` is an ASGI application, to be mounted in a program of one's own. `app({"small": a, "big": b})` has several
 engines, and `app(pool)` models that are loaded on demand. It needs the extra `server`.
@@ -31,7 +31,7 @@ def app(
     try:
         from cortexmlx.server.application import application
     except ModuleNotFoundError as error:
-        if error.name != "starlette":
+        if error.name not in ("starlette", "prometheus_client"):
             raise
-        raise CortexError("the server needs starlette and uvicorn: pip install 'cortexmlx[server]'") from None
+        raise CortexError(f"the server needs {error.name}: pip install 'cortexmlx[server]'") from None
     return application(engine, settings or ServerSettings(**options))

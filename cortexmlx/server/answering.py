@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.progress import Progress
 from cortexmlx.protocols.request import Request, is_tokens
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.server.transcripts.reading import Reading
@@ -42,6 +43,8 @@ class Answering:
         self._closed = False
         self.completions: dict[int, Completion] = {}
         """The completions so far, by the numbers of their prompts."""
+        self.failed = 0
+        """How many prompts ended with an error."""
 
     async def begin(self, client: str | None, timeout: float | None) -> None:
         """Submit all prompts. They are tokenized on a thread. Raises what `Engine.submit` raises."""
@@ -55,7 +58,7 @@ class Answering:
                 if self._transcripts is not None:
                     reading = Reading(self._transcripts, client or "", prompt, self._request.params)
                     prompt = reading.messages
-                prompt = ChatPrompt(prompt, self._request.template_vars, reading)
+                prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, reading)
             listener = self._listener(number, reading)
             self._handles.append(
                 self._engine.submit(prompt, self._request.params, listener=listener, client=client, timeout=timeout)
@@ -91,9 +94,19 @@ class Answering:
             number, event = self._events.popleft()
             if event.completion is not None:
                 self.completions[number] = event.completion
+            self.failed += event.error is not None
             yield number, event
             if event.error is not None:
                 return
+
+    @property
+    def cancelled(self) -> int:
+        """How many prompts have no answer: nobody waited for it, or another prompt's error ended the request."""
+        return len(self._handles) - len(self.completions) - self.failed
+
+    def progress(self) -> Progress | None:
+        """Return how far the first prompt is; None if it has not begun."""
+        return self._handles[0].progress if self._handles else None
 
     async def result(self) -> list[tuple[Completion, ...]]:
         """Return all answers to each prompt. Raises the error of the first prompt that fails."""

@@ -43,6 +43,10 @@ class Models:
         """The name of the first model, which answers requests that name none."""
         return self._served.names[0]
 
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models that are in memory, by name."""
+        return self._served.loaded()
+
     async def take(self, name: object, request: Request | None = None) -> Lease:
         """Return the model of a name; None means the first. If it is not loaded, wait for it, as long as the client of
         `request` is there, and at most as long as a request may take.

@@ -45,6 +45,10 @@ class ServerSettings:
     """Seconds that a request may take, with the load of its model; None: any time."""
     quiet: float = 5.0
     """A stream that has said nothing for so many seconds says a comment, since clients give up on silence."""
+    stored_bytes: int = 128 << 20
+    """Bytes of memory for stored responses, at most. Each client has an equal share. 0: none are stored."""
+    stored_count: int = 4096
+    """Stored responses, at most. Each client has an equal share."""
     log: Callable[[Logged], None] | None = None
     """Called with each request when it has ended."""
     transcripts: int = 128 << 20
@@ -64,5 +68,8 @@ class ServerSettings:
         for name in ("max_body", "max_open", "quiet"):
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
+        for name in ("stored_bytes", "stored_count"):
+            if not getattr(self, name) >= 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be at least 0", field=name)
         if any(not key.isascii() or not key or key.strip() != key for key in self.keys):
             raise InvalidRequest("a key must be a text of ASCII characters, without blanks around it", field="keys")

@@ -11,7 +11,7 @@ from cortexmlx.calls.format import CallFormat, Calls
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import render_error
+from cortexmlx.models.tokenizers.templates import read_hints, render_error
 from cortexmlx.request import Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
@@ -105,7 +105,7 @@ def tokenize(
         return prompt
     calls = None if params is None else calls_of(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
-        return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits, calls, prompt.memory)
+        return _of_messages(tokenizer, prompt.messages, variables_of(tokenizer, prompt), fits, calls, prompt.memory)
     if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
     if isinstance(prompt, str):
@@ -131,6 +131,13 @@ def calls_of(tokenizer: Reader, params: SamplingParams) -> Calls | None:
             field="tools",
         )
     return Calls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)
+
+
+def variables_of(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
+    """Return the variables of a prompt for the chat template, with the hints that it reads."""
+    if not prompt.hints:
+        return prompt.template_vars
+    return {**prompt.template_vars, **read_hints(checked_vars(prompt.hints), tokenizer.template_vars)}
 
 
 def is_quick(prompt: object) -> bool:

@@ -42,6 +42,8 @@ TESTED_WITH = {
     "cortexmlx/execution/memory/paged.py": "tests/execution/test_runner.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
+    "cortexmlx/protocols/earlier.py": "tests/server/test_stored.py",
+    "cortexmlx/protocols/openai/responses/details.py": "tests/protocols/openai/responses/test_reader.py",
     "cortexmlx/protocols/reply.py": "tests/protocols/openai/test_choices.py",
     "cortexmlx/sampling_params.py": "tests/engine/test_request.py",
     "cortexmlx/scheduling/config.py": "tests/scheduling/test_scheduler.py",

@@ -57,6 +57,9 @@ class Served(Protocol):
     def is_loaded(self, name: str) -> bool:
         """Return whether a model is in memory."""
 
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models that are in memory, by name. One may be closed meanwhile."""
+
     def is_ready(self, name: str) -> bool:
         """Return whether a request would get the model at once."""
 

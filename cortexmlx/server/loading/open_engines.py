@@ -39,6 +39,10 @@ class OpenEngines:
         """Return True."""
         return True
 
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return all engines by name."""
+        return list(self._engines.items())
+
     def is_ready(self, name: str) -> bool:
         """Return True."""
         return True

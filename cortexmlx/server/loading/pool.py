@@ -137,6 +137,11 @@ class ModelPool:
         """Return whether a model is in memory."""
         return name in self._loaded
 
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models that are in memory, by name. One may be closed meanwhile."""
+        with self._changed:
+            return [(name, engine) for name, (engine, _) in self._loaded.items()]
+
     def is_ready(self, name: str) -> bool:
         """Return whether a request would get the model at once."""
         with self._changed:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cortexmlx.request import Completion
 
@@ -35,6 +36,12 @@ class Logged:
     tokens: Tokens | None
     model: str | None = None
     """The model that answered; None: none was asked."""
+
+
+def path_in(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request inside the application, which may be mounted in another one."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def tokens_of(completions: Iterable[Completion]) -> Tokens | None:

@@ -12,12 +12,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.protocols.openai import response_events, responses
+from cortexmlx.protocols.openai import responses
 from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.tools.call import CallDelta, ToolCall
+from support.open_responses import event_faults
 
 INFO = ReplyInfo("7", "m", 1_767_225_600, lambda token: chr(token).encode())
 ASKED = Request(("hi",), SamplingParams(max_tokens=5), body={"metadata": {"a": "b"}})
@@ -57,10 +58,11 @@ def test_the_events_say_what_the_whole_response_says(
     answer = Completion(
         text, (1,), reason, Usage(5, 3), Timings(0, 0, 0, 0, 0), thinking=thinking, raw_text="x", tool_calls=calls
     )
-    chunks = response_events.Chunks(ASKED, INFO)
+    chunks = responses.Chunks(ASKED, INFO)
     told = [body for event in events(data.draw, answer) for body in chunks.of(event)]
     for body in told:
         EVENT.validate_python(body)
+    assert not list(event_faults(told))
     assert [body["sequence_number"] for body in told] == list(range(len(told)))
     assert told[0]["type"] == "response.created"
     whole, last = responses.write(ASKED, [[answer]], INFO), told[-1]
@@ -73,15 +75,40 @@ def test_the_events_say_what_the_whole_response_says(
     done = {b["item"]["id"]: b["item"] for b in told if b["type"] == "response.output_item.done"}
     assert added == [item["id"] for item in whole["output"]] and done.keys() == set(added)
     for item in whole["output"]:
+        assert {**done[item["id"]], "content": []} == {**item, "content": []}
         if item["type"] == "function_call":
-            assert done[item["id"]] == item
             parts = [b["delta"] for b in told if b.get("item_id") == item["id"] and b["type"].endswith(".delta")]
             assert json.loads("".join(parts)) == {"x": "é"}
 
 
 def test_a_request_that_fails_says_so() -> None:
-    chunks = response_events.Chunks(ASKED, INFO)
+    chunks = responses.Chunks(ASKED, INFO)
     told = [*chunks.of(TokenEvent("a")), *chunks.of(TokenEvent("", error=KVCacheFull("the cache is full")))]
     assert told[-1]["type"] == "response.failed"
     assert told[-1]["response"]["error"] == {"code": "server_error", "message": "the cache is full"}
     EVENT.validate_python(told[-1])
+
+
+def test_the_call_of_a_custom_tool_is_told_in_one_piece() -> None:
+    tools = [{"type": "namespace", "name": "files", "tools": [{"type": "custom", "name": "patch"}]}]
+    asked = responses.read({"input": "hi", "tools": tools}, Defaults(SamplingParams()))
+    call = ToolCall("id0", "files__patch", '{"input": "a\\nb"}')
+    usage, timings = Usage(5, 3), Timings(0, 0, 0, 0, 0)
+    answer = Completion("", (1,), FinishReason.TOOL_CALLS, usage, timings, raw_text="x", tool_calls=(call,))
+    chunks = responses.Chunks(asked, INFO)
+    deltas = [CallDelta(0, call.id, call.name), *(CallDelta(0, arguments=piece) for piece in call.arguments)]
+    told = [body for delta in deltas for body in chunks.of(TokenEvent("", tool_calls=(delta,)))]
+    assert [body["type"] for body in told] == [
+        *("response.created", "response.in_progress", "response.output_item.added"),
+    ]
+    told += chunks.of(TokenEvent("", finish_reason=FinishReason.TOOL_CALLS, completion=answer))
+    for body in told:
+        EVENT.validate_python(body)
+    assert [body["type"] for body in told[3:]] == [
+        *("response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"),
+        *("response.output_item.done", "response.completed"),
+    ]
+    [item] = told[-1]["response"]["output"]
+    assert told[3]["delta"] == told[4]["input"] == item["input"] == "a\nb"
+    assert told[2]["item"]["id"] == told[3]["item_id"] == told[5]["item"]["id"] == item["id"]
+    assert told[5]["item"] == item and (item["name"], item["namespace"]) == ("patch", "files")
