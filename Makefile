@@ -98,7 +98,7 @@ distclean: clean
 	@touch $@
 
 .venv/.server: .venv/.installed
-	@echo "Installing the server (starlette, uvicorn) ..."
+	@echo "Installing the server (starlette, uvicorn, prometheus-client) ..."
 	@$(INSTALL) -e '.[server]'
 	@touch $@
 

@@ -14,7 +14,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.store.folder import SECRET, default_folder
+from cortexmlx.store.folder import SECRET, default_folder, remove_transcripts
 
 
 def cache(
@@ -39,7 +39,7 @@ def cache(
         raise CortexError(f"{folder} cannot be used: {error}") from error
     segment_store.open()
     if clear:
-        freed = segment_store.clear()
+        freed = segment_store.clear() + remove_transcripts(folder)
         segment_store.close()
         console.say(json.dumps({"path": str(folder), "freed": freed}) if as_json else f"{format_bytes(freed)} removed")
         return

@@ -72,4 +72,6 @@ def prepared(engine: Engine, system: str | None, request: Request, asked: Asked)
         messages.insert(0, {"role": "system", "content": clean(system, "--system")})
     if left_out := calls_left_out(engine, messages):
         raise InvalidRequest(f"{left_out}: write into `content` what was called")
-    return ChatPrompt(messages, request.template_vars) if request.template_vars else messages
+    if not request.template_vars and not request.hints:
+        return messages
+    return ChatPrompt(messages, request.template_vars, request.hints)

@@ -312,18 +312,18 @@ class Engine(NotCopyable):
 
     # -- texts and tokens: also on a closed engine; ForkedProcess in a forked child ------------------------------------
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt: a text as it is, messages through the chat template. Raises
-        InvalidRequest.
+    def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
+        """Return the token ids of a prompt: a text as it is, messages through the chat template, with the tools of
+        `params`. Raises InvalidRequest.
         """
         self._worker.check_process()
-        return list(tokenize(self._tokenizer, prompt))
+        return list(tokenize(self._tokenizer, prompt, params=params))
 
-    def count_tokens(self, prompt: Prompt) -> int:
-        """Return how many tokens a prompt has: what `usage.prompt_tokens` of its answer will say. Raises
-        InvalidRequest.
+    def count_tokens(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Return how many tokens a prompt has, with the tools of `params`: what `usage.prompt_tokens` of its answer
+        will say. Raises InvalidRequest.
         """
-        return len(self.encode(prompt))
+        return len(self.encode(prompt, params))
 
     def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
         """Return the text of token ids, without the tokenizer's special tokens, such as beginnings and ends of turns,

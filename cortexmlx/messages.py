@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from cortexmlx.request import Message
+    from cortexmlx.structured.thoughts import Thoughts
 
 TemplateVars = Mapping[str, object]
 """Variables for the model's chat template, by name: booleans, numbers, texts, and lists and mappings of them."""
@@ -27,6 +28,34 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of message parts that are text."""
 
 
+class PromptReader(Protocol):
+    """What a `PromptMemory` needs of a tokenizer."""
+
+    @property
+    def eos_token_ids(self) -> Collection[int]:
+        """The tokens that end an answer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that one token stands for."""
+
+
+class PromptMemory(Protocol):
+    """Gives a prompt the tokens that the model itself wrote, where the text is what it wrote."""
+
+    def tokens(
+        self, reader: PromptReader, text: str, render: Callable[[Sequence[Message]], str | list[int]]
+    ) -> list[int]:
+        """Return the tokens of a rendered text. `render` renders other messages in the same way."""
+
+    def anchor(self, thoughts: Thoughts | None) -> int:
+        """Return how many of these tokens stand before the answer to the last user's message; 0 if that is not known,
+        or if it is what they end with.
+        """
+
+
 @dataclass(frozen=True)
 class ChatPrompt:
     """Messages with variables for the model's chat template.
@@ -37,6 +66,10 @@ class ChatPrompt:
 
     messages: Sequence[Message]
     template_vars: TemplateVars = field(default_factory=dict)
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for templates that read them, on top of `template_vars`. Other templates do not get them."""
+    memory: PromptMemory | None = field(default=None, repr=False)
+    """What is remembered of earlier answers, for servers; None: nothing."""
 
 
 def checked_vars(variables: object) -> dict[str, object]:

@@ -72,6 +72,12 @@ class QueuedRequest:
     """How thoughts are told apart from the answer; None: they are not."""
     calls: Calls | None = None
     """What the answer may call; None: nothing."""
+    tail: int = 0
+    """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
+    anchor: int = 0
+    """Tokens of the prompt, up to the end of the last user's message, that later prompts surely begin with, also those
+    that leave out thoughts after it; 0: no such place is known.
+    """
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,8 @@ class Completion:
     """What of a lenient schema, or of a tool's, was not enforced."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls of `tools`. A call that was cut, by `max_tokens` or a cancel, is none, and no part of `text` either."""
+    stop_string: str | None = None
+    """Which of `stop` ended the answer; None if none did."""
 
     def __post_init__(self) -> None:
         if not self.raw_text:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from cortexmlx.request import RequestState
+
 
 class MemoryPressure(str, Enum):
     """How short of memory the system is: the levels that macOS reports."""
@@ -158,6 +160,22 @@ class StoreStats:
 
 
 @dataclass(frozen=True)
+class RequestStats:
+    """One answer that runs or waits. Its counts are tokens; no text, and not who asked."""
+
+    state: RequestState
+    prompt_tokens: int
+    cached_tokens: int
+    """Tokens of the prompt that were found in the prefix cache."""
+    computed_tokens: int
+    """Tokens of prompt and answer whose keys and values are computed, cached ones included."""
+    generated_tokens: int
+    max_tokens: int
+    """How many tokens the answer may have."""
+    preemptions: int
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine began (or began again, see docs/python.md), and values of this moment. Blocks are
     summed over layer groups. Times are in seconds.
@@ -205,6 +223,8 @@ class EngineStats:
     requests_finished: int
     cached_tokens: int
     """Tokens of the prompts that were found in the prefix cache."""
+    prefilled_tokens: int
+    """Tokens of the prompts that steps have computed, also anew."""
     steps_by_reason: Mapping[str, int]
     """Steps that ran ahead of the one in flight ("ahead"), and by reason those that could not."""
     preemptions: int
@@ -241,6 +261,9 @@ class EngineStats:
     timeline: tuple[UsageSample, ...] = field(repr=False)
     """How the blocks were used from the engine's beginning to now, in evenly spaced samples while it had work."""
     sequences: tuple[str, ...]
+    """A line about each answer that runs or waits."""
+    requests: tuple[RequestStats, ...] = field(repr=False)
+    """The same answers as numbers, in the same order."""
 
     @property
     def hit_rate(self) -> float:

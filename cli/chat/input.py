@@ -14,9 +14,9 @@ from cortexmlx.cli.chat.completion import completer
 from cortexmlx.cli.chat.quotes import TypedQuotes, is_open
 from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.chat.typeahead import NO_KEYS, AtOnce, Typeahead
-from cortexmlx.cli.chats.saved_chats import state_folder
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import prompt_output
+from cortexmlx.host.folders import state_folder
 
 PROMPT = ">>> "
 CONTINUATION = "... "

@@ -11,10 +11,11 @@ from typing import Annotated
 import typer
 
 from cortexmlx.cli.chats.lock import ChatLock
-from cortexmlx.cli.chats.saved_chats import chats_folder, find_kept, kept_paths, state_folder, tidy
+from cortexmlx.cli.chats.saved_chats import chats_folder, find_kept, kept_paths, tidy
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.host.folders import state_folder
 from cortexmlx.kv.sizing import format_bytes
 
 _LONGEST_NAME = 200

@@ -18,7 +18,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.host.files import remove_unfinished
-from cortexmlx.host.folders import home_folder
+from cortexmlx.host.folders import home_folder, state_folder
 from cortexmlx.store.folder import default_folder
 
 if TYPE_CHECKING:
@@ -34,12 +34,6 @@ _SHOWN = 5
 
 _DEAD_SECONDS = 86_400.0
 """Age at which an unfinished file belongs to a dead process. Writing a chat takes only a moment."""
-
-
-def state_folder() -> Path:
-    """Return the folder for what programs keep between runs, by the XDG convention."""
-    state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
-    return Path(state) / "cortexmlx"
 
 
 def chats_folder() -> Path:

@@ -20,8 +20,8 @@ from cortexmlx.models.resolve import STARTER
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.plan.figures import Plan
     from cortexmlx.cli.plan.run import Run
+    from cortexmlx.cli.planning.figures import Plan
 
 
 _OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last")
@@ -126,7 +126,7 @@ def plan(
 
 
 def _sold(memory: str | None) -> int | None:
-    from cortexmlx.cli.plan.machine import sold_memory
+    from cortexmlx.cli.planning.machine import sold_memory
 
     try:
         return None if memory is None else sold_memory(memory)
@@ -159,11 +159,11 @@ def plan_model(
     """Print the plan of a model for an engine with this configuration, and for runs of sequences of these lengths. The
     machine is this one, or a Mac with `memory` bytes.
     """
-    from cortexmlx.cli.plan.figures import make_plan
-    from cortexmlx.cli.plan.machine import mac, this_machine
     from cortexmlx.cli.plan.run import plan_runs
-    from cortexmlx.cli.plan.skeleton import build
-    from cortexmlx.cli.plan.source import find
+    from cortexmlx.cli.planning.figures import make_plan
+    from cortexmlx.cli.planning.machine import mac, this_machine
+    from cortexmlx.cli.planning.skeleton import build
+    from cortexmlx.cli.planning.source import find
     from cortexmlx.models.adapters.files import read_adapter
 
     source = find(target)

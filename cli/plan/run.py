@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from cortexmlx.cli.plan.figures import EXPANDED, MachineFigures
-from cortexmlx.cli.plan.machine import Machine
-from cortexmlx.cli.plan.skeleton import Skeleton, as_loaded
+from cortexmlx.cli.planning.figures import EXPANDED, MachineFigures
+from cortexmlx.cli.planning.machine import Machine
+from cortexmlx.cli.planning.skeleton import Skeleton, as_loaded
 from cortexmlx.kv import sizing
 from cortexmlx.kv.spec import Counts, LayerGroup, paged
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from cortexmlx.cli.plan.figures import MachineFigures, ModelFigures, Plan
-from cortexmlx.cli.plan.machine import called
 from cortexmlx.cli.plan.run import Run
+from cortexmlx.cli.planning.figures import MachineFigures, ModelFigures, Plan
+from cortexmlx.cli.planning.machine import called
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes

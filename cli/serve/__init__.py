@@ -1,1 +1,1 @@
-"""`cortexmlx serve`: an engine for programs that speak the OpenAI API."""
+"""`cortexmlx serve`: an engine for programs that speak the OpenAI API or Anthropic's."""

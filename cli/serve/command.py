@@ -1,4 +1,4 @@
-"""`cortexmlx serve`: a model for every program that speaks the OpenAI API."""
+"""`cortexmlx serve`: models for every program that speaks the OpenAI API or Anthropic's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,30 +14,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.prompts import checked
+from cortexmlx.cli.serve.duration import seconds_of
 from cortexmlx.cli.serve.keys import KEY, keys_in
-from cortexmlx.cli.serve.log import LogFormat, line_of
+from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
+from cortexmlx.cli.serve.names import Names, names_of
+from cortexmlx.cli.serve.pool import Asked, open_pool, preload
+from cortexmlx.cli.serve.secret import kept_secret
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.models.resolve import STARTER
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.settings import LOOPBACK
 from cortexmlx.server.web.logged import Logged
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
-    from cortexmlx.engine import Engine
+    from cortexmlx.server.loading.pool import ModelPool
+
+_USUAL_IDLE = 600.0
+"""Seconds after which one of several models is unloaded, if nobody says otherwise."""
 
 
 @options.takes_sampling(without=("stop", "schema", "regex", "choice"), max_tokens=None)
 @options.takes_engine(stored=True)
 def serve(
     context: typer.Context,
-    model: options.Model = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help=f"Folders, .gguf files, hub ids or {STARTER} (the default).",
+            show_default=False,
+            autocompletion=options.complete_model,
+        ),
+    ] = None,
     model_option: options.ModelOption = None,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0: any free port.")] = 8000,
@@ -56,9 +70,37 @@ def serve(
     ] = None,
     alias: Annotated[
         list[str] | None,
-        typer.Option("--alias", metavar="NAME", help="Another name of the model.", show_default=False),
+        typer.Option(
+            "--alias", metavar="NAME[=MODEL]", help="Another name of a model; may be repeated.", show_default=False
+        ),
     ] = None,
-    any_name: Annotated[bool, typer.Option("--any-name", help="Answer under every model name.")] = False,
+    any_name: Annotated[
+        bool, typer.Option("--any-name", help="The first model answers under every other name.")
+    ] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", metavar="SIZE", help="For all models together, like 40GB; see `plan`.", show_default=False
+        ),
+    ] = None,
+    keep_loaded: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-loaded",
+            metavar="MODEL",
+            help="Load it at the start, and never unload it; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    idle: Annotated[
+        str | None,
+        typer.Option(
+            "--idle",
+            metavar="TIME",
+            help="Unload a model without requests after 30s, 10m (the default for several), 1h, or never.",
+            show_default=False,
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", metavar="S", min=0.001, help="Seconds that a request may take.", show_default=False),
@@ -78,10 +120,11 @@ def serve(
     params: SamplingParams,
     config: EngineConfig,
 ) -> None:
-    """Answer programs that speak the OpenAI API: chat completions, completions, responses.
+    """Answer programs that speak the OpenAI API (chat completions, completions, responses) or Anthropic's (messages).
 
     It needs `pip install 'cortexmlx[server]'`. Ctrl-C ends it: running requests get the time of --grace. Sampling
-    options are for what a request does not set; without them, the model's makers' recommendation holds.
+    options are for what a request does not set; without them, the model's makers' recommendation holds. The first of
+    several models is loaded at once, the others when a request asks for them.
     """
     keys = keys_in(key_file)
     if host not in LOOPBACK and not keys and not insecure:
@@ -91,35 +134,67 @@ def serve(
         )
     if host in LOOPBACK and insecure:
         raise typer.BadParameter(f"{host} is reached from this machine only", param_hint="--insecure")
+    asked = Asked(options.given_sampling(context, params), options.template_vars(template_var, think))
+    budget, names, seconds = options.memory_size(memory, "--memory"), _named(models, model_option, alias), _idle(idle)
+    if len(names.models) > 1 and config.adapter is not None:
+        raise typer.BadParameter("an adapter belongs to one model, but there are several", param_hint="--adapter")
+    kept = {names.of(each, "--keep-loaded"): None for each in keep_loaded or ()}
     listener = listening_socket(host, port)
     from cortexmlx.server import ServerSettings, app
 
-    variables = options.template_vars(template_var, think)
-    named = options.model_name(model, model_option)
-    with listener, engines.open_engine(replace(config, model=named)) as engine:
-        engines.tell(engine)
-        checked(engine, variables)
-        recommended: dict[str, Any] = {"max_tokens": None, **dict(engine.info.sampling)}
-        usually = SamplingParams(**{**recommended, **options.given_sampling(context, params)})
-        settings = ServerSettings(
-            keys=keys,
-            hosts=("*",) if insecure else LOOPBACK,
-            origins=tuple(cors or ()),
-            names=tuple(alias or ()),
-            any_name=any_name,
-            max_open=max_open,
-            timeout=timeout,
-            log=None if log_format is LogFormat.none else partial(tell, log_format),
-            defaults=Defaults(usually, variables),
-        )
-        listen(engine, app(engine, settings), listener, grace, keyed=bool(keys))
+    settings = ServerSettings(
+        keys=keys,
+        hosts=("*",) if insecure else LOOPBACK,
+        origins=tuple(cors or ()),
+        aliases=names.aliases,
+        any_name=any_name,
+        max_open=max_open,
+        timeout=timeout,
+        transcripts_folder=None if config.kv_store is None else Path(config.kv_store),
+        log=None if log_format is LogFormat.none else partial(tell, log_format),
+        secret=kept_secret(),
+    )
+    configs = {name: replace(config, model=given) for name, given in names.models.items()}
+    with (
+        listener,
+        open_pool(
+            configs,
+            asked,
+            memory=budget,
+            keep=kept,
+            idle=_USUAL_IDLE if idle is None and len(configs) > 1 else seconds,
+            tell=None if log_format is LogFormat.none else partial(tell_event, log_format),
+        ) as pool,
+    ):
+        first = next(iter(configs))
+        preload(pool, {name: names.models[name] for name in {first: None, **kept}})
+        listen(pool, app(pool, settings), listener, grace, keyed=bool(keys))
+
+
+def _named(models: list[str] | None, option: str | None, aliases: list[str] | None) -> Names:
+    """Return the names of the models that were given. Raises typer.BadParameter and InvalidRequest."""
+    given = list(models or ())
+    if len(given) < 2:
+        given = [options.model_name(given[0] if given else None, option)]
+    elif option is not None:
+        raise typer.BadParameter(f"several models, and --model {option!r}: give it with the others")
+    return names_of(given, aliases or ())
+
+
+def _idle(text: str | None) -> float | None:
+    """Return the seconds of --idle. Raises typer.BadParameter."""
+    try:
+        return None if text is None else seconds_of(text)
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint="--idle") from None
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """Return the socket of the server, before the model is loaded. Raises CortexError if it cannot be had, or if what
     a server needs is not installed.
     """
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
+    needed = ("starlette", "uvicorn", "prometheus_client")
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise CortexError(f"{' and '.join(missing)} not installed: pip install 'cortexmlx[server]'")
     from cortexmlx.server.web.listening import bound
 
@@ -131,18 +206,44 @@ def tell(form: LogFormat, logged: Logged) -> None:
     console.tell(line_of(logged, form, time.time()))
 
 
-def listen(engine: Engine, application: Any, listener: socket.socket, grace: float, *, keyed: bool) -> None:
+def tell_event(form: LogFormat, text: str) -> None:
+    """Print the line of an event."""
+    console.tell(event_line(text, form, time.time()))
+
+
+def listen(pool: ModelPool, application: Any, listener: socket.socket, grace: float, *, keyed: bool) -> None:
     """Say where the server is, and answer until the end."""
     from cortexmlx.server.web.listening import Listening
 
     listening = Listening(application, listener, grace)
-    stats = engine.stats()
-    console.tell(
-        f"{listening.url}/v1 serves {in_a_line(engine.info.name)}: up to {engine.longest_request:,} tokens, "
-        f"{format_bytes(stats.kv_bytes_limit)} for keys and values. Ctrl-C ends it. Try:"
-    )
+    for each in says(pool, listening.url):
+        console.tell(each)
     header = f" -H 'Authorization: Bearer ${KEY}'" if keyed else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello?"}]})
     console.tell(f"  curl {listening.url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'")
     listening.run()
     console.tell("\nended: no request is running")
+
+
+def says(pool: ModelPool, url: str) -> Iterator[str]:
+    """Yield what a server says when it begins: its address, its models, and their memory."""
+    first, *others = pool.names
+    watch = f"Watch it in a browser at {url}/ or try:"
+    if not others:
+        lease = pool.take(first)
+        kv = lease.engine.stats().kv_bytes_limit
+        lease.release()
+        yield (
+            f"{url}/v1 serves {in_a_line(first)}: up to {pool.context_length(first):,} tokens, "
+            f"{format_bytes(kv)} for keys and values. Ctrl-C ends it."
+        )
+        yield watch
+        return
+    yield f"{url}/v1 serves {len(pool.names)} models, which take up to {format_bytes(pool.memory or 0)} together:"
+    for name in pool.names:
+        when = "loaded" if pool.is_loaded(name) else "loaded when it is asked for"
+        yield (
+            f"  {in_a_line(name)}: {format_bytes(pool.memory_of(name))}, up to {pool.context_length(name):,} tokens, "
+            f"{when}"
+        )
+    yield f"Ctrl-C ends it. {watch}"

@@ -27,7 +27,16 @@ def line_of(logged: Logged, form: LogFormat, now: float) -> str:
         return json.dumps({"time": round(now, 3), **parts, "seconds": round(logged.seconds, 4), **counts})
     at = time.strftime("%H:%M:%S", time.localtime(now))
     line = f"{at} {logged.method} {in_a_line(logged.path)[:100]} {logged.status} {logged.seconds:.2f} s"
+    if logged.model is not None:
+        line += f" · {in_a_line(logged.model)[:100]}"
     if (tokens := logged.tokens) is None:
         return line
     cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
     return f"{line} · {tokens.prompt:,}{cached} + {tokens.answer:,} tokens"
+
+
+def event_line(text: str, form: LogFormat, now: float) -> str:
+    """Return the line of an event of the server `now`, in seconds since 1970: a model was loaded, or unloaded."""
+    if form is LogFormat.json:
+        return json.dumps({"time": round(now, 3), "event": text})
+    return f"{time.strftime('%H:%M:%S', time.localtime(now))} {in_a_line(text)}"

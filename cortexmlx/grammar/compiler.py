@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.deep_stack import on_deep_stack
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
 
     from cortexmlx.calls.format import Calls
     from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
+    from cortexmlx.tools.tool import Tool
 
 MOST_KEPT = 64
 """How many compiled grammars are kept. One of 24 tools takes some 5 MB."""
+
+_MOST_TRIED = 64
+"""How many properties of a tool are tried one by one, if all of them together cannot be enforced."""
+
+_ANY_OBJECT = '{"type":"object","additionalProperties":true}'
 
 _Key = tuple[StructuredOutput | None, Thoughts | None, "Calls | None"]
 
@@ -62,6 +69,8 @@ class GrammarCompiler:
     ) -> Grammar:
         """Return the grammar of an answer of this form, or with these `calls`, after the model's `thoughts`.
 
+        Tools that are not strict are enforced as far as possible, and the grammar's notes say what is not.
+
         Raises InvalidRequest if the form cannot be enforced. The message names the reason, such as a keyword of the
         schema.
         """
@@ -72,16 +81,66 @@ class GrammarCompiler:
                 return self._kept[key]
             if self._vocabulary is None:
                 self._vocabulary = _Vocabulary(self._table(), self._tokenizer.encode)
-        vocabulary = self._vocabulary
-        source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
-        grammar = on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size))
-        if grammar.error:
-            raise self._refused(output, calls, grammar.error)
+        try:
+            grammar = self._made(self._vocabulary, output, thoughts, calls)
+        except InvalidRequest:
+            if calls is None:
+                raise
+            relaxed, notes = self._relaxed(self._vocabulary, calls)
+            if not notes:
+                raise
+            grammar = self._made(self._vocabulary, output, thoughts, relaxed)
+            grammar.notes += notes
         with self._lock:
             self._kept[key] = grammar
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return grammar
+
+    def _made(
+        self, vocabulary: _Vocabulary, output: StructuredOutput | None, thoughts: Thoughts | None, calls: Calls | None
+    ) -> Grammar:
+        source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
+        grammar = on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size))
+        if grammar.error:
+            raise self._refused(vocabulary, output, calls, grammar.error)
+        return grammar
+
+    def _relaxed(self, vocabulary: _Vocabulary, calls: Calls) -> tuple[Calls, tuple[str, ...]]:
+        """Return the calls without what cannot be enforced of tools that are not strict, and notes about it."""
+        tools, notes = list(calls.tools), []
+        for place, tool in enumerate(tools):
+            if tool.strict or tool not in calls.callable:
+                continue
+            if why := self._problem(vocabulary, calls, tool):
+                notes.append(why)
+                tools[place] = self._loosened(vocabulary, calls, tool)
+        return replace(calls, tools=tuple(tools)), tuple(notes)
+
+    def _loosened(self, vocabulary: _Vocabulary, calls: Calls, tool: Tool) -> Tool:
+        """Return a tool that takes any value in place of those that cannot be enforced, or any object at all."""
+        schema = tool.schema
+        properties: dict[str, Any] = schema.get("properties", {})
+        if len(properties) <= _MOST_TRIED:
+            without = {name: part for name, part in schema.items() if name != "required"}
+            alone = {name: {**without, "properties": {name: part}} for name, part in properties.items()}
+            kept = {
+                name: not self._problem(vocabulary, calls, replace(tool, parameters=json.dumps(own)))
+                for name, own in alone.items()
+            }
+            free = {name: part if kept[name] else True for name, part in properties.items()}
+            looser = replace(tool, parameters=json.dumps({**schema, "properties": free}))
+            if not self._problem(vocabulary, calls, looser):
+                return looser
+        return replace(tool, parameters=_ANY_OBJECT)
+
+    def _problem(self, vocabulary: _Vocabulary, calls: Calls, tool: Tool) -> str:
+        """Return why the calls of a tool cannot be enforced; empty: they can."""
+        try:
+            self._made(vocabulary, None, None, replace(calls, tools=(tool,), choice=tool.name))
+        except InvalidRequest as error:
+            return str(error)
+        return ""
 
     @property
     def possible(self) -> bool:
@@ -93,7 +152,9 @@ class GrammarCompiler:
             return False
         return True
 
-    def _refused(self, output: StructuredOutput | None, calls: Calls | None, error: str) -> InvalidRequest:
+    def _refused(
+        self, vocabulary: _Vocabulary, output: StructuredOutput | None, calls: Calls | None, error: str
+    ) -> InvalidRequest:
         """Return the error for a grammar that cannot be compiled. It names the tool, if one is to blame."""
         if calls is None:
             return InvalidRequest(_refusal(output, error), field="structured")
@@ -101,9 +162,9 @@ class GrammarCompiler:
             message = f"the parameters of the tool {calls.tools[0].name!r} cannot be enforced: {one_line(error)}"
             return InvalidRequest(message, field="tools")
         if output is not None:
-            self.compile(output)
+            self._made(vocabulary, output, None, None)
         for tool in calls.callable:
-            self.compile(None, None, replace(calls, tools=(tool,), choice=tool.name))
+            self._made(vocabulary, None, None, replace(calls, tools=(tool,), choice=tool.name))
         return InvalidRequest(f"these tools cannot be enforced together: {one_line(error)}", field="tools")
 
     def _table(self) -> TokenTable:

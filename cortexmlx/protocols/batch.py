@@ -29,7 +29,11 @@ ENVELOPE = ("custom_id", "id", "method", "url", "body")
 INVALID = "invalid_request"
 _LONGEST_MESSAGE = 1000
 _WHOLE = "the answers of a batch are whole"
-UNSERVED = {"stream": Unserved(_WHOLE, (False,)), "stream_options": Unserved(_WHOLE)}
+UNSERVED = {
+    "stream": Unserved(_WHOLE, (False,)),
+    "stream_options": Unserved(_WHOLE),
+    "previous_response_id": Unserved("nothing is remembered of other requests: send all messages"),
+}
 """Fields that no line of a batch is served. The unserved fields of its protocol come on top."""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cortexmlx.progress import Progress
+from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.seal import Seal
 
 Body = dict[str, Any]
@@ -13,6 +15,9 @@ Body = dict[str, Any]
 
 TokenBytes = Callable[[int], bytes]
 """A function from a token id to its bytes: `Engine.token_bytes`."""
+
+Keep = Callable[[Request, Body], None]
+"""What keeps a reply."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +34,9 @@ class ReplyInfo:
     """Whether to leave out what differs from run to run: how much of the prompt was cached."""
     seal: Seal | None = None
     """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""
+    keep: Keep | None = None
+    """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
+    kept.
+    """
+    progress: Callable[[], Progress | None] = lambda: None
+    """Returns how far the prompt is, with its tokens and those that were cached; None: it has not begun."""

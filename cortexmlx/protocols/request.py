@@ -8,6 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import TemplateVars
+from cortexmlx.protocols.earlier import Earlier
 from cortexmlx.protocols.fields import Unserved
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.request import Message
@@ -36,6 +37,10 @@ class Request:
     """Whether a stream ends with the usage."""
     body: Mapping[str, Any] = field(default_factory=dict)
     """The body itself. Some replies repeat parts of it."""
+    details: object = None
+    """What only the writer of the same protocol knows."""
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for chat templates that read them: see `ChatPrompt`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class Defaults:
     """Fields of the protocol that are not served here."""
     seal: Seal | None = None
     """What thoughts that come back are checked with; None: they are not checked."""
+    earlier: Earlier | None = None
+    """The responses of the same client that were kept; None: none ever are."""
+    known_vars: frozenset[str] | None = None
+    """The variables that the model's chat template reads; None: they are not known."""
 
 
 def checked_text(text: str) -> str:

@@ -165,17 +165,29 @@ class RunningSet:
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """Begin with a job's recurrent state. It is to be kept where other jobs will begin: before the last token of
-        the prompt, and where the prompt leaves what was cached before.
+        the prompt, before the thoughts that it opens, and where the prompt leaves what was cached before.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
-        forked = max(job.params.n, job.params.best_of or 1) > 1
-        wanted = {job.prompt_kept - 1} if self.shares(job) or forked else set()
-        if self.cache.disk_tier is not None and self.shares(
-            job
-        ):  # where a text begins in whole blocks, as those stored
-            wanted |= {(job.prompt_kept - 1) // self.cache.block_size * self.cache.block_size}
+        shared, forked = self.shares(job), max(job.params.n, job.params.best_of or 1) > 1
+        again, next_turn = job.prompt_kept - 1, job.prompt_kept - max(job.request.tail, 1)
+        wanted = {again, next_turn, self._anchor(job)} if shared else {again} if forked else set()
+        if shared and self.cache.disk_tier is not None:  # where a text begins in whole blocks, as those stored
+            wanted |= {next_turn // self.cache.block_size * self.cache.block_size}
+        self._use_anchor(job)
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
+
+    def _anchor(self, job: Job) -> int:
+        """Return where the last user's message ends; 0 if that is not known, or if tokens were dropped before it."""
+        return job.request.anchor if job.prompt_kept == job.prompt_length else 0
+
+    def _use_anchor(self, job: Job) -> None:
+        """Keep the state after the last user's message longer than those of the rounds after it: when there is another
+        user's message, the text may go on from there.
+        """
+        anchor = self._anchor(job)
+        if 0 < anchor <= job.num_computed_tokens:
+            self.cache.states.use(job.id, anchor)
 
     def cuts(self, scheduled: Iterable[tuple[Job, int]]) -> tuple[Save, ...]:
         """Return the states to keep within a step that computes the `scheduled` tokens."""
@@ -186,6 +198,7 @@ class RunningSet:
                 snapshot = self.cache.states.make(job.id, place)
                 if snapshot is not None:
                     cuts.append(Save(job.row, place, snapshot))
+                    self._use_anchor(job)
         return tuple(cuts)
 
     def _fork(self, job: Job, parent: Job) -> tuple[BlockCopy, ...]:

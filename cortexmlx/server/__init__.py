@@ -1,13 +1,16 @@
-"""An HTTP server for an engine: the OpenAI API, for programs on this machine and others.
+"""An HTTP server for engines: the OpenAI API and Anthropic's, for programs on this machine and others.
 
-`app(engine)` is an ASGI application, to be mounted in a program of one's own. It needs the extra `server`.
+`app(engine)` is an ASGI application, to be mounted in a program of one's own. `app({"small": a, "big": b})` has several
+engines, and `app(pool)` models that are loaded on demand. It needs the extra `server`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
+from cortexmlx.server.loading.pool import ModelPool, ServedModel
 from cortexmlx.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -15,17 +18,20 @@ if TYPE_CHECKING:
 
     from cortexmlx.engine import Engine
 
-__all__ = ["ServerSettings", "app"]
+__all__ = ["ModelPool", "ServedModel", "ServerSettings", "app"]
 
 
-def app(engine: Engine, settings: ServerSettings | None = None, **options: Any) -> Starlette:
-    """Return an ASGI application that answers with `engine`, which stays the caller's to close. `options` are fields of
-    ServerSettings. Raises CortexError if starlette is not installed.
+def app(
+    engine: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings | None = None, **options: Any
+) -> Starlette:
+    """Return an ASGI application that answers with an engine, with several by name, or with the models of a pool. They
+    stay the caller's to close. `options` are fields of ServerSettings. Raises InvalidRequest for an alias of no model,
+    and CortexError if starlette is not installed.
     """
     try:
         from cortexmlx.server.application import application
     except ModuleNotFoundError as error:
-        if error.name != "starlette":
+        if error.name not in ("starlette", "prometheus_client"):
             raise
-        raise CortexError("the server needs starlette and uvicorn: pip install 'cortexmlx[server]'") from None
+        raise CortexError(f"the server needs {error.name}: pip install 'cortexmlx[server]'") from None
     return application(engine, settings or ServerSettings(**options))

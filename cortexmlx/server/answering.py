@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.progress import Progress
 from cortexmlx.protocols.request import Request, is_tokens
 from cortexmlx.request import Completion, TokenEvent
+from cortexmlx.server.transcripts.reading import Reading
+from cortexmlx.server.transcripts.table import Table
 from cortexmlx.server.web.mailbox import Mailbox
 from cortexmlx.serving.app.event_loop import on_a_thread
 
@@ -29,8 +32,9 @@ class SlowReader(CortexError):
 class Answering:
     """The answers to the prompts of one request."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, request: Request) -> None:
+    def __init__(self, engine: Engine, mailbox: Mailbox, request: Request, transcripts: Table | None = None) -> None:
         self._engine = engine
+        self._transcripts = transcripts
         self._mailbox = mailbox
         self._request = request
         self._handles: list[RequestHandle] = []
@@ -39,6 +43,8 @@ class Answering:
         self._closed = False
         self.completions: dict[int, Completion] = {}
         """The completions so far, by the numbers of their prompts."""
+        self.failed = 0
+        """How many prompts ended with an error."""
 
     async def begin(self, client: str | None, timeout: float | None) -> None:
         """Submit all prompts. They are tokenized on a thread. Raises what `Engine.submit` raises."""
@@ -47,16 +53,21 @@ class Answering:
     def _submit(self, client: str | None, timeout: float | None) -> None:
         for number, asked in enumerate(self._request.prompts):
             prompt: Any = asked
+            reading = None
             if not isinstance(asked, str) and not is_tokens(asked):
-                prompt = ChatPrompt(prompt, self._request.template_vars)
+                if self._transcripts is not None:
+                    reading = Reading(self._transcripts, client or "", prompt, self._request.params)
+                    prompt = reading.messages
+                prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, reading)
+            listener = self._listener(number, reading)
             self._handles.append(
-                self._engine.submit(
-                    prompt, self._request.params, listener=self._listener(number), client=client, timeout=timeout
-                )
+                self._engine.submit(prompt, self._request.params, listener=listener, client=client, timeout=timeout)
             )
 
-    def _listener(self, number: int) -> Any:
+    def _listener(self, number: int, reading: Reading | None) -> Any:
         def deliver(event: TokenEvent) -> None:
+            if event.completion is not None and reading is not None:
+                reading.ended(event.completion)
             if self._closed:
                 return
             self._events.append((number, event))
@@ -83,9 +94,19 @@ class Answering:
             number, event = self._events.popleft()
             if event.completion is not None:
                 self.completions[number] = event.completion
+            self.failed += event.error is not None
             yield number, event
             if event.error is not None:
                 return
+
+    @property
+    def cancelled(self) -> int:
+        """How many prompts have no answer: nobody waited for it, or another prompt's error ended the request."""
+        return len(self._handles) - len(self.completions) - self.failed
+
+    def progress(self) -> Progress | None:
+        """Return how far the first prompt is; None if it has not begun."""
+        return self._handles[0].progress if self._handles else None
 
     async def result(self) -> list[tuple[Completion, ...]]:
         """Return all answers to each prompt. Raises the error of the first prompt that fails."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -12,34 +15,50 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.anthropic import messages
+from cortexmlx.protocols.seal import Seal
+from cortexmlx.server import response_paths
 from cortexmlx.server.asking import Asking, guarded
+from cortexmlx.server.loading.pool import ModelPool
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
+from cortexmlx.server.response_paths import ResponsePaths
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.server.web.access import Access
+from cortexmlx.server.watching import LIVE, Watching
+from cortexmlx.server.web.access import CLIENT, Access
 from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
 from cortexmlx.server.web.request_log import RequestLog
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
+PATHS = (*PROTOCOLS, messages.COUNT_URL, "/v1/models", "/tokenize", "/health", "/metrics", LIVE, "/")
+"""What is served."""
 
-def application(engine: Engine, settings: ServerSettings) -> Starlette:
-    """Return the application of an engine."""
-    models = Models(engine, settings)
-    asking, other = Asking(models, settings), _Other(models, settings)
+
+def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
+    """Return the application of an engine, of several by name, or of a pool."""
+    models = Models(served, settings)
+    watching = Watching(models, settings, PATHS)
+    asking, other = Asking(models, settings, watching.tally), _Other(models, settings)
+    responses = ResponsePaths(asking.stored)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
+        Route(response_paths.ONE, guarded(responses.one), methods=["GET", "DELETE"]),
+        Route(response_paths.INPUT_ITEMS, guarded(responses.input_items), methods=["GET"]),
+        Route(messages.COUNT_URL, guarded(other.count_tokens), methods=["POST"]),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/tokenize", guarded(other.tokenize), methods=["POST"]),
         Route("/health", other.health, methods=["GET"]),
-        Route("/", other.root, methods=["GET"]),
+        Route("/metrics", guarded(watching.metrics), methods=["GET"]),
+        Route(LIVE, guarded(watching.live), methods=["GET"]),
+        Route("/", watching.root, methods=["GET"]),
     ]
-    logging = [] if settings.log is None else [Middleware(RequestLog, write=settings.log)]
     made = Starlette(
         routes=routes,
-        middleware=[*logging, Middleware(Access, settings=settings)],
+        middleware=[Middleware(RequestLog, write=watching.logged), Middleware(Access, settings=settings)],
         exception_handlers={404: other.missing, 405: other.missing, 500: other.failed},
     )
     made.state.asking = asking
@@ -59,28 +78,38 @@ class _Other:
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str):
             raise InvalidRequest("`content` must be a text", field="content")
-        lease = await self._models.take(body.get("model"))
+        lease = await self._models.take(body.get("model"), request)
         try:
             tokens = await asyncio.to_thread(lease.engine.encode, text)
         finally:
             lease.release()
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with how many tokens the prompt of a message would have."""
+        body = await json_body(request, self._settings.max_body)
+        seal = Seal(self._settings.secret, request.scope.get(CLIENT) or "")
+        messages.read_prompt(body, replace(self._settings.defaults, seal=seal))  # a wrong body loads no model
+        lease = await self._models.take(body.get("model"), request)
+        try:
+            asked = messages.read_prompt(body, replace(lease.defaults or self._settings.defaults, seal=seal))
+            prompt: Any = asked.prompts[0]
+            chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
+            count = await asyncio.to_thread(lease.engine.count_tokens, chat, asked.params)
+        finally:
+            lease.release()
+        return json_reply({"input_tokens": count}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
+
     async def health(self, request: Request) -> Response:
         """Say that the server runs."""
         return json_reply({"status": "ok"})
 
-    async def root(self, request: Request) -> Response:
-        """Say what this is."""
-        return Response(f"cortexmlx: {self._models.name}\n", media_type="text/plain")
-
     async def missing(self, request: Request, error: Exception) -> Response:
         """Name the paths that there are."""
-        paths = ", ".join([*PROTOCOLS, "/v1/models", "/tokenize", "/health"])
         status: int = getattr(error, "status_code", 404)
         path = request.url.path
         why = "is not served" if status == 404 else f"does not take {request.method}"
-        return error_reply(Refused(status, f"{path[:200]} {why}: there are {paths}"), path)
+        return error_reply(Refused(status, f"{path[:200]} {why}: there are {', '.join(PATHS)}"), path)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """Tell of a bug without its traceback, which is logged."""

@@ -15,12 +15,16 @@ from starlette.responses import Response
 
 from cortexmlx.errors import CortexError
 from cortexmlx.protocols.reply import ReplyInfo
+from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.answering import Answering
+from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.stored import StoredResponses
+from cortexmlx.server.transcripts.tables import Tables
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import (
     BODY_BYTES,
@@ -33,7 +37,7 @@ from cortexmlx.server.web.http import (
     json_body,
     json_reply,
 )
-from cortexmlx.server.web.logged import TOKENS, tokens_of
+from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -42,11 +46,14 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Asking:
     """Answers the requests of all protocols. `open` counts those that are being answered."""
 
-    def __init__(self, models: Models, settings: ServerSettings) -> None:
+    def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
         self.models = models
         self.settings = settings
+        self.tally = tally
         self.open = 0
+        self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, len(set(settings.keys.values())))
         self._mailbox: Mailbox | None = None
+        self._tables = Tables(settings.transcripts, settings.transcripts_folder)
 
     def asked(self, protocol: Protocol) -> Answer:
         """Return what answers the requests of a protocol."""
@@ -58,9 +65,14 @@ class Asking:
                 raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
             self.open += 1
             try:
-                lease = await self.models.take(body.get("model"))
+                began, name = time.monotonic(), body.get("model")
+                if not self.models.is_ready(name):  # a wrong body loads no model
+                    defaults = self._defaults(request)
+                    await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
+                lease = await self.models.take(name, request)
                 try:
-                    return await self._answer(request, protocol, body, lease)
+                    request.scope[MODEL] = lease.name
+                    return await self._answer(request, protocol, body, lease, time.monotonic() - began)
                 except BaseException:
                     lease.release()
                     raise
@@ -69,24 +81,37 @@ class Asking:
 
         return guarded(answer)
 
-    async def _answer(self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease) -> Response:
-        """Answer with a model, which is given back when the answer has ended; not if this raises."""
-        client = request.scope.get(CLIENT)
-        seal = Seal(self.settings.secret, client or "")
-        defaults = replace(self.settings.defaults, seal=seal)
+    async def _answer(
+        self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease, waited: float
+    ) -> Response:
+        """Answer with a model, for which the request waited so many seconds. The model is given back when the answer
+        has ended; not if this raises.
+        """
+        client, defaults = request.scope.get(CLIENT), self._defaults(request, lease)
         question: Asked = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
-        answering = Answering(lease.engine, self._mailbox, question)
-        info = ReplyInfo(uuid.uuid4().hex, lease.name, int(time.time()), lease.engine.token_bytes, seal=seal)
+        answering = Answering(lease.engine, self._mailbox, question, self._tables.of(lease.engine.info.identity))
+        info = ReplyInfo(
+            uuid.uuid4().hex,
+            lease.name,
+            int(time.time()),
+            lease.engine.token_bytes,
+            seal=defaults.seal,
+            keep=self.stored.of(client).keep,
+            progress=answering.progress,
+        )
+        headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
 
         def ended() -> None:
             answering.close()
             request.scope[TOKENS] = tokens_of(answering.completions.values())
+            self.tally.answered(lease.name, answering)
             lease.release()
 
         try:
-            await answering.begin(client, self.settings.timeout)
+            timeout = self.settings.timeout
+            await answering.begin(client, None if timeout is None else max(timeout - waited, 0.001))
             if question.stream:
                 stream = self._stream(answering, protocol, protocol.chunks(question, info))
                 self.open += 1  # the stream's own
@@ -95,13 +120,24 @@ class Asking:
                     self.open -= 1
                     ended()
 
-                return EventStream(stream, streamed)
+                return EventStream(stream, streamed, headers)
             answers = await self._whole(answering, request)
             ended()
-            return json_reply(protocol.module.write(question, answers, info))
+            return json_reply(protocol.module.write(question, answers, info), headers=headers)
         except BaseException:
             answering.close()
+            self.tally.answered(lease.name, answering)
             raise
+
+    def _defaults(self, request: Request, lease: Lease | None = None) -> Defaults:
+        """Return what a body of this client does not set, with what it may refer to. Without a lease, nothing is known
+        of the model.
+        """
+        client = request.scope.get(CLIENT)
+        usual = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
+        known = None if lease is None else frozenset(lease.engine.info.template_vars)
+        seal = Seal(self.settings.secret, client or "")
+        return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
 
     async def _whole(self, answering: Answering, request: Request) -> Any:
         """Return all answers. If the client goes away meanwhile, they are cancelled."""

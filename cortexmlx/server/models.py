@@ -2,85 +2,145 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
 from cortexmlx.messages import meant
+from cortexmlx.server.loading.lease import Lease, Served, Wait
+from cortexmlx.server.loading.open_engines import OpenEngines
+from cortexmlx.server.loading.pool import ModelPool
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.server.web.http import Refused, error_reply, json_reply
+from cortexmlx.server.web.http import Refused, error_reply, gone, json_reply
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
+__all__ = ["Lease", "Models"]
 
-class Lease:
-    """A model while a request needs it."""
-
-    def __init__(self, engine: Engine, name: str) -> None:
-        self.engine = engine
-        self.name = name
-        """The name that replies say."""
-
-    def release(self) -> None:
-        """Say that the request has ended. Safe to call again."""
+_SHOWN = 80
+"""Characters of an unknown name that an error repeats."""
 
 
 class Models:
-    """The models of a server."""
+    """The models of a server: which name means which, and leases of them."""
 
-    def __init__(self, engine: Engine, settings: ServerSettings) -> None:
-        self._engine = engine
+    def __init__(self, served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> None:
+        self._served: Served = served if isinstance(served, ModelPool) else OpenEngines(served)
         self._settings = settings
         self._started = int(time.time())
-
-    async def take(self, name: object) -> Lease:
-        """Return the model of a name; None means the only model. Raises Refused for an unknown name."""
-        self._check(name)
-        return Lease(self._engine, self.name)
+        if settings.aliases:
+            self._check_aliases()
 
     @property
     def name(self) -> str:
-        """The model's name, of a folder or a file without the path, which is nobody's business."""
-        name = self._engine.info.name
-        path = Path(name)
-        return path.name.removesuffix(".gguf") if path.is_absolute() or path.exists() else name
+        """The name of the first model, which answers requests that name none."""
+        return self._served.names[0]
+
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models that are in memory, by name."""
+        return self._served.loaded()
+
+    async def take(self, name: object, request: Request | None = None) -> Lease:
+        """Return the model of a name; None means the first. If it is not loaded, wait for it, as long as the client of
+        `request` is there, and at most as long as a request may take.
+
+        Raises Refused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
+        """
+        model, loop, settled = self._meant(name), asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settled.set)
+
+        wait = self._served.ask(model, wake)
+        try:
+            if not wait.settled:
+                await self._waited(model, wait, settled, request)
+            return wait.lease()
+        except BaseException:
+            wait.leave()
+            raise
+
+    def is_ready(self, name: object) -> bool:
+        """Return whether `take` would not wait. Raises Refused for an unknown name."""
+        return self._served.is_ready(self._meant(name))
 
     async def listed(self, request: Request) -> Response:
-        """List the model under all its names."""
+        """List all models under all their names. Nothing is loaded."""
         return json_reply({"object": "list", "data": [self._described(name) for name in self._names]})
 
     async def one(self, request: Request) -> Response:
-        """Describe the model."""
+        """Describe a model. Nothing is loaded."""
         name = request.path_params["name"]
         try:
-            self._check(name)
+            self._meant(name)
         except CortexError as error:
             return error_reply(error, request.url.path)
         return json_reply(self._described(name))
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return (self.name, *self._settings.names)
+    async def _waited(self, model: str, wait: Wait, settled: asyncio.Event, request: Request | None) -> None:
+        """Wait until the wait is settled, or raise what ends it before."""
+        tasks = [asyncio.ensure_future(settled.wait())]
+        if request is not None:
+            tasks.append(asyncio.ensure_future(gone(request)))  # type: ignore[arg-type]
+        try:
+            await asyncio.wait(tasks, timeout=self._settings.timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        if not wait.settled:
+            if len(tasks) > 1 and not tasks[1].cancelled():
+                raise ClientDisconnect
+            raise RequestTimeout(f"{model} was not loaded within {self._settings.timeout:g} s: ask again, or later")
 
-    def _check(self, name: object) -> None:
-        if name is None or self._settings.any_name or name in self._names:
-            return
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _names(self) -> dict[str, str]:
+        """All names, each with the model that it means."""
+        names = self._served.names
+        others = dict.fromkeys(self._settings.names, names[0])
+        return {**{name: name for name in names}, **others, **self._settings.aliases}
+
+    def _meant(self, name: object) -> str:
+        """Return the model of a name. Raises InvalidRequest or Refused."""
+        if name is None:
+            return self.name
+        known = self._names
+        if isinstance(name, str) and name in known:
+            return known[name]
+        if self._settings.any_name:
+            return self.name
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
-        known = ", ".join(map(repr, self._names))
-        why = f"there is no model {name[:80]!r}{meant(name, self._names)}: this server has {known}"
-        raise Refused(404, f"{why}. --alias gives it other names, --any-name all", "model_not_found")
+        told, shown = ", ".join(map(repr, known)), name[:_SHOWN]
+        why = f"there is no model {shown!r}{meant(shown, known)}: this server has {told}"
+        raise Refused(404, f"{why}. --alias and --any-name give others", "model_not_found")
+
+    def _check_aliases(self) -> None:
+        for name, model in self._settings.aliases.items():
+            if model not in self._served.names:
+                raise InvalidRequest(f"{name!r} is to mean {model!r}, but there is no such model", field="aliases")
+            if name in self._served.names and name != model:
+                raise InvalidRequest(f"{name!r} is to mean {model!r}, but is a model's own name", field="aliases")
 
     def _described(self, name: str) -> dict[str, Any]:
+        model = self._names.get(name, self.name)
+        context = self._served.context_length(model)
         return {
             "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "cortexmlx",
-            "context_length": self._engine.longest_request,
+            **({} if context is None else {"context_length": context}),
+            "loaded": self._served.is_loaded(model),
         }

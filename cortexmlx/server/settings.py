@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
@@ -31,9 +32,11 @@ class ServerSettings:
     origins: tuple[str, ...] = ()
     """The origins of web pages that may ask, such as `https://example.com`; `*`: all of them."""
     names: tuple[str, ...] = ()
-    """Other names of the model."""
+    """Other names of the model; of the first, if there are several."""
+    aliases: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Other names of several models, each with the model's own name."""
     any_name: bool = False
-    """Whether the model answers under every name."""
+    """Whether the model answers under every name; the first, if there are several."""
     max_body: int = 16 << 20
     """Bytes of a request's body, at most."""
     body_seconds: float = 60.0
@@ -41,11 +44,21 @@ class ServerSettings:
     max_open: int = 256
     """Requests that run or wait, at most. More are told to come again later (429)."""
     timeout: float | None = None
-    """Seconds that a request may take; None: any time."""
+    """Seconds that a request may take, with the load of its model; None: any time."""
     quiet: float = 5.0
     """A stream that has said nothing for so many seconds says a comment, since clients give up on silence."""
+    stored_bytes: int = 128 << 20
+    """Bytes of memory for stored responses, at most. Each client has an equal share. 0: none are stored."""
+    stored_count: int = 4096
+    """Stored responses, at most. Each client has an equal share."""
     log: Callable[[Logged], None] | None = None
     """Called with each request when it has ended."""
+    transcripts: int = 128 << 20
+    """Bytes, roughly, that each model's transcripts may take: what it read and wrote, for an agent's next turn. 0: none
+    are kept.
+    """
+    transcripts_folder: Path | None = None
+    """A store's folder in which transcripts outlive the process, as their keys and values do; None: they do not."""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
     earlier answers are refused.
@@ -57,5 +70,8 @@ class ServerSettings:
         for name in ("max_body", "body_seconds", "max_open", "quiet"):
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
+        for name in ("stored_bytes", "stored_count"):
+            if not getattr(self, name) >= 0:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be at least 0", field=name)
         if any(not key.isascii() or not key or key.strip() != key for key in self.keys):
             raise InvalidRequest("a key must be a text of ASCII characters, without blanks around it", field="keys")

@@ -233,6 +233,7 @@ class Answer:
             structured=params.form,
             notes=self._notes(),
             tool_calls=calls,
+            stop_string=self._text.stop_string,
         )
         self.of_request.end(self, rest, completion)
 

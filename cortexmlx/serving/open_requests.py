@@ -95,6 +95,8 @@ class OpenRequests:
         for segment in plan.segments:
             answer = self.answers.get(segment.job)
             if answer is not None:
+                end = min(segment.first + segment.count, answer.job.prompt_length)
+                self._measured.prefilled_tokens += max(0, end - segment.first)
                 answer.begin_step(segment, now)
 
     def needs_mask(self, plan: StepPlan) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from cortexmlx.calls.format import CallFormat, Calls
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars, checked_vars, plain_message
+from cortexmlx.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.models.tokenizers.templates import render_error
+from cortexmlx.models.tokenizers.templates import read_hints, render_error
 from cortexmlx.request import Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.arguments import is_list
@@ -50,12 +50,24 @@ class Reader(Protocol):
 
 
 class ChatTokens(list[int]):
-    """The token ids of messages, with how the answer to them marks its thoughts, and what it may call, if anything."""
+    """The token ids of messages, with how the answer to them marks its thoughts, and what it may call, if anything.
+    `tail` and `anchor` are those of a QueuedRequest.
+    """
 
-    def __init__(self, ids: Iterable[int], thoughts: Thoughts | None, calls: Calls | None = None) -> None:
+    def __init__(
+        self,
+        ids: Iterable[int],
+        thoughts: Thoughts | None,
+        calls: Calls | None = None,
+        *,
+        tail: int = 0,
+        anchor: int = 0,
+    ) -> None:
         super().__init__(ids)
         self.thoughts = thoughts
         self.calls = calls
+        self.tail = tail
+        self.anchor = anchor
 
 
 Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
@@ -93,7 +105,7 @@ def tokenize(
         return prompt
     calls = None if params is None else calls_of(tokenizer, params)
     if isinstance(prompt, ChatPrompt):
-        return _of_messages(tokenizer, prompt.messages, prompt.template_vars, fits, calls)
+        return _of_messages(tokenizer, prompt.messages, variables_of(tokenizer, prompt), fits, calls, prompt.memory)
     if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
         raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
     if isinstance(prompt, str):
@@ -121,6 +133,13 @@ def calls_of(tokenizer: Reader, params: SamplingParams) -> Calls | None:
     return Calls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)
 
 
+def variables_of(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
+    """Return the variables of a prompt for the chat template, with the hints that it reads."""
+    if not prompt.hints:
+        return prompt.template_vars
+    return {**prompt.template_vars, **read_hints(checked_vars(prompt.hints), tokenizer.template_vars)}
+
+
 def is_quick(prompt: object) -> bool:
     """Return whether a prompt surely takes little time to tokenize: a short text, or tokens. A chat template may
     loop.
@@ -136,13 +155,22 @@ def _of_messages(
     variables: TemplateVars,
     fits: Callable[[int], None] | None,
     calls: Calls | None,
+    memory: PromptMemory | None = None,
 ) -> list[int]:
     listed = isinstance(messages, Sequence) and len(messages) > 0
     if not listed or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidRequest(_PROMPT_KINDS)
     rendered = render(tokenizer, messages, variables, calls)
-    ids = _encode(tokenizer, rendered, False, fits) if isinstance(rendered, str) else rendered
-    return ChatTokens(ids, thoughts_after(tokenizer, rendered, calls), calls)
+    if not isinstance(rendered, str):
+        ids = rendered
+    elif memory is None:
+        ids = _encode(tokenizer, rendered, False, fits)
+    else:
+        _check_long(tokenizer, rendered, fits)
+        ids = memory.tokens(tokenizer, rendered, lambda said: render(tokenizer, said, variables, calls))
+    thoughts = thoughts_after(tokenizer, rendered, calls)
+    tail, anchor = tail_of(tokenizer, rendered, ids, thoughts), 0 if memory is None else memory.anchor(thoughts)
+    return ChatTokens(ids, thoughts, calls, tail=tail, anchor=anchor)
 
 
 def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | None = None) -> Thoughts | None:
@@ -154,6 +182,25 @@ def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | 
         return replace(thoughts, begun=rendered.rstrip().endswith(thoughts.open))
     tails = (tokenizer.encode(thoughts.open + blank, False) for blank in ("", "\n"))
     return replace(thoughts, begun=any(tail and rendered[-len(tail) :] == tail for tail in tails))
+
+
+def tail_of(tokenizer: Reader, rendered: str | list[int], ids: Sequence[int], thoughts: Thoughts | None) -> int:
+    """Return how many tokens at the end of a prompt are tags of thoughts, opened or left empty. 0 if it does not end
+    with such tags, or if the tokens do not tell.
+    """
+    if thoughts is None or not isinstance(rendered, str):
+        return 0
+    opened = opened_thoughts(rendered, thoughts)
+    tail = tokenizer.encode(opened, False) if opened else []
+    return len(tail) if tail and list(ids[-len(tail) :]) == tail else 0
+
+
+def opened_thoughts(rendered: str, thoughts: Thoughts) -> str:
+    """Return the tags of thoughts at the end of a rendered prompt: opened, or opened and closed."""
+    begin = rendered.rfind(thoughts.open)
+    if begin < 0 or rendered[begin:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
+        return ""
+    return rendered[begin:]
 
 
 def render(
@@ -203,6 +250,11 @@ def _plain(text: str) -> str:
 def _encode(
     tokenizer: SharedTokenizer, text: str, add_special_tokens: bool, fits: Callable[[int], None] | None
 ) -> list[int]:
+    _check_long(tokenizer, text, fits)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+def _check_long(tokenizer: SharedTokenizer, text: str, fits: Callable[[int], None] | None) -> None:
+    """Refuse a text that surely has too many tokens, before time is spent to tokenize it."""
     if fits is not None and len(text) >= _LONG:
         fits(tokenizer.least_tokens.of(text))
-    return tokenizer.encode(text, add_special_tokens)

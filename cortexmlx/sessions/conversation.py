@@ -17,7 +17,7 @@ from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
-from cortexmlx.serving.prompt import ChatTokens, Reader, calls_of, render, thoughts_after
+from cortexmlx.serving.prompt import Reader, calls_of
 from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.markdown import as_markdown
@@ -29,9 +29,11 @@ from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
     FinishedTurn,
     Turn,
+    begun,
     place_that_leaves,
     question_of,
     said_by_model,
+    said_tokens,
     thoughts_in,
     with_so_far,
     without_answer,
@@ -359,14 +361,7 @@ class Conversation:
             raise InvalidRequest(f"{self._host.info.name} has no chat template, so it cannot hold a conversation")
         sent = messages[self.unread if unread is None else unread :]
         calls = calls_of(self._reader, params or self.params)
-        rendered = render(self._reader, self._said(sent), self.template_vars, calls)
-        thoughts = thoughts_after(self._reader, rendered, calls)
-        if not isinstance(rendered, str):
-            tag = thoughts.open if thoughts is not None and thoughts.begun else ""
-            return Turn(messages, Transcript(), ChatTokens(rendered, thoughts, calls), tag)
-        read = self._transcript.read(rendered, partial(self._reader.encode, add_special_tokens=False))
-        tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
-        return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls), tag)
+        return begun(self._reader, self._transcript, messages, self._said(sent), self.template_vars, calls)
 
     def _submit(
         self,
@@ -389,11 +384,7 @@ class Conversation:
             self._offered = FinishedTurn(turn, params, answers)
 
     def _keep(self, turn: Turn, params: SamplingParams, answer: Completion) -> None:
-        """Keep a turn with this answer, without the token that ended it, which the template writes."""
-        tokens, text = answer.token_ids, answer.raw_text
-        stopped = answer.finish_reason in (FinishReason.STOP, FinishReason.TOOL_CALLS)
-        if stopped and tokens[-1] in {*self._reader.eos_token_ids, *params.stop_token_ids}:
-            tokens, stopped = tokens[:-1], False
+        """Keep a turn with this answer."""
+        tokens, _ = said_tokens(answer, params, self._reader.eos_token_ids)
         self._messages = (*turn.messages, said_by_model(turn, answer, self._reader))
-        # What a stop string cut away is not said: the tokens of the rest are those of its text.
-        self._transcript = turn.transcript if stopped and params.stop else turn.transcript.wrote(text, tokens)
+        self._transcript = turn.transcript if tokens is None else turn.transcript.wrote(answer.raw_text, tokens)

@@ -13,7 +13,7 @@ from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Message
 from cortexmlx.serving.app.arguments import is_list
-from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize
+from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize, variables_of
 
 
 class Pin:
@@ -49,7 +49,7 @@ def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:
     if isinstance(prefix, str):
         return tokenize(tokenizer, prefix)
     if isinstance(prefix, ChatPrompt):
-        return shared_beginning(tokenizer, prefix.messages, prefix.template_vars)
+        return shared_beginning(tokenizer, prefix.messages, variables_of(tokenizer, prefix))
     if not is_list(prefix):
         return tokenize(tokenizer, prefix)
     items: list[Any] = list(prefix)

@@ -32,7 +32,7 @@ class Transcript:
         Some templates change earlier text (many leave out old thoughts). Then tokens are new from the last cut before
         the change on. They are also new if a tokenizer joins characters across a cut.
         """
-        common = _common_length(self.text, text)
+        common = common_length(self.text, text)
         kept = [cut for cut in self.cuts if cut[0] <= common]
         while (new := _tokens_after(kept, text, encode)) is None:
             kept.pop()
@@ -65,7 +65,7 @@ def _with(cuts: Sequence[Cut], cut: Cut) -> tuple[Cut, ...]:
     return tuple(cuts) if cut[0] == cuts[-1][0] else (*cuts, cut)
 
 
-def _common_length(one: str, other: str) -> int:
+def common_length(one: str, other: str) -> int:
     """Return the length of the common beginning, found by comparing halves."""
     low, high = 0, min(len(one), len(other))
     while low < high:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from cortexmlx.request import Completion, Message
+from cortexmlx.calls.format import Calls
+from cortexmlx.errors import CortexError
+from cortexmlx.messages import TemplateVars
+from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.prompt import Reader
+from cortexmlx.serving.prompt import ChatTokens, Reader, opened_thoughts, render, tail_of, thoughts_after
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.transcript import Encode, Transcript
 from cortexmlx.structured.thoughts import Thoughts
+
+Render = Callable[[Sequence[Message]], str | None]
+"""Returns messages as the chat template renders them; None if it cannot."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,67 @@ class FinishedTurn:
     turn: Turn
     params: SamplingParams
     answers: tuple[Completion, ...]
+
+
+def begun(
+    reader: Reader,
+    transcript: Transcript,
+    messages: tuple[Message, ...],
+    said: Sequence[Message],
+    variables: TemplateVars,
+    calls: Calls | None,
+) -> Turn:
+    """Return the turn that answers `messages`, of which the model reads `said`. Where the text agrees with that of the
+    transcript, so do the tokens.
+    """
+    again = partial(render, reader, variables=variables, calls=calls)
+    rendered = again(said)
+    thoughts = thoughts_after(reader, rendered, calls)
+    if not isinstance(rendered, str):
+        tag = thoughts.open if thoughts is not None and thoughts.begun else ""
+        return Turn(messages, Transcript(), ChatTokens(rendered, thoughts, calls), tag)
+    encode = partial(reader.encode, add_special_tokens=False)
+    read = transcript.read(rendered, encode)
+    tag = rendered[rendered.rindex(thoughts.open) :] if thoughts is not None and thoughts.begun else ""
+    tail = tail_of(reader, rendered, read.tokens, thoughts)
+    anchor = anchor_of(read, said, thoughts, text_or_none(again), encode)
+    return Turn(messages, read, ChatTokens(read.tokens, thoughts, calls, tail=tail, anchor=anchor), tag)
+
+
+def text_or_none(render: Callable[[Sequence[Message]], str | list[int]]) -> Render:
+    """Return what renders messages as a text, or returns None where the chat template cannot."""
+
+    def rendered(messages: Sequence[Message]) -> str | None:
+        try:
+            said = render(messages)
+        except CortexError:
+            return None
+        return said if isinstance(said, str) else None
+
+    return rendered
+
+
+def anchor_of(
+    read: Transcript,
+    messages: Sequence[Message],
+    thoughts: Thoughts | None,
+    render: Render,
+    encode: Encode,
+) -> int:
+    """Return how many of a transcript's tokens stand before the answer to the last user's message, where that is not
+    the end. Once there is another user's message, many templates leave out the thoughts since this one. 0 if the model
+    has no thoughts, or the place is not a cut.
+    """
+    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].get("role") == "user"), None)
+    if thoughts is None or last is None or last == len(messages) - 1:
+        return 0
+    asked = render(messages[: last + 1])
+    cut = None if asked is None else next((tokens for place, tokens in read.cuts if place == len(asked)), None)
+    if asked is None or cut is None or not read.text.startswith(asked):
+        return 0
+    opened = opened_thoughts(asked, thoughts)
+    tail = tuple(encode(opened)) if opened else ()
+    return cut - len(tail) if not tail or read.tokens[cut - len(tail) : cut] == tail else 0
 
 
 def without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -70,6 +138,20 @@ def place_that_leaves(
     if first < len(places):
         return places[first]
     return places[-1] if tokens(places[-1]) < longest else begin
+
+
+def said_tokens(
+    answer: Completion, params: SamplingParams, ends: Collection[int]
+) -> tuple[tuple[int, ...] | None, bool]:
+    """Return the tokens of an answer's whole text, and whether one more ended it, which the template writes. The tokens
+    are None if a stop string cut the text: those of the rest are those of its text.
+    """
+    tokens = answer.token_ids
+    if answer.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or not tokens:
+        return tokens, False
+    if tokens[-1] in {*ends, *params.stop_token_ids}:
+        return tokens[:-1], True
+    return (None if params.stop else tokens), False
 
 
 def said_by_model(turn: Turn, answer: Completion, reader: Reader) -> Message:

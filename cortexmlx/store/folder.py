@@ -21,7 +21,9 @@ _SECRET_BYTES = 32
 _OTHERS = 0o077
 """Bits of a file's mode that let other users read, write or execute it."""
 
-_OURS = re.compile(r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished)")
+_OURS = re.compile(r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript)")
+TRANSCRIPT = re.compile(r"[0-9a-f]{32}\.transcript")
+"""The names of files with transcripts, which a server keeps here."""
 _TAKEN = {SECRET, HASHES, "index.sqlite"}
 """Names that other programs use, too."""
 
@@ -94,6 +96,18 @@ def open_plain(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
+
+
+def remove_transcripts(folder: Path) -> int:
+    """Remove the transcripts that servers keep in a folder. Return their bytes."""
+    freed = 0
+    for name in os.listdir(folder):
+        if TRANSCRIPT.fullmatch(name):
+            with contextlib.suppress(OSError):
+                size = os.lstat(folder / name).st_size
+                (folder / name).unlink()
+                freed += size
+    return freed
 
 
 def _check_ours(path: Path) -> None:

@@ -27,6 +27,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 
 _PARTS = ("name", "description", "parameters", "strict")
 
+_NULLABLE = ("type", "properties", "required")
+"""Parts of a schema that some clients set to null for nothing."""
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -132,6 +135,8 @@ def check_choice(choice: object, tools: Sequence[Tool]) -> None:
 
 def _schema(name: str, parameters: object) -> str:
     """Return the JSON schema of a tool's arguments as JSON. It always describes an object, and has properties."""
+    if isinstance(parameters, Mapping):
+        parameters = {part: value for part, value in parameters.items() if value is not None or part not in _NULLABLE}
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise _wrong(f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object")
     required = parameters.get("required", [])

@@ -14,7 +14,7 @@ from cortexmlx.cli.start import run
 from cortexmlx.protocols import batch, simple
 from cortexmlx.protocols.batch import ENDPOINTS, ENVELOPE, BatchRequest, Style
 from cortexmlx.protocols.openai import chat_completions, completions, responses
-from cortexmlx.protocols.openai.parameters import ALIASES, NO_EFFECT, SAMPLING
+from cortexmlx.protocols.openai.parameters import ALIASES, SAMPLING
 from cortexmlx.sampling_params import SamplingParams
 from support.cli.cli_fakes import Fakes
 
@@ -56,7 +56,7 @@ def test_every_field_that_the_reader_knows_is_on_the_page_and_no_other() -> None
     assert in_tables == (served | {"effort"}) - {"top_logprobs", "max_output_tokens"}
     others = INPUT.partition("**Everything else")[2].partition("**Ids.**")[0]
     listed = {name for item in others.split("\n- ")[1:3] for name in re.findall(r"`(\w+)`", item)}
-    assert listed == NO_EFFECT | unserved
+    assert listed == frozenset[str]().union(*(kind.no_effect for kind in kinds)) | unserved
     assert all(f"`{name}`" in INPUT for name in ("top_logprobs", "max_output_tokens", *ENDPOINTS))
 
 

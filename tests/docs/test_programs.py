@@ -15,8 +15,10 @@ from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
 
-PROGRAMS = sorted({block.page for block in blocks("python")} - {"docs/server.md"})
-"""Without the page whose program needs a server: `test_server_page.py` runs it."""
+PROGRAMS = sorted({block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md"})
+"""Without the pages whose programs need a server: `test_server_page.py` and `tests/server/clients/test_packages.py` run
+them.
+"""
 SAID = {
     "README.md": [],
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],

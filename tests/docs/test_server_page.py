@@ -6,12 +6,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.protocols.anthropic import conversation, messages, tools
+from cortexmlx.protocols.openai.responses import reader as responses
+from cortexmlx.protocols.openai.responses.offered import LEFT_OUT
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.answering import MOST_WAITING
+from cortexmlx.server.response_paths import MOST_LISTED
 from cortexmlx.server.web.listening import Listening, bound
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
@@ -20,10 +25,10 @@ from support.patience import PATIENCE
 PAGE = "docs/server.md"
 
 
-def test_the_client_of_the_page_is_answered(
+def test_the_clients_of_the_page_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, own = (block for block in blocks("python") if block.page == PAGE)
+    client, chain, other, own, _ = (block for block in blocks("python") if block.page == PAGE)
     model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
     with Engine(str(model), kv_memory="8MB") as engine:
         monkeypatch.setattr("cortexmlx.Engine", lambda name: engine)
@@ -39,13 +44,32 @@ def test_the_client_of_the_page_is_answered(
             web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
             return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
 
+        theirs = anthropic.Anthropic
+
+        def there(base_url: str, api_key: str) -> anthropic.Anthropic:
+            assert base_url == "http://localhost:8000"
+            web = anthropic.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+            return theirs(base_url=listening.url, api_key=api_key, http_client=web)
+
         monkeypatch.setattr(openai, "OpenAI", here)
+        monkeypatch.setattr(anthropic, "Anthropic", there)
         try:
-            exec(compile(client.text, client.name, "exec", dont_inherit=True), {})
+            for each in (client, chain, other):
+                exec(compile(each.text, each.name, "exec", dont_inherit=True), {})
+                assert capsys.readouterr().out.strip()
         finally:
             listening.stop()
             thread.join(PATIENCE)
-    assert capsys.readouterr().out.strip()
+
+
+def test_the_pool_of_the_page_loads_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, own = (block for block in blocks("python") if block.page == PAGE)
+    model = write_thinking(tmp_path / "smollm2", SWITCHED, max_position_embeddings=4096)
+    monkeypatch.setattr("cortexmlx.Engine", lambda name, **options: Engine(str(model), **options))
+    monkeypatch.setattr("cortexmlx.server.app", lambda pool, **options: (pool.take("small").name, options))
+    names: dict[str, Any] = {}
+    exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
+    assert names["application"] == ("small", {"aliases": {"default": "small"}})
 
 
 def test_the_page_has_the_limits_and_the_paths() -> None:
@@ -53,7 +77,21 @@ def test_the_page_has_the_limits_and_the_paths() -> None:
     assert f"{MOST_WAITING:,} events" in text and f"{usual.max_body >> 20} MiB" in text
     assert f"nothing for {usual.quiet:g} seconds" in text
     assert all(f"`{method} {path}`" in text for method, path in [("POST", "/tokenize"), ("GET", "/health")])
+    assert f"{usual.stored_bytes >> 20} MiB and {usual.stored_count:,} responses at most" in text
+    assert f"at most {MOST_LISTED})" in text
     nothing: Any = None  # the paths need no engine
     served = {getattr(route, "path", "") for route in app(nothing).routes}
+    ignored = [*messages.NO_EFFECT - {"model"}, *tools.HINTS, *messages.UNSERVED]
+    assert all(f"`{name}`" in text for name in ignored) and conversation.BILLING in text
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served
     assert all(path in text for path in served if "{" not in path)
+
+
+def test_the_page_names_what_has_no_effect_and_what_is_left_out() -> None:
+    section = read(PAGE).partition("## Responses")[2].partition("\n## ")[0]
+    hints = (responses.FIELDS.no_effect | responses.OWN_UNSERVED.keys()) - {"model", "store", "prediction", "image"}
+    assert {name for name in hints if f"`{name}`" not in section and f'"{name}"' not in section} == {
+        "background_options"
+    }
+    kinds = {kind for kind in LEFT_OUT if f"`{kind}`" not in section}
+    assert all(any(kind.startswith(each) for each in LEFT_OUT - kinds) for kind in kinds)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from cortexmlx import machine
 from cortexmlx.machine import matrix_units, memory_bytes, metal_device, working_set_bytes
 
 
@@ -70,3 +72,13 @@ def test_matrix_units_came_with_the_m5_and_a_system_that_knows_them(
     assert matrix_units() is units
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert not matrix_units()
+
+
+def test_freed_memory_is_given_back_where_the_c_library_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    library = SimpleNamespace(malloc_trim=asked.append)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: library)
+    machine.give_back_freed()
+    assert asked == [0]
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: SimpleNamespace())
+    machine.give_back_freed()

@@ -22,7 +22,12 @@ _NAME = re.compile(r"`([a-z_0-9]+)[`(]")
 TABLES = ["TokenEvent", "Completion", "Usage", "Timings", "TokenLogprob", "Progress", "Perplexity", "ModelInfo"]
 """Classes whose fields have a table of their own."""
 
-INSIDE = {"Latency": "time_to_first_token", "StoreStats": "kv_store", "UsageSample": "timeline"}
+INSIDE = {
+    "Latency": "time_to_first_token",
+    "RequestStats": "requests",
+    "StoreStats": "kv_store",
+    "UsageSample": "timeline",
+}
 """Classes whose fields are listed in the row of a field that is one of them."""
 
 

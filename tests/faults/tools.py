@@ -109,9 +109,9 @@ FAULTS = (
     ),
     Fault(
         "calls of responses are lost",
-        "cortexmlx/protocols/openai/responses.py",
-        "*_calls(answer, info),",
-        "*_calls(answer, info)[:1],",
+        "cortexmlx/protocols/openai/responses/body.py",
+        "*_calls(answer, details, info),",
+        "*_calls(answer, details, info)[:1],",
     ),
     Fault(
         "a conversation forgets calls",

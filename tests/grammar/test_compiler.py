@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.calls.format import Calls
+from cortexmlx.calls.hermes import Hermes
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.compiler import MOST_KEPT, GrammarCompiler
 from cortexmlx.grammar.matcher import MOST_ITEMS
@@ -16,6 +18,7 @@ from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.tools.tool import Tool
 
 X = 87
 """The token "x" of the tiny tokenizer, whose alphabet begins with "!"."""
@@ -202,3 +205,28 @@ def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     matcher = grammar.matcher()
     assert matcher.take(end) and matcher.error
     assert json.loads(StructuredOutput.json().definition) == {"type": "object"}
+
+
+def test_a_tool_is_enforced_as_far_as_possible_unless_it_is_strict(compiler: GrammarCompiler) -> None:
+    """Of a schema with a pattern that cannot be enforced, the other properties still are."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "(?=x)"}, "b": {"enum": ["yes"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    broken = {"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/nowhere"}]}
+
+    def takes(tool: Tool, arguments: str) -> bool:
+        grammar = compiler.compile(None, None, Calls(Hermes(), (tool,), "required"))
+        matcher = grammar.matcher()
+        assert len(grammar.notes) == 1 and tool.name in grammar.notes[0]
+        text = f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments}}}'
+        return not any(matcher.take(token) for token in compiler._tokenizer.encode(text, False)) and not matcher.error
+
+    odd = Tool.named("odd", "", schema)
+    assert takes(odd, '{"a": "x", "b": "yes"}') and takes(odd, '{"a": 5, "b": "yes"}')
+    assert not takes(odd, '{"a": "x", "b": "no"}') and not takes(odd, '{"c": "x"}')
+    assert takes(Tool.named("loose", "", broken), '{"anything": [1]}')
+    with pytest.raises(InvalidRequest, match="the tool 'odd' cannot be enforced"):
+        compiler.compile(None, None, Calls(Hermes(), (Tool.named("odd", "", schema, True),), "required"))

@@ -1,4 +1,4 @@
-"""The user's cache folder, on each system."""
+"""The user's folders, on each system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.host.folders import cache_folder
+from cortexmlx.host.folders import cache_folder, state_folder
 from cortexmlx.metal.agx import compiler
 from cortexmlx.metal.sim import built
 from cortexmlx.store.folder import default_folder
@@ -47,3 +47,15 @@ def test_who_has_no_home_has_caches_all_the_same(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     assert default_folder().is_absolute() and f"cortexmlx-{os.geteuid()}" in default_folder().parts
+
+
+@pytest.mark.parametrize("variable", [None, "", "elsewhere"])
+def test_what_programs_keep_lies_where_xdg_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str | None
+) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if variable is not None:
+        monkeypatch.setenv("XDG_STATE_HOME", variable and str(tmp_path / variable))
+    wanted = tmp_path / variable if variable else tmp_path / ".local" / "state"
+    assert state_folder() == wanted / "cortexmlx"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,19 @@ from support.models.calling import write_calling
 from support.patience import PATIENCE
 
 Serve = Callable[..., str]
+
+
+@contextmanager
+def listening(application: Any) -> Iterator[str]:
+    """Serve an application; yields its address."""
+    server = Listening(application, bound("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +52,7 @@ def serve(engine: Engine) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         def start(**options: Any) -> str:
-            listening = Listening(app(engine, ServerSettings(**options)), bound("127.0.0.1", 0))
-            thread = threading.Thread(target=listening.run)
-            thread.start()
-
-            def stop() -> None:
-                listening.stop()
-                thread.join(PATIENCE)
-
-            stack.callback(stop)
-            return listening.url
+            return stack.enter_context(listening(app(engine, ServerSettings(**options))))
 
         yield start
     finally_nothing_lost(engine)

@@ -16,7 +16,18 @@ from support.patience import PATIENCE, soon
 KEYS = {"correct-horse-battery": "first", "staple-and-more": "second"}
 CHAT = "/v1/chat/completions"
 SECRET: Any = {"messages": [{"role": "user", "content": "The code of the safe is 4711, tell nobody. " * 8}]}
-PATHS = (*PROTOCOLS, "/tokenize", "/v1/models", "/v1/models/tiny", "/", "/nothing", "/health/", "/health/../v1/models")
+PATHS = (
+    *PROTOCOLS,
+    "/tokenize",
+    "/v1/models",
+    "/v1/models/tiny",
+    "/live",
+    "/metrics",
+    "/v1/responses/resp_1",
+    "/nothing",
+    "/health/",
+    "/health/../v1/models",
+)
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/%68ealth/x", "//health", "/HEALTH"])
@@ -25,6 +36,14 @@ def test_no_path_is_answered_without_a_key(serve: Any, path: str, method: str) -
     with httpx.Client(trust_env=False, timeout=PATIENCE) as http:
         url = httpx.URL(serve(keys=KEYS)).copy_with(raw_path=path.encode())
         assert http.request(method, url, json={}).status_code == 401
+
+
+def test_the_page_tells_nothing_without_a_key(serve: Any) -> None:
+    with httpx.Client(base_url=serve(keys=KEYS), trust_env=False, timeout=PATIENCE) as http:
+        for accept in ("text/html", "*/*"):
+            reply = http.get("/", headers={"accept": accept})
+            assert reply.status_code == 200 and "tiny" not in reply.text
+            assert not any(key in reply.text or name in reply.text.split() for key, name in KEYS.items())
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "%00", "tiny%00"])

@@ -6,7 +6,8 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.serving.prompt import render, tokenize
+from cortexmlx.serving.prompt import render, tail_of, tokenize
+from cortexmlx.structured.thoughts import Thoughts
 
 
 class BosTokenizer:
@@ -49,3 +50,28 @@ def test_what_is_null_in_a_message_is_not_there() -> None:
     calls = [{"function": {"name": "f"}}]
     render(Reader(), [{"role": "assistant", "content": None, "tool_calls": calls, "name": None}])  # type: ignore[arg-type]
     assert seen == [[{"role": "assistant", "tool_calls": calls}]]
+
+
+@pytest.mark.parametrize(
+    ("rendered", "count"),
+    [
+        ("hello<think>", 7),
+        ("hello<think>\n", 8),
+        ("hello<think>\n\n</think>\n\n", 19),
+        ("hello", 0),
+        ("<think>hello", 0),
+        ("hello</think>", 0),
+        ("<think>a</think>hello<think>", 7),
+    ],
+)
+def test_the_tail_of_a_prompt_is_its_tags_of_thoughts(rendered: str, count: int) -> None:
+    class Reader:
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [ord(each) for each in text]
+
+    reader, thoughts = Reader(), Thoughts("<think>", "</think>")
+    ids = reader.encode(rendered)
+    assert tail_of(reader, rendered, ids, thoughts) == count  # type: ignore[arg-type]
+    assert tail_of(reader, rendered, ids, None) == 0  # type: ignore[arg-type]
+    assert tail_of(reader, ids, ids, thoughts) == 0  # type: ignore[arg-type]
+    assert tail_of(reader, rendered, [*ids[:-1], 0], thoughts) == 0, "a token across the place"  # type: ignore[arg-type]

@@ -9,8 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import FinishReason
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import Turn, place_that_leaves, with_so_far, without_answer
+from cortexmlx.sessions.turn import (
+    Turn,
+    anchor_of,
+    place_that_leaves,
+    said_tokens,
+    text_or_none,
+    with_so_far,
+    without_answer,
+)
 from cortexmlx.structured.thoughts import Thoughts
 
 
@@ -69,3 +80,49 @@ def test_a_turn_with_what_there_is_of_its_answer(
     said = with_so_far(Turn((question,), Transcript(), [1], opened), text, thinking, reader)
     assert said[0] == question and [m["content"] for m in said[1:]] == [content] * (content is not None)
     assert [m.get("reasoning_content") for m in said[1:]] == ["hm" if apart and thinking else None] * (len(said) - 1)
+
+
+def completion(reason: FinishReason, *tokens: int) -> Any:
+    return SimpleNamespace(finish_reason=reason, token_ids=tokens)
+
+
+def test_the_token_that_ends_an_answer_is_not_said() -> None:
+    plain, stopping = SamplingParams(), SamplingParams(stop=("x",), stop_token_ids=(8,))
+    assert said_tokens(completion(FinishReason.STOP, 1, 2, 9), plain, {9}) == ((1, 2), True)
+    assert said_tokens(completion(FinishReason.TOOL_CALLS, 1, 9), plain, {9}) == ((1,), True)
+    assert said_tokens(completion(FinishReason.STOP, 1, 8), stopping, {9}) == ((1,), True)
+    assert said_tokens(completion(FinishReason.STOP, 1, 2), stopping, {9}) == (None, False), "a stop string cut it"
+    assert said_tokens(completion(FinishReason.STOP, 1, 2), plain, {9}) == ((1, 2), False)
+    assert said_tokens(completion(FinishReason.LENGTH, 1, 9), plain, {9}) == ((1, 9), False)
+    assert said_tokens(completion(FinishReason.CANCELLED), plain, {9}) == ((), False)
+
+
+def test_the_anchor_is_before_the_thoughts_that_the_last_question_opened() -> None:
+    thoughts = Thoughts("<", ">")
+
+    def encode(text: str) -> list[int]:
+        return [ord(each) for each in text]
+
+    def render(messages: Any) -> str:
+        return "".join(message["role"][0] + message["content"] for message in messages) + "<"
+
+    user, tool = {"role": "user", "content": "q"}, {"role": "tool", "content": "r"}
+    called = {"role": "assistant", "content": "<th>c"}
+    asked = Transcript().read(render([user]), encode).wrote("th>c", encode("th>c"))
+    text = "uq<th>ctr<"
+    read = asked.read(text, encode)
+    assert anchor_of(read, [user, called, tool], thoughts, render, encode) == len("uq")
+    assert anchor_of(read, [user, called, tool], None, render, encode) == 0, "a model without thoughts"
+    assert anchor_of(read, [user], thoughts, render, encode) == 0, "the end"
+    assert anchor_of(read, [called, tool], thoughts, render, encode) == 0, "no question"
+    assert anchor_of(read, [user, called, tool], thoughts, lambda messages: None, encode) == 0
+    assert anchor_of(Transcript().read(text, encode), [user, called, tool], thoughts, render, encode) == 0, "no cut"
+
+
+def test_a_template_that_refuses_is_none() -> None:
+    def refuse(messages: object) -> str:
+        raise InvalidRequest("roles must alternate")
+
+    assert text_or_none(refuse)([]) is None
+    assert text_or_none(lambda messages: [1, 2])([]) is None
+    assert text_or_none(lambda messages: "text")([]) == "text"

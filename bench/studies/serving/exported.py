@@ -44,6 +44,7 @@ def _plain(model: Any) -> dict[str, mx.array]:
     weights = dict(tree_flatten(model.parameters()))
     for name, layer in model.named_modules():
         if hasattr(layer, "scales"):
-            parts = [weights.pop(f"{name}.{part}", None) for part in ("weight", "scales", "biases")]
-            weights[f"{name}.weight"] = mx.dequantize(*parts, group_size=layer.group_size, bits=layer.bits)
+            codes, scales, biases = (weights.pop(f"{name}.{part}", None) for part in ("weight", "scales", "biases"))
+            whole = mx.dequantize(codes, scales, biases, group_size=layer.group_size, bits=layer.bits)
+            weights[f"{name}.weight"] = whole
     return {name: weight.astype(mx.float32) for name, weight in weights.items()}

@@ -98,6 +98,12 @@ class SequenceStates:
         home, place = self._home_of(self._sequences[seq], tokens)
         return None if home is None else self.snapshots.make(home, place)
 
+    def use(self, seq: int, tokens: int) -> None:
+        """Mark the snapshot after a sequence's first `tokens` tokens as used, if there is one."""
+        snapshot = None if self.snapshots is None else self._at(self._sequences[seq], tokens)
+        if self.snapshots is not None and snapshot is not None:
+            self.snapshots.use(snapshot)
+
     def enter(self, row: Row, seq: int) -> None:
         """Give a sequence's row the state of the snapshot that the sequence begins with."""
         sequence = self._sequences[seq]

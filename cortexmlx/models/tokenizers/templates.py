@@ -266,6 +266,19 @@ def accepted_variables(variables: TemplateVars, names: frozenset[str] | None) ->
     return given
 
 
+def read_hints(hints: TemplateVars, names: frozenset[str] | None) -> dict[str, object]:
+    """Return the hints that a template reads, which reads `names`. If they are unknown, there are none."""
+    return {name: value for name, value in hints.items() if _is_read(name, value, names or frozenset())}
+
+
+def _is_read(name: str, value: object, names: frozenset[str]) -> bool:
+    try:
+        accepted_variables({name: value}, names)
+    except InvalidRequest:
+        return False
+    return True
+
+
 def render_error(error: Exception) -> InvalidRequest:
     """Return the error for a conversation that a template refuses or cannot render."""
     return InvalidRequest(

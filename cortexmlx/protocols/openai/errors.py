@@ -6,6 +6,16 @@ from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
 from cortexmlx.protocols.reply import Body
 
 
+class NotStored(InvalidRequest):
+    """There is no such response for this client. Nothing tells whether it is another client's."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, id: str, *, field: str | None = None) -> None:
+        why = "it was never stored, was deleted, or had to make room for newer ones"
+        super().__init__(f"there is no response {id!r:.80} here: {why}. Send all items in `input` instead", field=field)
+
+
 def is_refusal(error: CortexError) -> bool:
     """Whether the request is at fault: status 400. The same request fails again."""
     return isinstance(error, InvalidRequest | PromptTooLong)
@@ -18,6 +28,12 @@ def error_body(error: CortexError) -> Body:
             "message": str(error),
             "type": "invalid_request_error" if is_refusal(error) else "server_error",
             "param": error.field if isinstance(error, InvalidRequest) else None,
-            "code": "context_length_exceeded" if isinstance(error, PromptTooLong) else None,
+            "code": _code(error),
         }
     }
+
+
+def _code(error: CortexError) -> str | None:
+    if isinstance(error, NotStored):
+        return error.code
+    return "context_length_exceeded" if isinstance(error, PromptTooLong) else None

@@ -138,7 +138,7 @@ def flag(said: Mapping[str, Any], name: str) -> bool:
     return checked(name, said.get(name, False), bool, "true or false")
 
 
-def stream_of(said: Mapping[str, Any], params: SamplingParams) -> dict[str, bool]:
+def stream_of(said: Mapping[str, Any], params: SamplingParams) -> dict[str, Any]:
     """Return the fields of a `Request` that ask for a stream and for its usage. Raises InvalidRequest."""
     stream = flag(said, "stream")
     options = checked("stream_options", said.get("stream_options", {}), dict, "an object")
@@ -165,5 +165,10 @@ def _biases(value: Any) -> dict[int, Any]:
 
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {"stop": _stops, "logit_bias": _biases}
-_OTHER_NAMES = (*ALIASES.items(), ("max_output_tokens", "max_tokens"), ("top_logprobs", "logprobs"))
+_OTHER_NAMES = (
+    *ALIASES.items(),
+    ("max_output_tokens", "max_tokens"),
+    ("top_logprobs", "logprobs"),
+    ("stop_sequences", "stop"),
+)
 """Pairs of a name that a body may use and the parameter that an error names."""

@@ -15,20 +15,18 @@ FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 """The fields of a body that offer tools."""
 
 
-def tool_values(said: Mapping[str, Any], flat: bool = False) -> dict[str, Any]:
-    """Return the sampling parameters that offer tools, as a body sets them. `flat`: the parts of a tool are beside its
-    type, as in responses. Raises InvalidRequest.
-    """
+def tool_values(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that offer tools, as a body sets them. Raises InvalidRequest."""
     values: dict[str, Any] = {}
     if "tools" in said:
         listed = checked("tools", said["tools"], list, "a list of tools")
         tools = []
         for place, tool in enumerate(listed):
             with inside(f"tools[{place}]"):
-                tools.append(_tool(tool, flat))
+                tools.append(_tool(tool))
         values["tools"] = tools
     if "tool_choice" in said:
-        values["tool_choice"] = _choice(said["tool_choice"], flat)
+        values["tool_choice"] = _choice(said["tool_choice"])
     if "parallel_tool_calls" in said:
         values["parallel_tool_calls"] = said["parallel_tool_calls"]
     return values
@@ -59,9 +57,7 @@ def whole(calls: Sequence[ToolCall], first: int) -> tuple[CallDelta, ...]:
     return tuple(CallDelta(first + n, call.id, call.name, call.arguments) for n, call in enumerate(calls[first:]))
 
 
-def _tool(tool: object, flat: bool) -> Tool:
-    if flat and isinstance(tool, Mapping) and tool.get("type") == "function":
-        tool = {"type": "function", "function": {name: part for name, part in tool.items() if name != "type"}}
+def _tool(tool: object) -> Tool:
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `type` and `function`")
     try:
@@ -71,13 +67,13 @@ def _tool(tool: object, flat: bool) -> Tool:
         raise
 
 
-def _choice(choice: object, flat: bool) -> object:
+def _choice(choice: object) -> object:
     """Return a `tool_choice` as a text: a function's name for an object that names it."""
     if not isinstance(choice, Mapping):
         return choice
-    named = choice if flat else choice.get("function")
+    named = choice.get("function")
     if choice.get("type") != "function" or not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
-        example = '{"type": "function", "name": ...}' if flat else '{"type": "function", "function": {"name": ...}}'
+        example = '{"type": "function", "function": {"name": ...}}'
         raise InvalidRequest(
             f"tool_choice is {dict(choice)!r:.80}, but must be auto, none, required or {example}", field="tool_choice"
         )

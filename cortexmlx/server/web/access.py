@@ -12,16 +12,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.web.http import Refused, error_reply
+from cortexmlx.server.web.logged import path_in
 
-OPEN = ("/health",)
-"""Paths that are answered without a key. They tell nothing but that the server runs."""
+OPEN = ("/health", "/")
+"""Paths that are answered without a key. They tell nothing but that the server runs; the page asks for the key."""
 
 CLIENT = "cortexmlx.client"
 """The name of the client, in the scope of a request."""
 
 _ALLOWED = (
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-    (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta, *"),
     (b"access-control-max-age", b"600"),
 )
 
@@ -56,7 +57,7 @@ class Access:
                 message["headers"] = [*message.get("headers", ()), *granted]
             await send(message)
 
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # it may be mounted in another application
+        path = path_in(scope)
         if self._settings.keys and path not in OPEN:
             client = self._client(headers)
             if client is None:

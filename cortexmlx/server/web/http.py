@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,7 +21,9 @@ from cortexmlx.errors import (
     PromptTooLong,
     RequestTimeout,
 )
-from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.protocols.anthropic import errors as anthropic_errors
+from cortexmlx.protocols.openai.errors import NotStored, error_body
+from cortexmlx.server.loading.pool import CannotLoad
 from cortexmlx.server.web.json_text import SMALL, parsed
 from cortexmlx.serving.app.event_loop import on_a_thread
 
@@ -76,11 +79,13 @@ def status_of(error: CortexError) -> int:
     """Return the status of an error."""
     if isinstance(error, Refused):
         return error.status
+    if isinstance(error, NotStored):
+        return 404
     if isinstance(error, InvalidRequest | PromptTooLong):
         return 400
     if isinstance(error, RequestTimeout):
         return 504
-    return 503 if isinstance(error, EngineClosed | KVCacheFull | MemoryRefused) else 500
+    return 503 if isinstance(error, CannotLoad | EngineClosed | KVCacheFull | MemoryRefused) else 500
 
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -89,13 +94,17 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 def error_reply(error: CortexError, path: str) -> Response:
     """Return the reply that tells a client of an error, in the form of the protocol that `path` belongs to."""
-    body = error_body(error)
     status = status_of(error)
+    headers = error.headers if isinstance(error, Refused) else {}
+    if anthropic_errors.is_own_path(path):
+        id = f"req_{uuid.uuid4().hex}"
+        return json_reply(anthropic_errors.error_body(error, status, id), status, {**headers, "request-id": id})
+    body = error_body(error)
     if status < 500:
         body["error"]["type"] = _KINDS.get(status, "invalid_request_error")
     if isinstance(error, Refused):
         body["error"]["code"] = error.code
-    return json_reply(body, status, error.headers if isinstance(error, Refused) else None)
+    return json_reply(body, status, headers)
 
 
 def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -120,8 +129,10 @@ def event(body: Any, name: str | None = None) -> bytes:
 class EventStream(StreamingResponse):
     """A stream of events. `end` is called when it is over, also if the client has gone before it began."""
 
-    def __init__(self, events: AsyncIterator[bytes], end: Callable[[], None]) -> None:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    def __init__(
+        self, events: AsyncIterator[bytes], end: Callable[[], None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no", **(headers or {})}
         super().__init__(events, 200, headers, "text/event-stream")
         self._end = end
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cortexmlx.request import Completion
 
 TOKENS = "cortexmlx.tokens"
 """The tokens of a request's answers, in its scope."""
+
+MODEL = "cortexmlx.model"
+"""The name of the model that answers, in the scope of a request."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,14 @@ class Logged:
     """499: the client went away before the answer."""
     seconds: float
     tokens: Tokens | None
+    model: str | None = None
+    """The model that answered; None: none was asked."""
+
+
+def path_in(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request inside the application, which may be mounted in another one."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def tokens_of(completions: Iterable[Completion]) -> Tokens | None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.web.logged import TOKENS, Logged
+from cortexmlx.server.web.logged import MODEL, TOKENS, Logged, path_in
 
 
 class RequestLog:
-    """An ASGI middleware that hands each request to `write` when it has ended."""
+    """An ASGI middleware that hands each request to `write` when it has ended, with its path inside the application."""
 
-    def __init__(self, app: ASGIApp, write: Callable[[Logged], None]) -> None:
+    def __init__(self, app: ASGIApp, write: Callable[[Logged, str], None]) -> None:
         self._app = app
         self._write = write
 
@@ -35,4 +35,6 @@ class RequestLog:
             await self._app(scope, receive, also)
         finally:
             seconds = time.perf_counter() - started
-            self._write(Logged(scope["method"], scope["path"], status if ended else 499, seconds, scope.get(TOKENS)))
+            path, inside, shown = scope["path"], path_in(scope), status if ended else 499
+            logged = Logged(scope["method"], path, shown, seconds, scope.get(TOKENS), scope.get(MODEL))
+            self._write(logged, inside)

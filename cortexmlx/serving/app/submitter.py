@@ -102,7 +102,8 @@ class Submitter:
             tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
         )
         if isinstance(tokens, ChatTokens):
-            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls)
+            tail, anchor = tokens.tail, tokens.anchor
+            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls, tail=tail, anchor=anchor)
         grammar = self._grammars.of_request(request)
         ends = self._tokenizer.eos_token_ids
         stops = Stops.of(params, ends, request.thoughts)

@@ -88,7 +88,7 @@ class Measurements:
     """Counters, times and latencies since the engine `began`, on the performance counter."""
 
     def __init__(self) -> None:
-        self.requests_finished = self.prompt_tokens = self.generated_tokens = 0
+        self.requests_finished = self.prompt_tokens = self.prefilled_tokens = self.generated_tokens = 0
         self.busy, self.planning, self.masking, self.committing = (Stopwatch() for _ in range(4))
         self.queued, self.first_token, self.inter_token = Meter(), Meter(), Meter()
         self.began = time.perf_counter()

@@ -14,7 +14,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.observed.meter import Measurements
-from cortexmlx.stats import EngineStats, ModelInfo
+from cortexmlx.stats import EngineStats, ModelInfo, RequestStats
 
 
 class Reported(Protocol):
@@ -67,6 +67,7 @@ def engine_stats(core: Reported) -> EngineStats:
         generated_tokens=measured.generated_tokens,
         requests_finished=measured.requests_finished,
         cached_tokens=scheduler.cached_tokens,
+        prefilled_tokens=measured.prefilled_tokens,
         preemptions=scheduler.preemptions,
         restarts=scheduler.restarts,
         keep_first=None if keep is None else keep.first,
@@ -88,6 +89,20 @@ def engine_stats(core: Reported) -> EngineStats:
         kv_store=None if core.disk is None else core.disk.stats(),
         timeline=measured.timeline.moments(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
+        requests=tuple(map(_numbers, scheduler.jobs)),
+    )
+
+
+def _numbers(job: Job) -> RequestStats:
+    """Return a job's tokens."""
+    return RequestStats(
+        state=job.state,
+        prompt_tokens=job.prompt_length,
+        cached_tokens=job.cached,
+        computed_tokens=job.num_computed_tokens,
+        generated_tokens=job.generated,
+        max_tokens=job.max_new_tokens,
+        preemptions=job.preemptions,
     )
 
 

@@ -71,6 +71,8 @@ class StopStrings:
         self._node = 0
         self._held = ""
         self.stopped = False
+        self.found = ""
+        """The stop string that is complete; empty if none is."""
 
     def feed(self, new: str) -> str:
         """Return the text up to a complete stop string, or else up to the longest beginning of one. Text after a stop
@@ -86,6 +88,7 @@ class StopStrings:
             if complete[node]:
                 self.stopped = True
                 self._held = ""
+                self.found = text[end - complete[node] : end]
                 return text[: end - complete[node]]
         self._node = node
         safe = len(text) - self._table.depth[node]

@@ -101,6 +101,12 @@ class TextStream:
         return self._before.joined() + (self.text if self._calls is None else self._with_calls.joined())
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        found = (strings.found for strings in (self._everywhere, self._in_answer) if strings is not None)
+        return next(filter(None, found), None)
+
+    @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The complete calls."""
         return () if self._calls is None else self._calls.calls

@@ -279,7 +279,7 @@ def test_the_command_lines_variables_are_for_requests_that_go_through_the_templa
     [
         ({"messages": HI, "reasoning_effort": 3}, "reasoning_effort is 3"),
         ({"messages": HI, "chat_template_kwargs": [1]}, "chat_template_kwargs is [1]"),
-        ({"url": "/v1/responses", "body": {"input": "hi", "reasoning": {"summary": "auto"}}}, "'summary'"),
+        ({"url": "/v1/responses", "body": {"input": "hi", "reasoning": {"budget": 9}}}, "'budget'"),
         ({"prompt": [1, 2], "reasoning_effort": "low"}, "which this prompt does not go through"),
         (
             {"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "a", "reasoning_effort": "low"}},

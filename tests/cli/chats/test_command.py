@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.chats.lock import ChatLock
-from cortexmlx.cli.chats.saved_chats import chats_folder, state_folder
+from cortexmlx.cli.chats.saved_chats import chats_folder
 from cortexmlx.cli.start import run
+from cortexmlx.host.folders import state_folder
 
 
 @pytest.fixture(autouse=True)

@@ -27,11 +27,11 @@ from cortexmlx.cli.chats.saved_chats import (
     find,
     name_for,
     resume_command,
-    state_folder,
     tidy,
     whereabouts,
 )
 from cortexmlx.errors import ConversationFileError, InvalidRequest
+from cortexmlx.host.folders import state_folder
 from cortexmlx.sessions.conversation import Conversation
 from support.cli.chat_commands import printed, run_command
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.figures import make_plan
-from cortexmlx.cli.plan.machine import this_machine
-from cortexmlx.cli.plan.skeleton import build
-from cortexmlx.cli.plan.source import find
 from cortexmlx.cli.plan.text import page
+from cortexmlx.cli.planning.figures import make_plan
+from cortexmlx.cli.planning.machine import this_machine
+from cortexmlx.cli.planning.skeleton import build
+from cortexmlx.cli.planning.source import find
 from cortexmlx.cli.start import run
 from cortexmlx.engine import Engine
 from cortexmlx.kv.sizing import Load, format_bytes

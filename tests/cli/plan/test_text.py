@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.figures import make_plan
-from cortexmlx.cli.plan.machine import Machine
-from cortexmlx.cli.plan.skeleton import build
-from cortexmlx.cli.plan.source import PlanSource
 from cortexmlx.cli.plan.text import page
+from cortexmlx.cli.planning.figures import make_plan
+from cortexmlx.cli.planning.machine import Machine
+from cortexmlx.cli.planning.skeleton import build
+from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.kv.sizing import Load
 from support.models.published import DEEPSEEK_V3, GEMMA3_1B, LLAMA4_SCOUT, MAMBA, QWEN3_8B
 from support.models.tiny import CONFIGS

@@ -16,6 +16,7 @@ from cortexmlx.models.tokenizers.templates import (
     FoundTemplate,
     accepted_variables,
     find_template,
+    read_hints,
     reads_thoughts_field,
     render,
     thoughts_of,
@@ -253,3 +254,11 @@ def test_a_tokenizer_of_ours_switches_as_mlx_lms_wrapper_does() -> None:
     assert plain.thoughts is None and plain.render(MESSAGES) == "False"
     assert thinks.thoughts is not None and thinks.render(MESSAGES) == "True"
     assert thinks.render(MESSAGES, {"enable_thinking": False}) == "False"
+
+
+def test_a_hint_is_for_templates_that_read_it() -> None:
+    hints = {"enable_thinking": False, "reasoning_effort": "low"}
+    assert read_hints(hints, variables_of(SWITCHED)) == {"enable_thinking": False}
+    assert read_hints(hints, variables_of(OTHER_NAME)) == {"enable_thinking": False}
+    assert read_hints(hints, variables_of(DEGREES)) == {"reasoning_effort": "low"}
+    assert read_hints(hints, frozenset()) == read_hints(hints, None) == {}

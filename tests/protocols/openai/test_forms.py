@@ -80,7 +80,7 @@ def test_vllms_structured_outputs(asked: dict[str, Any], form: StructuredOutput)
 
 def test_a_responses_format() -> None:
     assert respond().params.form is None
-    assert respond(format={"type": "text"}, verbosity="medium").params.form is None
+    assert respond(format={"type": "text"}, verbosity="high").params.form is None
     assert respond(format={"type": "json_object"}).params.form == StructuredOutput.json()
     assert respond(format={"type": "json_schema", "name": "x", "schema": SCHEMA}).params.form == FORM
     lenient = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": False}
@@ -94,7 +94,7 @@ def test_a_responses_format() -> None:
         ({"format": {"type": "xml"}}, "text.format.type"),
         ({"format": 5}, "text.format"),
         ({"form": {}}, "text.form"),
-        ({"verbosity": "high"}, "text.verbosity"),
+        ({"verbosity": "loud"}, "text.verbosity"),
     ],
 )
 def test_what_is_no_text_of_a_response_is_refused_with_its_path(text: dict[str, Any], field: str) -> None:

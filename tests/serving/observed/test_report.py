@@ -67,6 +67,7 @@ def test_the_numbers_of_an_idle_engine_are_those_of_its_answers(tiny: Any) -> No
     driver.answers([tokens_of(30, seed=30)], limit)
     stats, core = driver.core.stats(), driver.core
     assert (stats.prompt_tokens, stats.generated_tokens, stats.requests_finished) == (sum(lengths) + 30, 4 * limit, 4)
+    assert stats.prefilled_tokens == stats.prompt_tokens - stats.cached_tokens
     assert stats.cached_tokens == 29, "of a prompt that was there before, all but the last token"
     assert (stats.queued.count, stats.time_to_first_token.count, stats.inter_token.count) == (4, 4, 4 * (limit - 1))
     assert 0 < stats.tokens_per_second == 4 * limit / core.measured.busy.seconds
@@ -93,5 +94,7 @@ def test_running_requests_are_told_with_their_blocks(tiny: Any) -> None:
     for job, line in zip(jobs, stats.sequences, strict=True):
         counts = f"{job.prompt_length} + {job.generated} of at most {job.prompt_length + 20} tokens, 0 cached"
         assert line.startswith(f"{job.state.value}: {counts}") and (" blocks " in line) == job.running
+    numbers = [(each.state, each.prompt_tokens, each.computed_tokens, each.max_tokens) for each in stats.requests]
+    assert numbers == [(job.state, job.prompt_length, job.num_computed_tokens, 20) for job in jobs]
     assert cache.tables.describe(jobs[0].id) in stats.sequences[0]
     assert stats.single_run_share == 1.0

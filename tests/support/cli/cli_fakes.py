@@ -168,7 +168,7 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
-        values |= {"attention_backend": "reference", "attention_notes": (), "sequences": ()}
+        values |= {"attention_backend": "reference", "attention_notes": (), "sequences": (), "requests": ()}
         values |= {"total_blocks": 4, "kv_store": None}
         if self.options.kv_store is not None:
             values["kv_store"] = StoreStats(str(self.options.kv_store), 10**9, 0, 0, 0, 0, 0, 0)

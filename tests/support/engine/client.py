@@ -60,6 +60,7 @@ from cortexmlx import (
     Reply,
     RequestHandle,
     RequestState,
+    RequestStats,
     RequestTimeout,
     SamplingParams,
     StoreState,
@@ -231,6 +232,8 @@ def looks(engine: Engine) -> None:
     stats: EngineStats = engine.stats()
     latency: Latency = stats.time_to_first_token
     moments: tuple[UsageSample, ...] = stats.timeline
+    requests: tuple[RequestStats, ...] = stats.requests
+    print([(each.state, each.computed_tokens) for each in requests])
     store: StoreStats | None = stats.kv_store
     print(store is not None and store.state is StoreState.HASHING and store.hashed)
     print(latency.p99, stats.hit_rate, len(moments), moments[-1].used_blocks, store.path if store else "no disk")

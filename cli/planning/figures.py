@@ -1,0 +1,234 @@
+"""The figures of a plan: what a model takes, what a machine has, and what fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cortexmlx.cli.planning.machine import Machine, called
+from cortexmlx.cli.planning.skeleton import Skeleton
+from cortexmlx.cli.planning.source import PlanSource
+from cortexmlx.kv import sizing
+from cortexmlx.kv.quantized import kv_form
+from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
+from cortexmlx.scheduling.keep_policy import KeepPolicy
+
+EXPANDED = "float32, for speed on a CPU"
+"""The value of `weights_as` if packed weights are unpacked in memory."""
+
+LENGTHS = (4096, 16384, 65536, 262144, 1048576)
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The model by itself, in the precision in which it is stored."""
+
+    name: str
+    architecture: str
+    parameters: int
+    context_length: int
+    weight_bytes: int
+    """Bytes of the files."""
+    adapter_bytes: int
+    dtype: str
+    groups: tuple[LayerGroup, ...]
+    itemsize: int
+    kv_bytes_per_token: int
+    state_bytes_per_sequence: int
+    """Bytes of one sequence's state, whatever its length."""
+    refusal: str | None
+    """Why the engine does not run the model; None if it does."""
+    notes: tuple[str, ...] = ()
+    """How the engine runs the model, if not in the usual way."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """A context length, in tokens."""
+
+    tokens: int
+    bytes: int
+    """Bytes of one sequence of this length."""
+    sequences: int
+    """Sequences of this length that fit at once."""
+
+
+@dataclass(frozen=True)
+class MachineFigures:
+    """The model on a machine, in bytes."""
+
+    assumed: bool
+    """Whether the machine is not this one, but a Mac with that memory."""
+    memory_bytes: int
+    working_set_bytes: int
+    weight_bytes: int
+    weights_as: str
+    itemsize: int
+    kv_form: str
+    """What a cached number takes, in words."""
+    kv_bytes_per_token: int
+    tail_bytes: int
+    logits_bytes: int
+    states_bytes: int
+    free_bytes: int
+    fits: int | None
+    """Tokens of the longest single sequence. None if its length costs nothing."""
+    limited: bool
+    """Whether the arena's bytes were given. `lengths` are then what the arena holds, otherwise what `free_bytes`
+    hold.
+    """
+    arena_bytes: int
+    arena_tokens: int
+    snapshots: int
+    snapshot_bytes: int
+    row_tokens: int | None
+    """Tokens that a row keeps, at most. None for all."""
+    lengths: tuple[Length, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The figures that `cortexmlx plan` shows."""
+
+    model: ModelFigures
+    here: MachineFigures
+
+
+def make_plan(
+    source: PlanSource,
+    skeleton: Skeleton,
+    machine: Machine,
+    *,
+    load: sizing.Load,
+    kv_memory: int | None = None,
+    keep: KeepPolicy | None = None,
+    itemsize: int | None = None,
+    lengths: tuple[int, ...] = (),
+) -> Plan:
+    """Return the plan of what `skeleton` takes, by itself and on `machine`.
+
+    `kv_memory` sets the arena's bytes, `keep` the tokens of a row, `itemsize` the bytes of a cached number. Raises
+    InvalidRequest if a row could not have that many tokens.
+    """
+    stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
+    size = itemsize or ITEMSIZE[skeleton.dtype]
+    model = ModelFigures(
+        name=source.name,
+        architecture=skeleton.architecture,
+        parameters=skeleton.parameters,
+        context_length=skeleton.context_length,
+        weight_bytes=source.file_bytes or stored,
+        adapter_bytes=source.adapter,
+        dtype=skeleton.dtype,
+        groups=skeleton.groups,
+        itemsize=size,
+        kv_bytes_per_token=sizing.bytes_per_token(skeleton.groups, size),
+        state_bytes_per_sequence=sizing.row_bytes(skeleton.groups),
+        refusal=skeleton.refusal,
+        notes=skeleton.notes + source.notes,
+    )
+    size_here = itemsize or (4 if machine.on_cpu else size)
+    weights_here, form = _weights_here(stored, skeleton, machine)
+    weights_here += source.adapter
+    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths))
+
+
+def _here(
+    skeleton: Skeleton,
+    machine: Machine,
+    weights: int,
+    form: str,
+    itemsize: int,
+    load: sizing.Load,
+    kv_memory: int | None,
+    keep: KeepPolicy | None,
+    lengths: tuple[int, ...],
+) -> MachineFigures:
+    groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
+    context = skeleton.context_length
+    row = None if keep is None else keep.most
+    per_token = sizing.bytes_per_token(groups, itemsize)
+    paged, max_rows = skeleton.most_rows is None, load.rows
+    tail = sizing.tail_bytes(groups, max_rows, itemsize) if paged else 0
+    logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
+    kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
+    states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
+    reserved = weights + tail + logits + states
+    free = max(machine.working_set - reserved, 0)
+    memory = kv_memory or sizing.default_kv_bytes(
+        groups, load, min(context, row or context), machine.working_set, reserved, itemsize
+    )
+    arena, snapshots = sizing.split_memory(kept, memory, max_rows)
+    blocks = _blocks(arena, groups, load, itemsize) if per_token else ()
+    tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
+    if kv_memory is not None:
+        sizing.check_kv_memory(kv_memory, machine.memory, machine.working_set, called(machine.here))
+    if keep is not None:
+        keep.check(context, tokens or context)
+    asked = blocks if kv_memory is not None and per_token else None
+    shown = lengths or (*(n for n in LENGTHS if n < context), context)
+    return MachineFigures(
+        assumed=not machine.here,
+        memory_bytes=machine.memory,
+        working_set_bytes=machine.working_set,
+        weight_bytes=weights,
+        weights_as=form,
+        itemsize=itemsize,
+        kv_form=kv_form(groups) or f"{itemsize} bytes per number",
+        kv_bytes_per_token=per_token,
+        tail_bytes=tail,
+        logits_bytes=logits,
+        states_bytes=states,
+        free_bytes=free,
+        fits=sizing.tokens_that_fit(groups, free, itemsize),
+        limited=asked is not None,
+        arena_bytes=arena if per_token else 0,
+        arena_tokens=tokens,
+        snapshots=snapshots,
+        snapshot_bytes=snapshots * state,
+        row_tokens=row,
+        lengths=tuple(
+            _length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, asked) for n in shown
+        ),
+    )
+
+
+def _blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> Counts:
+    """Return the blocks of each group in an arena of this many bytes."""
+    return sizing.blocks_that_fit(arena, paged(groups), load, itemsize)
+
+
+def _length(
+    groups: tuple[LayerGroup, ...],
+    tokens: int,
+    row: int | None,
+    block_size: int,
+    itemsize: int,
+    free: int,
+    most: int | None,
+    blocks: Counts | None,
+) -> Length:
+    kept = tokens if row is None else min(tokens, row)
+    if most is None:
+        needed = sizing.row_kv_bytes(groups, kept, block_size, itemsize)
+    else:  # mlx-lm's own caches have no blocks
+        needed = sizing.sequence_bytes(groups, kept, itemsize)
+    if blocks is None:
+        fit = free // needed if needed else 0
+    else:
+        fit = sizing.sequences_that_fit(paged(groups), blocks, block_size, kept)
+    return Length(tokens, needed, fit if most is None else min(fit, most))
+
+
+def _weights_here(stored: int, skeleton: Skeleton, machine: Machine) -> tuple[int, str]:
+    """Return the bytes and the form of the weights in memory. On a CPU, they have the form that `load_model` chooses,
+    since MLX is fastest in float32 there.
+    """
+    from cortexmlx.models.load import float32_pays
+
+    if not machine.on_cpu:
+        return stored, "as stored"
+    if float32_pays(skeleton.parameters, machine.memory):
+        return skeleton.parameters * 4, EXPANDED
+    if skeleton.widened_bytes >= skeleton.parameters * 4:
+        return skeleton.widened_bytes, "float32, as MLX's CPU build needs it"
+    return skeleton.widened_bytes, "quantized as stored, the rest float32"

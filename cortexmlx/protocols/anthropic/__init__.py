@@ -1,0 +1,1 @@
+"""The formats of Anthropic's Messages API."""

@@ -1,0 +1,268 @@
+"""The conversation in a body of Anthropic's API, `system` and `messages`, as chat templates read it.
+
+Chat templates know a system message only at the beginning, and want users and assistants in turns. So neighbouring
+messages of one role are one, and a later system message becomes a part of the user's, in `<system>` tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.fields import check_fields, checked, inside
+from cortexmlx.protocols.openai.messages import read_messages
+from cortexmlx.protocols.seal import Seal
+from cortexmlx.request import Message
+
+BILLING = "x-anthropic-billing-header:"
+"""How a block of `system` begins that is for accounting. It differs in every conversation, so a prompt that begins with
+it would share nothing with others in the prefix cache.
+"""
+
+_BLOCK_HINTS = ("type", "cache_control", "citations", "caller", "toolset_name")
+"""Parts of blocks that change no answer here, and `type`, which all have."""
+
+_ANSWERED = "the last message is an assistant's, but an answer cannot be continued: end with a user's message"
+
+
+def read_conversation(said: Mapping[str, Any], seal: Seal | None) -> list[Message]:
+    """Return the messages of a body. `seal` proves that thoughts are the model's own; None: they are not checked.
+    Raises InvalidRequest with the path of an invalid or unserved block.
+    """
+    with inside("system"):
+        system = [text for text in _texts(said.get("system", [])) if not text.startswith(BILLING)]
+    messages = said.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
+    turns = _Turns(seal)
+    last_user = max((n for n, each in enumerate(messages) if _role(each) == "user"), default=-1)
+    for place, message in enumerate(messages):
+        with inside(f"messages[{place}]"):
+            role, content = _parts(message)
+            with inside("content"):
+                if role == "assistant":
+                    turns.assistant(place, content)
+                elif role == "user":
+                    turns.user(place, content)
+                elif message.get("clear_at") == "next_user_message" and place < last_user:
+                    continue
+                elif turns.begun:
+                    turns.system(place, _texts(content))
+                else:
+                    system += _texts(content)
+    first = [{"role": "system", "content": _lines(system)}] if any(system) else []
+    turns.end(len(messages) - 1)
+    return read_messages(first + turns.messages, ["system"] * len(first) + turns.paths)
+
+
+@dataclass
+class _Turn:
+    """A message of a user or an assistant, or the result of a call, while it grows."""
+
+    role: str
+    place: int
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, str] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        """Return it as a message of the OpenAI API. An assistant's texts have no line breaks between them."""
+        message: dict[str, Any] = {"role": self.role, **self.more}
+        message["content"] = "".join(self.texts) if self.role == "assistant" else _lines(self.texts)
+        if self.thoughts:
+            message["reasoning_content"] = "".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+class _Turns:
+    """The turns of a conversation."""
+
+    def __init__(self, seal: Seal | None) -> None:
+        self._turns: list[_Turn] = []
+        self._seal = seal
+        self._called: dict[str, str] = {}
+        self._waiting: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a turn."""
+        return bool(self._turns)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The turns as messages of the OpenAI API."""
+        return [turn.message() for turn in self._turns]
+
+    @property
+    def paths(self) -> list[str]:
+        """The places of the turns in the body."""
+        return [f"messages[{turn.place}]" for turn in self._turns]
+
+    def system(self, place: int, texts: list[str]) -> None:
+        """Add texts of a system message to the user's turn before it, or else to the one after it."""
+        tagged = f"<system>\n{_lines(texts)}\n</system>"
+        if self._turns[-1].role == "assistant":
+            self._waiting.append(tagged)
+        else:
+            self._turn("user", place).texts.append(tagged)
+
+    def user(self, place: int, content: object) -> None:
+        """Add what a user says, after the results of calls. Raises InvalidRequest."""
+        texts, results = self._waiting, []
+        self._waiting = []
+        for path, block, kind in _blocks(content):
+            with inside(path):
+                if kind == "tool_result":
+                    results.append(self._result(place, block))
+                else:
+                    texts.append(_text(block, kind))
+        if results and self._is_last("user"):  # results come right after their calls
+            texts = [*self._turns.pop().texts, *texts]
+        self._turns += results
+        if texts or not results:
+            self._turn("user", place).texts += texts
+
+    def assistant(self, place: int, content: object) -> None:
+        """Add what an assistant says, thinks and calls. Raises InvalidRequest."""
+        if self._waiting:
+            self.user(place, [])
+        turn = self._turn("assistant", place)
+        for path, block, kind in _blocks(content):
+            with inside(path):
+                if kind == "tool_use":
+                    turn.calls.append(self._call(block))
+                elif kind in ("thinking", "redacted_thinking"):
+                    turn.thoughts.append(self._thought(block, kind))
+                else:
+                    turn.texts.append(_text(block, kind))
+
+    def end(self, place: int) -> None:
+        """Check that an answer may follow. Raises InvalidRequest."""
+        if self._waiting:
+            self.user(place, [])
+        if not self.begun:
+            raise InvalidRequest("`messages` has no user's message", field="messages")
+        if self._turns[-1].role == "assistant":
+            raise InvalidRequest(_ANSWERED, field=f"messages[{place}]")
+
+    def _is_last(self, role: str) -> bool:
+        return self.begun and self._turns[-1].role == role
+
+    def _turn(self, role: str, place: int) -> _Turn:
+        """Return the last turn if it has this role, or else a new one."""
+        if not self._is_last(role):
+            self._turns.append(_Turn(role, place))
+        return self._turns[-1]
+
+    def _result(self, place: int, block: Mapping[str, Any]) -> _Turn:
+        """Return the result of a call."""
+        _check(block, ("tool_use_id", "content", "is_error"), "a result")
+        id = checked("tool_use_id", block.get("tool_use_id"), str, "a text")
+        if id not in self._called:
+            raise InvalidRequest(f"no earlier `tool_use` has the id {id!r:.80}", field="tool_use_id")
+        with inside("content"):
+            texts = _texts([] if block.get("content") is None else block["content"])
+        failed = block.get("is_error")
+        if checked("is_error", False if failed is None else failed, bool, "true or false"):
+            said = _lines(texts)
+            texts = [said if said.lower().startswith("error") else f"Error: {said}"]
+        return _Turn("tool", place, texts, more={"tool_call_id": id, "name": self._called[id]})
+
+    def _call(self, block: Mapping[str, Any]) -> dict[str, Any]:
+        _check(block, ("id", "name", "input"), "a call")
+        id, name = (checked(part, block.get(part), str, "a text") for part in ("id", "name"))
+        arguments = checked("input", block.get("input"), dict, "an object")
+        self._called[id] = name
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def _thought(self, block: Mapping[str, Any], kind: str) -> str:
+        if kind == "redacted_thinking":
+            raise InvalidRequest("`redacted_thinking` is not served: this server writes none. Leave the block out")
+        _check(block, ("thinking", "signature"), "a thought")
+        text = checked("thinking", block.get("thinking"), str, "a text")
+        if self._seal is None:
+            return text
+        signature = checked("signature", block.get("signature"), str, "the signature that came with the thoughts")
+        if text and self._seal.holds(text, signature):
+            return text
+        if not text and (known := self._seal.unwrap(signature)) is not None:
+            return known
+        raise InvalidRequest(
+            "Invalid `signature` in `thinking` block: this server did not write these thoughts for this client. Send "
+            "them unchanged, or leave the block out",
+            field="signature",
+        )
+
+
+def _role(message: object) -> object:
+    return message.get("role") if isinstance(message, Mapping) else None
+
+
+def _parts(message: object) -> tuple[str, object]:
+    """Return the role and the content of a message. Raises InvalidRequest."""
+    if not isinstance(message, Mapping):
+        raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
+    role = message.get("role")
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"role is {role!r:.80}, but must be user, assistant or system", field="role")
+    given = [name for name, value in message.items() if value is not None]
+    check_fields(given, ("role", "content", *(["clear_at"] if role == "system" else [])), "a message")
+    if role == "system" and message.get("clear_at") not in (None, "never", "next_user_message"):
+        shown = f"{message['clear_at']!r:.80}"
+        raise InvalidRequest(f"clear_at is {shown}, but must be never or next_user_message", field="clear_at")
+    return role, message.get("content")
+
+
+def _blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]:
+    """Return the blocks of a content, each with its path in it and its type. Raises InvalidRequest."""
+    if isinstance(content, str):
+        return [("", {"type": "text", "text": content}, "text")]
+    if not isinstance(content, list):
+        raise InvalidRequest(f"it is {content!r:.80}, but must be a text or a list of blocks")
+    blocks = []
+    for place, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if not isinstance(kind, str):
+            why = f"a block is {block!r:.80}, but must be an object with a `type`"
+            raise InvalidRequest(why, field=f"[{place}]")
+        blocks.append((f"[{place}]", block, kind))
+    return blocks
+
+
+def _texts(content: object) -> list[str]:
+    """Return the texts of a content that has nothing else. Raises InvalidRequest."""
+    texts = []
+    for path, block, kind in _blocks(content):
+        with inside(path):
+            texts.append(_text(block, kind))
+    return texts
+
+
+def _text(block: Mapping[str, Any], kind: str) -> str:
+    """Return what a block says. Raises InvalidRequest for a block that is no text."""
+    if kind == "tool_reference":
+        _check(block, ("tool_name",), "a reference to a tool")
+        return f"Tool: {checked('tool_name', block.get('tool_name'), str, 'a text')}"
+    if kind != "text":
+        raise InvalidRequest(
+            f"a block of type {kind!r:.80} is not served here: images, documents and what servers' tools wrote are not "
+            "read. Leave it out"
+        )
+    _check(block, ("text",), "a block of text")
+    return checked("text", block.get("text"), str, "a text")
+
+
+def _lines(texts: list[str]) -> str:
+    """Return texts, each in lines of its own."""
+    return "\n".join(texts)
+
+
+def _check(block: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    """Raise InvalidRequest if a block has another part."""
+    given = [name for name, value in block.items() if value is not None and name not in _BLOCK_HINTS]
+    check_fields(given, known, what)

@@ -1,0 +1,163 @@
+"""Stored responses: kept in memory within bounds, for each client apart."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cortexmlx.protocols.openai.responses.details import details_of
+from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Request
+from cortexmlx.server.web.http import dumped
+
+OVERHEAD = 1024
+"""Bytes that count for a response besides its texts: for the objects that hold them."""
+
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_[a-z0-9]+)?")
+"""The id of an item. It names its response."""
+
+
+@dataclass(eq=False)
+class Turn:
+    """What one response added to its conversation, as JSON. All responses after it share it."""
+
+    items: tuple[bytes, ...]
+    """What the client sent."""
+    output: tuple[bytes, ...]
+    """What the model wrote."""
+    before: Turn | None
+    size: int
+    """Bytes."""
+    holders: int = 0
+    """The kept response that ended here, and held turns that came after it. A turn counts while it has holders."""
+
+    def chain(self) -> list[Turn]:
+        """Return all turns up to this one."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.before
+        return turns[::-1]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A response that is kept."""
+
+    turn: Turn
+    rest: bytes
+    """The body without its output."""
+
+    @property
+    def body(self) -> Body:
+        """The response as it was answered."""
+        body: Body = json.loads(self.rest)
+        return {**body, "output": _loaded(self.turn.output)}
+
+    def items(self) -> list[Body]:
+        """Return what the model was given and wrote, up to the end of this response, without instructions."""
+        return [*self.given(), *_loaded(self.turn.output)]
+
+    def given(self) -> list[Body]:
+        """Return what the model was given for this response, without instructions."""
+        *earlier, last = self.turn.chain()
+        return [*(item for turn in earlier for item in _loaded(turn.items + turn.output)), *_loaded(last.items)]
+
+
+def _loaded(items: Sequence[bytes]) -> list[Body]:
+    return [json.loads(item) for item in items]
+
+
+class ClientResponses:
+    """The responses of one client. Which was asked for least recently goes first."""
+
+    def __init__(self, most_bytes: int, most: int) -> None:
+        self._most_bytes = most_bytes
+        self._most = most
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self.size = 0
+        """Bytes of all kept responses, and of the turns before them."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids, in the order in which they would go."""
+        return iter(self._kept)
+
+    def response(self, id: str) -> Kept | None:
+        """Return a kept response, or None. It is the last to go then."""
+        if id in self._kept:
+            self._kept.move_to_end(id)
+        return self._kept.get(id)
+
+    def item(self, id: str) -> Body | None:
+        """Return an item that the client sent or the model wrote, or None."""
+        named = _ITEM.fullmatch(id)
+        kept = self._kept.get(f"resp_{named[1]}") if named else None
+        if kept is None:
+            return None
+        both = _loaded(kept.turn.output + kept.turn.items)
+        return next((item for item in both if item.get("id") == id), None)
+
+    def keep(self, request: Request, body: Body) -> None:
+        """Keep a response that has ended, if its request wants that."""
+        details = details_of(request)
+        if not details.store or self._most < 1:
+            return
+        number = body["id"].removeprefix("resp_")
+        items = tuple(dumped({"id": f"in_{number}_{place}", **item}) for place, item in enumerate(details.items))
+        output = tuple(dumped(item) for item in body["output"])
+        rest = dumped({name: part for name, part in body.items() if name != "output"})
+        before = details.previous.turn if isinstance(details.previous, Kept) else None
+        turn = Turn(items, output, before, OVERHEAD + sum(map(len, items + output)))
+        self.delete(body["id"])
+        self._kept[body["id"]] = Kept(turn, rest)
+        self.size += len(rest)
+        self._hold(turn)
+        while self._kept and (self.size > self._most_bytes or len(self._kept) > self._most):
+            self.delete(next(iter(self._kept)))
+
+    def delete(self, id: str) -> bool:
+        """Forget a response; return whether there was one. Responses that continue it keep its items."""
+        kept = self._kept.pop(id, None)
+        if kept is None:
+            return False
+        self.size -= len(kept.rest)
+        self._let_go(kept.turn)
+        return True
+
+    def _hold(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.holders += 1
+            if turn.holders > 1:
+                return
+            self.size += turn.size
+            turn = turn.before
+
+    def _let_go(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.holders -= 1
+            if turn.holders:
+                return
+            self.size -= turn.size
+            turn = turn.before
+
+
+class StoredResponses:
+    """The responses of all clients. Each client has an equal share of the bounds, so that none makes another's go."""
+
+    def __init__(self, most_bytes: int, most: int, clients: int) -> None:
+        self._share = (most_bytes // max(1, clients), most // max(1, clients))
+        self._clients: dict[str | None, ClientResponses] = {}
+
+    def of(self, client: Any) -> ClientResponses:
+        """Return the responses of a client."""
+        if client not in self._clients:
+            self._clients[client] = ClientResponses(*self._share)
+        return self._clients[client]

@@ -1,0 +1,72 @@
+"""Answered: an answer, to be known again when a client sends it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cortexmlx.request import Completion, Message
+from cortexmlx.tools.call import ToolCall
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer with the tokens that the model wrote."""
+
+    content: str
+    thinking: str
+    calls: tuple[ToolCall, ...]
+    text: str
+    """All that the model wrote, without the token that ended it."""
+    tokens: tuple[int, ...]
+    """The tokens of `text`."""
+    end: str
+    """The text of the token that ended it; empty if none did."""
+
+    @classmethod
+    def of(cls, completion: Completion, tokens: tuple[int, ...], end: str) -> Answered:
+        """Return what is remembered of a completion whose text has these tokens."""
+        return cls(completion.text, completion.thinking, completion.tool_calls, completion.raw_text, tokens, end)
+
+    def is_said_by(self, message: Message) -> bool:
+        """Whether a message is this answer. White space around its text, and the form of its calls' arguments, may
+        differ. Of its thoughts nothing is known here: a template may leave them out.
+        """
+        said = message.get("content") or ""
+        if message.get("role") != "assistant" or not isinstance(said, str) or said.strip() != self.content.strip():
+            return False
+        calls = message.get("tool_calls") or ()
+        if not isinstance(calls, list | tuple) or len(calls) != len(self.calls):
+            return False
+        return all(is_call(theirs, own) for theirs, own in zip(calls, self.calls, strict=True))
+
+    def thoughts_are_in(self, rendered: str) -> bool:
+        """Whether a rendered answer has its thoughts, or there are none."""
+        return self.thinking.strip() in rendered
+
+    def given_back(self, message: Message) -> Message:
+        """Return a message of this answer's calls with their arguments in the order in which the model wrote them."""
+        return {**message, "tool_calls": [call.as_mapping() for call in self.calls]}
+
+
+def is_call(message: object, call: ToolCall) -> bool:
+    """Whether a call in a message is this one: the same id, function and arguments."""
+    function = message.get("function") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping) or not isinstance(function, Mapping):
+        return False
+    if message.get("id") != call.id or function.get("name") != call.name:
+        return False
+    return _same(function.get("arguments"), call)
+
+
+def _same(arguments: object, call: ToolCall) -> bool:
+    try:
+        return canonical(arguments) == canonical(call.values)
+    except (ValueError, TypeError, RecursionError):
+        return False
+
+
+canonical: Callable[[Any], str] = json.JSONEncoder(sort_keys=True).encode
+"""Returns JSON that is the same for equal values: unlike in Python, true is not 1."""

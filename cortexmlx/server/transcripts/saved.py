@@ -1,0 +1,135 @@
+"""Transcripts on disk, beside the keys and values of the same texts, so that agents go on after a restart.
+
+Each is a file of its own in the store's folder, readable by its user alone, and signed with the folder's secret. A file
+that is damaged, or from elsewhere, is removed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.host.files import in_place_of, remove_unfinished
+from cortexmlx.server.transcripts.answered import Answered
+from cortexmlx.server.transcripts.table import Remembered
+from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.store.folder import TRANSCRIPT, open_folder, open_plain
+from cortexmlx.tools.call import ToolCall
+
+log = logging.getLogger("cortexmlx")
+
+_SIGNATURE = 32
+_VERSION = 1
+_OLDEST = 30 * 24 * 3600.0
+"""Seconds after which a transcript that nobody continued is removed."""
+_ABANDONED = 3600.0
+"""Seconds after which an unfinished file is that of a dead process."""
+
+
+class SavedTranscripts:
+    """The transcripts of one model in a folder. They are written and removed on a thread, in order.
+
+    Raises OSError if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder = folder
+        self._identity = identity
+        self._key = hmac.digest(open_folder(folder), b"transcripts", sha256)
+        self._thread = ThreadPoolExecutor(1, "cortexmlx transcripts")
+
+    def read(self, most: int) -> list[tuple[str, Remembered]]:
+        """Return the transcripts with their clients, the newest `most` bytes of files, the oldest first. What cannot be
+        used is removed, and so is what is too much or too old.
+        """
+        found: list[tuple[str, Remembered]] = []
+        total, now = 0, time.time()
+        with suppress(OSError):
+            remove_unfinished(self._folder, _ABANDONED)
+        for path, size, changed in self._files():
+            total += size
+            each = None if total > most or now - changed > _OLDEST else self._read(path)
+            if each is None:
+                with suppress(OSError):
+                    path.unlink()
+            elif each[0] == self._identity:
+                found.append(each[1:])
+        return found[::-1]
+
+    def put(self, client: str, remembered: Remembered) -> None:
+        """Write a transcript, soon."""
+        self._thread.submit(self._write, client, remembered)
+
+    def remove(self, remembered: Remembered) -> None:
+        """Remove a transcript, soon."""
+        self._thread.submit(self._unlink, remembered)
+
+    def close(self) -> None:
+        """Wait until all is written."""
+        self._thread.shutdown()
+
+    def _files(self) -> list[tuple[Path, int, float]]:
+        """Return the files of all models with their bytes and times, the newest first."""
+        listed = []
+        with suppress(OSError):
+            for path in self._folder.iterdir():
+                if TRANSCRIPT.fullmatch(path.name):
+                    with suppress(OSError):
+                        status = path.lstat()
+                        listed.append((path, status.st_size, status.st_mtime))
+        return sorted(listed, key=lambda each: each[2], reverse=True)
+
+    def _read(self, path: Path) -> tuple[str, str, Remembered] | None:
+        """Return the model, the client and the transcript in a file; None if it is not one of ours."""
+        try:
+            with open_plain(path) as file:
+                signature, data = file.read(_SIGNATURE), file.read()
+            if not hmac.compare_digest(signature, hmac.digest(self._key, data, sha256)):
+                return None
+            said = json.loads(data)
+            if said["version"] != _VERSION:
+                return None
+            return said["model"], said["client"], _remembered(said["transcript"], path.stem)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _write(self, client: str, remembered: Remembered) -> None:
+        said = {"version": _VERSION, "model": self._identity, "client": client, "transcript": _plain(remembered)}
+        data = json.dumps(said, separators=(",", ":")).encode()
+        try:
+            with in_place_of(self._path(remembered), private=True) as file:
+                file.write(hmac.digest(self._key, data, sha256) + data)
+        except OSError as error:
+            log.warning("a transcript is not kept on disk: %s", error)
+
+    def _unlink(self, remembered: Remembered) -> None:
+        with suppress(OSError):
+            self._path(remembered).unlink()
+
+    def _path(self, remembered: Remembered) -> Path:
+        return self._folder / f"{remembered.id}.transcript"
+
+
+def _plain(remembered: Remembered) -> dict[str, Any]:
+    answers = [asdict(each) for each in (remembered.answered, *remembered.earlier)]
+    return {"read": asdict(remembered.read), "place": remembered.place, "answers": answers}
+
+
+def _remembered(said: dict[str, Any], id: str) -> Remembered:
+    read = said["read"]
+    transcript = Transcript(read["text"], tuple(read["tokens"]), tuple((a, b) for a, b in read["cuts"]))
+    answered, *earlier = (_answered(each) for each in said["answers"])
+    return Remembered(transcript, said["place"], answered, tuple(earlier), id)
+
+
+def _answered(said: dict[str, Any]) -> Answered:
+    calls = tuple(ToolCall(**call) for call in said["calls"])
+    return Answered(**{**said, "calls": calls, "tokens": tuple(said["tokens"])})

@@ -1,0 +1,189 @@
+"""The table of transcripts: for each client a bounded number of them, found by their longest common text."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cortexmlx.request import Message
+from cortexmlx.server.transcripts.answered import Answered
+from cortexmlx.sessions.transcript import Encode, Transcript, common_length
+from cortexmlx.sessions.turn import Render
+
+_PER_TOKEN = 40
+"""Bytes that a token takes, roughly."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a model read, and what it answered."""
+
+    read: Transcript
+    """All that it read."""
+    place: int
+    """How many messages that was. The answer is the next."""
+    answered: Answered
+    earlier: tuple[Answered, ...] = ()
+    """Answers of the same conversation before that have calls."""
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Names it among all."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, roughly."""
+        answers = sum(len(each.text) * 3 + len(each.tokens) * _PER_TOKEN for each in (self.answered, *self.earlier))
+        return len(self.read.text) + len(self.read.tokens) * _PER_TOKEN + answers
+
+    def continued(self, text: str, messages: Sequence[Message], encode: Encode, render: Render) -> Transcript:
+        """Return the transcript of a rendered text, with this one's tokens as far as they go on."""
+        if not text.startswith(self.read.text):
+            return self.read.read(text, encode)
+        said = self._as_rendered(text, messages, render)
+        return self.read.wrote(self.answered.text if said is None else said, self.answered.tokens).read(text, encode)
+
+    def is_begin_of(self, read: Transcript) -> bool:
+        """Whether a transcript has all the tokens of this one, and of its answer."""
+        whole = (*self.read.tokens, *self.answered.tokens)
+        return len(read.tokens) > len(whole) and read.tokens[: len(whole)] == whole
+
+    def answer_in(self, text: str, messages: Sequence[Message]) -> tuple[bool, int]:
+        """Return how surely this answer follows in a text that begins with what was read: whether it is the next of
+        the messages, and how many characters of it are in the text.
+        """
+        if not text.startswith(self.read.text):
+            return False, 0
+        said = len(messages) > self.place and self.answered.is_said_by(messages[self.place])
+        begin = len(self.read.text)
+        return said, common_length(self.answered.text, text[begin : begin + len(self.answered.text)])
+
+    def _as_rendered(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
+        """Return how the template writes the answer in `text`, which may not be how the model wrote it; None if `text`
+        does not have this answer, or it cannot be told where it ends.
+        """
+        end = self.answered.end
+        begin = len(self.read.text)
+        if not end or len(messages) <= self.place or not self.answered.is_said_by(messages[self.place]):
+            return None
+        place = text.find(end, begin)
+        alone = render(messages[: self.place + 1]) if place >= 0 else None
+        # Where the next message is written may depend on what follows: what is common to both surely is the answer.
+        if alone is None or common_length(alone, text) < place + len(end):
+            return None
+        said = text[begin:place]
+        return said if self.answered.thoughts_are_in(said) else None
+
+
+class Shelf(Protocol):
+    """Where transcripts outlive the process."""
+
+    def read(self, most: int) -> list[tuple[str, Remembered]]:
+        """Return transcripts of at most so many bytes with their clients, the oldest first."""
+
+    def put(self, client: str, remembered: Remembered) -> None:
+        """Keep a transcript."""
+
+    def remove(self, remembered: Remembered) -> None:
+        """Remove a transcript."""
+
+
+class Table:
+    """The transcripts of all clients of one model. Any thread may use it.
+
+    `most` bounds their bytes, roughly. Beyond it, the client with the most loses the one that was used least recently.
+    What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
+    """
+
+    def __init__(self, most: int, shelf: Shelf | None = None) -> None:
+        self._most = most
+        self._shelf = shelf
+        self._unread = shelf is not None
+        self._lock = threading.RLock()
+        self._clients: dict[str, OrderedDict[str, Remembered]] = {}
+        self._sizes: dict[str, int] = {}
+        self._calls: dict[str, dict[str, list[Answered]]] = {}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all transcripts, roughly."""
+        with self._lock:
+            return sum(self._sizes.values())
+
+    def all(self) -> list[tuple[str, Remembered]]:
+        """Return all transcripts with their clients, for each the least recently used first."""
+        with self._lock:
+            return [(client, each) for client, kept in self._clients.items() for each in kept.values()]
+
+    def nearest(self, client: str, text: str, messages: Sequence[Message]) -> Remembered | None:
+        """Return a client's transcript that has the most in common with a rendered text; None if there is none. Of
+        those that are equally near, it is one whose answer follows in `messages` or in the text, or else the one that
+        was used last.
+        """
+        with self._lock:
+            self._open()
+            kept = list(self._clients.get(client, {}).values())
+        shared = [common_length(each.read.text, text) for each in kept]
+        most = max(shared, default=0)
+        near = [each for each, common in zip(kept, shared, strict=True) if common == most > 0]
+        return max(reversed(near), key=lambda each: each.answer_in(text, messages), default=None)
+
+    def answer_of(self, client: str, call: str) -> list[Answered]:
+        """Return the answers of a client that have a call with this id."""
+        with self._lock:
+            self._open()
+            return list(self._calls.get(client, {}).get(call, ()))
+
+    def use(self, client: str, remembered: Remembered) -> None:
+        """Say that a transcript was continued."""
+        with self._lock:
+            kept = self._clients.get(client, OrderedDict())
+            if remembered.id in kept:
+                kept.move_to_end(remembered.id)
+
+    def keep(self, client: str, remembered: Remembered, instead_of: Remembered | None = None) -> None:
+        """Keep a transcript, in the place of one that it continues."""
+        with self._lock:
+            self._open()
+            if self._shelf is not None:
+                self._shelf.put(client, remembered)
+            if instead_of is not None:
+                self._drop(client, instead_of.id)
+            self._add(client, remembered)
+
+    def _open(self) -> None:
+        """Read what is on the shelf, once."""
+        if self._unread and self._shelf is not None:
+            self._unread = False
+            for client, remembered in self._shelf.read(self._most):
+                self._add(client, remembered)
+
+    def _add(self, client: str, remembered: Remembered) -> None:
+        self._clients.setdefault(client, OrderedDict())[remembered.id] = remembered
+        self._sizes[client] = self._sizes.get(client, 0) + remembered.size
+        for answer in (*remembered.earlier, remembered.answered):
+            for call in answer.calls:
+                self._calls.setdefault(client, {}).setdefault(call.id, []).append(answer)
+        while sum(self._sizes.values()) > self._most:
+            largest = max(self._sizes, key=lambda name: self._sizes[name])
+            self._drop(largest, next(iter(self._clients[largest])))
+
+    def _drop(self, client: str, id: str) -> None:
+        lost = self._clients.get(client, OrderedDict()).pop(id, None)
+        if lost is None:
+            return
+        self._sizes[client] -= lost.size
+        calls = self._calls.get(client, {})
+        for answer in (*lost.earlier, lost.answered):
+            for call in answer.calls:
+                known = calls[call.id]
+                known.remove(answer)
+                if not known:
+                    del calls[call.id]
+        if not self._clients[client]:
+            del self._clients[client], self._sizes[client]
+            self._calls.pop(client, None)
+        if self._shelf is not None:
+            self._shelf.remove(lost)

@@ -1,0 +1,153 @@
+"""`cortexmlx serve` with several models, as a process: what it says, loads, refuses and leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from cortexmlx.cli.start import run
+from support.models.calling import write_calling
+from support.patience import PATIENCE, soon
+
+BODY: Any = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 5}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    one, two = write_calling(tmp_path / "one", "hermes"), write_calling(tmp_path / "two", "llama")
+    (one / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.7, "top_k": 1}))
+    return one, two
+
+
+@pytest.fixture
+def started(folders: tuple[Path, Path], tmp_path: Path) -> Iterator[Callable[..., tuple[Any, str, list[str]]]]:
+    """Serve both models in the room of one; returns the process, the address, and what was said so far."""
+    processes = []
+
+    def start(*options: str) -> tuple[Any, str, list[str]]:
+        command = [sys.executable, "-m", "cortexmlx", "serve", *map(str, folders), "--port", "0", "--kv-memory", "8MB"]
+        variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        process = subprocess.Popen(
+            [*command, "--memory", "10MB", *options], stderr=subprocess.PIPE, text=True, env=variables
+        )
+        processes.append(process)
+        assert process.stderr is not None
+        said: list[str] = []
+        for line in process.stderr:
+            said.append(line)
+            if "curl" in line:
+                break
+        found = re.search(r"http://\S+?(?=/v1)", "".join(said))
+        assert found is not None, said
+        return process, found[0], said
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_two_models_take_turns_in_the_room_of_one(started: Any, folders: tuple[Path, Path]) -> None:
+    process, url, said = started("--alias", "big=two", "--any-name")
+    text = "".join(said)
+    assert "serves 2 models, which take up to 9.54 MiB together:" in text
+    assert re.search(r"  one: [\d.]+ MiB, up to 4,096 tokens, loaded\n", text)
+    assert re.search(r"  two: [\d.]+ MiB, up to 4,096 tokens, loaded when it is asked for\n", text)
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+        listed = [(each["id"], each["loaded"]) for each in http.get("/v1/models").json()["data"]]
+        assert listed == [("one", True), ("two", False), ("big", False)]
+        for name, model in (("big", "two"), ("gpt-9", "one"), ("two", "two")):
+            assert http.post(PATH, json={**BODY, "model": name}).json()["model"] == model
+        one = folders[0]
+        shutil.rmtree(one)
+        reply = http.post(PATH, json={**BODY, "model": "one"})
+        assert reply.status_code == 503 and "its files are not there" in reply.text and str(one) not in reply.text
+        assert http.post(PATH, json={**BODY, "model": "two"}).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    said = process.stderr.read()
+    assert "unloaded one\n" in said and "loaded two in" in said and f"one cannot be loaded: no model '{one}'" in said
+    assert " 200 " in said and " · two · " in said and "Traceback" not in said
+    assert said.endswith("ended: no request is running\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_models_are_loaded_and_waited_for_ends_it_with_0(started: Any, number: signal.Signals) -> None:
+    process, url, _ = started("--grace", "0", "--log-format", "none")
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+        long: Any = {**BODY, "max_tokens": 4000, "ignore_eos": True, "stream": True, "model": "one"}
+        with http.stream("POST", PATH, json=long) as reply:
+            next(reply.iter_lines())
+            waiting = subprocess.Popen(
+                [sys.executable, "-c", _ASK, url, json.dumps({**BODY, "model": "two"})], stdout=subprocess.PIPE
+            )
+            assert waiting.stdout is not None and waiting.stdout.readline() == b"asked\n"
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == 0
+            waiting.wait(PATIENCE)
+    assert "Traceback" not in process.stderr.read()
+
+
+_ASK = """
+import json, socket, sys
+host, port = sys.argv[1].removeprefix("http://").split(":")
+body = sys.argv[2].encode()
+with socket.create_connection((host, int(port))) as open:
+    head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+    open.sendall(head.encode() + body)
+    print("asked", flush=True)
+    open.recv(100)
+"""
+
+
+def test_settings_are_each_models_own(started: Any) -> None:
+    """The makers of the first model recommend its likeliest token: two answers are the same. Nobody says so of the
+    second.
+    """
+    _, url, _ = started()
+    with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+
+        def answers(name: str) -> set[str]:
+            body = {**BODY, "max_tokens": 40, "ignore_eos": True, "model": name}
+            return {http.post(PATH, json=body).json()["choices"][0]["message"]["content"] for _ in range(3)}
+
+        first = answers("one")
+        greedy = {**BODY, "max_tokens": 40, "ignore_eos": True, "temperature": 0, "model": "one"}
+        assert first == {http.post(PATH, json=greedy).json()["choices"][0]["message"]["content"]}
+        assert soon(lambda: http.get("/v1/models/one").json()["loaded"])
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--memory", "10KB"], 1, "one takes"),
+        (["--memory", "9000TB"], 1, "is more than this machine has"),
+        (["--memory", "lots"], 2, "is not a size"),
+        (["--idle", "soon"], 2, "is no duration: write 30s"),
+        (["--keep-loaded", "three"], 1, "--keep-loaded: 'three' is not among the models: 'one', 'two'"),
+        (["--keep-loaded", "one", "--memory", "10MB", "--kv-memory", "8MB"], 1, "two takes"),
+        (["--alias", "x"], 1, "does not say of which model: write x=MODEL"),
+        (["--model", "three"], 2, "several models, and --model 'three'"),
+        (["--adapter", "x"], 2, "an adapter belongs to one model"),
+        (["--think"], 1, "enable_thinking"),
+        (["missing-model"], 1, "missing-model"),
+    ],
+)
+def test_wrong_options_are_said_before_anything_is_loaded(
+    folders: tuple[Path, Path], options: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", *map(str, folders), "--port", "0", *options]) == code
+    said = capsys.readouterr().err
+    assert says in " ".join(said.split()).replace("│ ", ""), said

@@ -1,0 +1,222 @@
+"""`system` and `messages` of Anthropic's API as the messages that chat templates read."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.anthropic.conversation import BILLING, read_conversation
+from cortexmlx.protocols.seal import Seal
+
+SEAL = Seal(b"s", "ann")
+HI = {"role": "user", "content": "hi"}
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+def use(id: str, name: str = "f", **input: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": input, "caller": {"type": "direct"}}
+
+
+def result(id: str, content: Any = "r", **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": id, "content": content, **more}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def thought(said: str, signature: str | None = None) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": said, "signature": SEAL.sign(said) if signature is None else signature}
+
+
+def read(*messages: Any, seal: Seal | None = SEAL, **more: Any) -> list[Any]:
+    return read_conversation({"messages": list(messages), **more}, seal)
+
+
+def roles(*messages: Any, **more: Any) -> list[tuple[str, str]]:
+    return [(each["role"], each["content"]) for each in read(*messages, **more)]
+
+
+def test_the_system_prompt_comes_first_without_the_line_for_billing() -> None:
+    blocks = [
+        text(f"{BILLING} cc_version=1; cch=7f3;"),
+        text("You are.", cache_control={"type": "ephemeral"}),
+        text("b"),
+    ]
+    assert roles(HI, system=blocks) == [("system", "You are.\nb"), ("user", "hi")]
+    assert roles(HI, system="s") == [("system", "s"), ("user", "hi")]
+    assert roles(HI, system=blocks[:1]) == roles(HI, system="") == [("user", "hi")]
+
+
+def test_a_later_system_message_is_a_part_of_the_users_turn() -> None:
+    system = {"role": "system", "content": [text("be brief", citations=None)]}
+    tagged = "<system>\nbe brief\n</system>"
+    assert roles(HI, system) == [("user", f"hi\n{tagged}")]
+    assert roles(HI, system, HI) == [("user", f"hi\n{tagged}\nhi")]
+    assert roles(HI, assistant(text("a")), system, HI) == [
+        ("user", "hi"),
+        ("assistant", "a"),
+        ("user", f"{tagged}\nhi"),
+    ]
+    assert roles(HI, assistant(text("a")), system)[-1] == ("user", tagged)
+    assert roles(HI, assistant(text("a")), system, assistant(text("b")), HI)[2] == ("user", tagged)
+    assert roles(system, HI, system="s") == [("system", "s\nbe brief"), ("user", "hi")]
+
+
+def test_a_system_message_that_is_cleared_is_not_read() -> None:
+    once = {"role": "system", "content": "now", "clear_at": "next_user_message"}
+    assert roles(HI, once) == [("user", "hi\n<system>\nnow\n</system>")]
+    assert roles(HI, once, assistant(text("a")), HI) == [("user", "hi"), ("assistant", "a"), ("user", "hi")]
+
+
+def test_neighbours_of_one_role_are_one_message() -> None:
+    turns = roles(
+        user(text("a"), text("b")), user(text("c")), assistant(text("d"), text("e")), assistant(text("f")), HI
+    )
+    assert turns == [("user", "a\nb\nc"), ("assistant", "def"), ("user", "hi")]
+
+
+def test_calls_and_results_are_those_that_templates_read() -> None:
+    one, other = use("1", x=1), use("2", "g")
+    said = read(
+        HI, assistant(text("I look"), one, other), user(result("2"), result("1", [text("a"), text("b")]), text("go"))
+    )
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+        {"id": "2", "type": "function", "function": {"name": "g", "arguments": {}}},
+    ]
+    assert said[1] == {"role": "assistant", "content": "I look", "tool_calls": calls}
+    assert said[2:] == [
+        {"role": "tool", "tool_call_id": "2", "name": "g", "content": "r"},
+        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "a\nb"},
+        {"role": "user", "content": "go"},
+    ]
+
+
+def test_results_come_right_after_their_calls() -> None:
+    system = {"role": "system", "content": "s"}
+    for between in (system, user(text("wait"))):
+        said = roles(HI, assistant(use("1")), between, user(result("1"), text("go")))
+        assert [role for role, _ in said] == ["user", "assistant", "tool", "user"] and said[3][1].endswith("\ngo")
+
+
+def test_the_model_is_told_of_a_tool_that_failed() -> None:
+    for content, told in (("no file", "Error: no file"), ("Error: x", "Error: x"), ([], "Error: "), (None, "Error: ")):
+        assert roles(HI, assistant(use("1")), user(result("1", content, is_error=True)))[2] == ("tool", told)
+    assert roles(HI, assistant(use("1")), user(result("1", None, is_error=False)))[2] == ("tool", "")
+
+
+def test_thoughts_are_read_if_this_server_wrote_them() -> None:
+    said = read(HI, assistant(thought("a"), use("1")), user(result("1")), assistant(thought("b"), text("c")), HI)
+    assert [each.get("reasoning_content") for each in said] == [None, "a", None, "b", None]
+    assert read(HI, assistant(thought("", SEAL.wrap("x"))), HI)[1]["reasoning_content"] == "x"
+    assert read(HI, assistant(thought("a", "zzz")), HI, seal=None)[1]["reasoning_content"] == "a"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        thought("a", ""),
+        thought("a", SEAL.sign("b")),
+        thought("a", Seal(b"s", "bob").sign("a")),
+        thought("a", Seal(b"t", "ann").sign("a")),
+        thought("a", SEAL.wrap("a")),
+        thought("", Seal(b"s", "bob").wrap("a")),
+        thought("", SEAL.sign("a")),
+        thought("", "é"),
+        thought("a", "\ud800"),
+        {"type": "thinking", "thinking": "a"},
+        {"type": "thinking", "thinking": "a", "signature": None},
+    ],
+)
+def test_other_thoughts_are_refused(block: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="signature") as raised:
+        read(HI, assistant(text("t"), block), HI)
+    assert raised.value.field == "messages[1].content[1].signature"
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "says"),
+    [
+        ([], "messages", "must be a list"),
+        ([7], "messages[0]", "an object"),
+        ([{"role": "tool", "content": "a"}], "messages[0].role", "user, assistant or system"),
+        ([{"role": [], "content": "a"}], "messages[0].role", "user, assistant or system"),
+        ([{"role": "user"}], "messages[0].content", "None"),
+        ([{"role": "user", "content": 5}], "messages[0].content", "a text or a list of blocks"),
+        ([{"role": "user", "content": [5]}], "messages[0].content[0]", "an object with a `type`"),
+        ([{**HI, "name": "ann"}], "messages[0].name", "unknown field"),
+        ([{**HI, "clear_at": "never"}], "messages[0].clear_at", "unknown field"),
+        ([{"role": "system", "content": "a", "clear_at": 1}, HI], "messages[0].clear_at", "never"),
+        ([user({"type": "image", "source": {}})], "messages[0].content[0]", "images"),
+        ([user({"type": "document", "source": {}})], "messages[0].content[0]", "documents"),
+        ([user({"type": "text"})], "messages[0].content[0].text", "must be a text"),
+        ([user({"type": "text", "text": "a", "zzz": 1})], "messages[0].content[0].zzz", "unknown field"),
+        ([user({"type": "text", "text": "\ud800"})], "messages[0].content", "half of a surrogate pair"),
+        ([user(use("1"))], "messages[0].content[0]", "not served"),
+        ([user(result("1"))], "messages[0].content[0].tool_use_id", "no earlier `tool_use`"),
+        ([user(result(1))], "messages[0].content[0].tool_use_id", "must be a text"),
+        ([HI, assistant(use("1")), user(result("1", is_error=1))], "messages[2].content[0].is_error", "true or false"),
+        (
+            [HI, assistant(use("1")), user(result("1", [text("a"), {"type": "image"}]))],
+            "messages[2].content[0].content[1]",
+            "images",
+        ),
+        ([HI, assistant({**use("1"), "input": "{}"}), HI], "messages[1].content[0].input", "an object"),
+        ([HI, assistant({**use("1"), "id": None}), HI], "messages[1].content[0].id", "a text"),
+        (
+            [HI, assistant({"type": "redacted_thinking", "data": "x"}), HI],
+            "messages[1].content[0]",
+            "redacted_thinking",
+        ),
+        ([HI, assistant(result("1")), HI], "messages[1].content[0]", "not served"),
+        ([HI, assistant(text("It is"))], "messages[1]", "cannot be continued"),
+        ([{"role": "system", "content": "a"}], "messages", "no user's message"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(messages: list[Any], field: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as raised:
+        read(*messages)
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize("system", [5, [5], [{"type": "image"}], {"type": "text", "text": "a"}, [text("\0")]])
+def test_a_system_prompt_that_is_no_text_is_refused(system: Any) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        read(HI, system=system)
+    assert raised.value.field is not None and raised.value.field.startswith("system")
+
+
+BLOCK = st.sampled_from([text("a"), text("b"), use("1"), thought("t")])
+MESSAGE = st.one_of(
+    st.lists(BLOCK, max_size=3).map(lambda blocks: assistant(*blocks)),
+    st.lists(st.sampled_from([text("a"), text("b"), result("1")]), max_size=3).map(lambda blocks: user(*blocks)),
+    st.just({"role": "system", "content": "s"}),
+)
+
+
+@given(st.lists(MESSAGE, max_size=6))
+def test_users_and_assistants_take_turns_and_results_follow_calls(messages: list[Any]) -> None:
+    said = read(HI, assistant(use("1")), *messages, HI)
+    kinds = [each["role"] for each in said]
+    assert kinds[-1] == "user"
+    for before, after in pairwise(kinds):
+        assert before != after or before == "tool"
+        assert (before, after) != ("user", "tool")
+    told = "".join(each["content"] for each in said).replace("Error: ", "")
+    sent = [block for each in messages if isinstance(each["content"], list) for block in each["content"]]
+    for letter in "abr":
+        own = sum((block.get("text") or block.get("content")) == letter for block in sent)
+        assert told.count(letter) == own

@@ -1,0 +1,124 @@
+"""Python packages ask a server: the lines of docs/clients.md, and then streams, calls and forms."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from support.clients.home import Home
+from support.clients.installed import python
+from support.clients.page import configuration
+from support.clients.scripted import Turn, call
+from support.clients.served import Served
+from support.pages import ROOT
+
+pytestmark = pytest.mark.slow
+
+HELLO = "Hello! How are you?"
+PERSON = {"name": "Ada", "age": 36}
+PROGRAMS = ROOT / "tests/support/clients/programs"
+
+
+def answer(turns: Sequence[Turn]) -> str:
+    """What the model writes: a form if it is told of a person, a call if it is asked for the weather."""
+    tools, last = turns[0].text if turns[0].role == "tools" else "", turns[-1]
+    if last.role == "tool":
+        return f"There is {last.text}."
+    if "Ada" in last.text:
+        forms = [json.loads(line)["function"]["name"] for line in tools.splitlines()]
+        return call(forms[0], **PERSON) if forms else json.dumps(PERSON)
+    return call("weather", city="Oslo") if "weather" in tools else HELLO
+
+
+def ran(server: Served, home: Home, section: str, program: str, environment: str = "packages") -> dict[str, Any]:
+    """Return what a program printed of its results, after the lines of the page."""
+    page = home.project / "shown.py"
+    page.write_text(configuration(section, server.url))
+    done = home.run([python(environment), PROGRAMS / "__main__.py", page, program])
+    assert server.refused == []
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+RAIN = 'There is rain: {"city": "Oslo"}.'
+RAIN_IN = "There is rain in Oslo."
+
+
+def test_openai_asks_by_both_protocols(serving: Any, home: Home) -> None:
+    assert ran(serving(answer), home, "openai", "openai_package") == {
+        "shown": HELLO + "\n",
+        "stream": [HELLO, True],
+        "calls": RAIN,
+        "form": PERSON,
+        "responses": [HELLO, HELLO, RAIN, PERSON],
+    }
+
+
+def test_anthropic_asks(serving: Any, home: Home) -> None:
+    assert ran(serving(answer), home, "anthropic", "anthropic_package") == {
+        "shown": HELLO + "\n",
+        "stream": [HELLO, True],
+        "calls": ["tool_use", RAIN_IN],
+        "streamed_call": {"city": "Oslo"},
+        "counted": True,
+    }
+
+
+def test_langchain_asks(serving: Any, home: Home) -> None:
+    assert ran(serving(answer), home, "LangChain", "langchain") == {
+        "shown": HELLO + "\n",
+        "stream": HELLO,
+        "calls": RAIN_IN,
+        "form": PERSON,
+        "form_of_a_call": PERSON,
+        "responses": HELLO,
+    }
+
+
+def test_langchain_asks_by_the_protocol_of_anthropic(serving: Any, home: Home) -> None:
+    results = ran(serving(answer), home, "anthropic", "langchain_anthropic_package")
+    assert results == {"shown": HELLO + "\n", "stream": HELLO, "calls": RAIN_IN}
+
+
+def test_litellm_asks(serving: Any, home: Home) -> None:
+    results = ran(serving(answer), home, "litellm", "litellm_package")
+    assert results == {"shown": HELLO + "\n", "stream": HELLO, "calls": RAIN, "form": PERSON}
+
+
+def test_pydantic_ai_asks(serving: Any, home: Home) -> None:
+    assert ran(serving(answer), home, "pydantic-ai", "pydantic_ai_package") == {
+        "shown": HELLO + "\n",
+        "stream": HELLO,
+        "calls": RAIN_IN,
+        "form_of_a_call": PERSON,
+        "form": PERSON,
+    }
+
+
+def test_instructor_asks(serving: Any, home: Home) -> None:
+    results = ran(serving(answer), home, "instructor", "instructor_package", "instructor")
+    assert results == {"shown": "name='Ada' age=36\n", "modes": [PERSON] * 3, "pieces": PERSON}
+
+
+def test_llm_asks(serving: Any, home: Home) -> None:
+    server = serving(answer)
+    command = [python("packages").with_name("llm")]
+    folder = home.folder / ".config" / "io.datasette.llm"
+    folder.mkdir(parents=True)
+    (folder / "extra-openai-models.yaml").write_text(configuration("llm", server.url))
+    asked = ["-m", "local", "--key", "none"]
+
+    def said(*words: str) -> str:
+        done = home.run([*command, *asked, *words])
+        assert server.refused == [] and done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert home.run([*command, "logs", "path"]).stdout.startswith(str(folder))
+    assert said("Say hello.") == said("--no-stream", "Say hello.") == HELLO
+    assert json.loads(said("--schema", "name, age int", "Ada is 36 years old.")) == PERSON
+    tool = 'def weather(city: str) -> str:\n    "The weather of a city."\n    return f"rain in {city}"'
+    assert said("--functions", tool, "What is the weather in Oslo?") == RAIN_IN

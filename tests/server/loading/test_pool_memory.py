@@ -1,0 +1,77 @@
+"""Unloading gives everything back: weights, keys and values, the tokenizer, threads and open files."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.server import ModelPool, ServedModel
+from support.models.tiny import write_tiny
+from support.patience import soon
+
+MIB = 1 << 20
+
+
+def resident() -> int:
+    """Return the bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def descriptors() -> set[str]:
+    """Return the open files of this process that are files of somebody."""
+    return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+
+
+def threads() -> list[str]:
+    """Return the names of our threads."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("cortexmlx")]
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of more than 100 MiB in memory."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "head_dim": 64}
+    return write_tiny(tmp_path_factory.mktemp("large") / "large", **sizes)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
+    store, seen = tmp_path / "store", []
+
+    def load(on_progress: Any) -> Engine:
+        engine = Engine(str(large), kv_memory="64MB", kv_store=str(store), on_progress=on_progress)
+        loaded = engine.inspect(lambda core: core.loaded)
+        seen.extend(weakref.ref(each) for each in (loaded, loaded.model, loaded.tokenizer, engine))
+        return engine
+
+    with ModelPool([ServedModel("large", load, 5), ServedModel("other", load, 5)], memory=8) as pool:
+        for turn, name in enumerate(("large", "other", "large", "other", "large")):
+            lease = pool.take(name)
+            answer = lease.engine.generate(list(range(1, 200)), SamplingParams(max_tokens=8, ignore_eos=True))
+            assert answer.usage.completion_tokens == 8
+            full, active = resident(), mx.get_active_memory()
+            assert active > 100 * MIB
+            lease.release()
+            del lease, answer
+            if turn == 0:
+                first, files = full, descriptors()
+        assert full < first + 50 * MIB and active < 300 * MIB and descriptors() <= files
+        assert soon(lambda: len(threads()) == len(set(threads())) == 5), threads()  # one engine, and its store
+    gc.collect()
+    assert mx.get_active_memory() < active - 100 * MIB and resident() < full - 90 * MIB
+    assert not [each() for each in seen if each() is not None]
+    assert not [path for path in descriptors() if str(tmp_path) in path or str(large) in path]
+    assert soon(lambda: threads() == ["cortexmlx-engine"]), threads()  # which waits for the next engine
+    assert any(store.rglob("*"))

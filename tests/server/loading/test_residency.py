@@ -1,0 +1,251 @@
+"""The choice of what is loaded: within the budget, never at a running request's cost, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
+
+NAMES = "abcd"
+names = strategies.sampled_from(NAMES)
+
+
+class Requests(RuleBasedStateMachine):
+    """Requests, loads and unloads in any order. What runs, waits and is loaded is counted here, too."""
+
+    @initialize(
+        sizes=strategies.lists(strategies.integers(1, 10), min_size=4, max_size=4),
+        more=strategies.integers(0, 25),
+        kept=strategies.sampled_from(["", "", "a", "ab"]),
+        idle=strategies.sampled_from([None, 1.0, 10.0]),
+    )
+    def begin(self, sizes: list[int], more: int, kept: str, idle: float | None) -> None:
+        self.sizes, self.kept, self.idle = dict(zip(NAMES, sizes, strict=True)), kept, idle
+        held = sum(self.sizes[name] for name in kept)
+        self.budget = held + max((self.sizes[name] for name in NAMES if name not in kept), default=0) + more
+        self.residency = Residency(self.sizes, self.budget, kept, idle)
+        self.now = 0.0
+        self.running: dict[int, Ticket] = {}
+        self.waiting: dict[int, Ticket] = {}
+        self.loaded: set[str] = set()
+        self.used: dict[str, float] = {}
+        self.change: Load | Unload | None = None
+
+    def granted(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            assert ticket.model in self.loaded
+            self.running[ticket.number] = self.waiting.pop(ticket.number)
+
+    @rule(name=names)
+    def ask(self, name: str) -> None:
+        at_once = self.residency.would_grant(name)
+        ticket = self.residency.ask(name)
+        self.waiting[ticket.number] = ticket
+        self.granted(self.residency.grant())
+        assert at_once == (ticket.number in self.running)
+
+    @precondition(lambda self: self.running or self.waiting)
+    @rule(data=strategies.data())
+    def leave(self, data: Any) -> None:
+        number = data.draw(strategies.sampled_from(sorted([*self.running, *self.waiting])))
+        self.end(self.running.get(number) or self.waiting.get(number))
+
+    def end(self, ticket: Any) -> None:
+        if self.running.pop(ticket.number, None):
+            self.used[ticket.model] = self.now
+        self.waiting.pop(ticket.number, None)
+        self.residency.leave(ticket, self.now)
+        self.residency.leave(ticket, self.now)
+        self.granted(self.residency.grant())
+
+    @rule(seconds=strategies.floats(0, 20))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def act(self) -> None:
+        action = self.residency.begin(self.now)
+        if self.change is not None:
+            assert action is None
+            return
+        if isinstance(action, Load):
+            assert any(ticket.model == action.model for ticket in self.waiting.values())
+            oldest = next(t for t in self.waiting.values() if t.model not in self.loaded)
+            assert action.model == oldest.model
+        if isinstance(action, Unload):
+            assert action.model in self.loaded and action.model not in self.kept
+            assert all(ticket.model != action.model for ticket in self.running.values())
+            self.loaded.discard(action.model)
+            short = any(ticket.model not in self.loaded for ticket in self.waiting.values())
+            assert short or (self.idle is not None and self.now >= self.used[action.model] + self.idle)
+        self.change = action
+
+    @precondition(lambda self: self.change is not None)
+    @rule(fails=strategies.booleans())
+    def finish(self, fails: bool) -> None:
+        change, self.change = self.change, None
+        if isinstance(change, Unload):
+            self.residency.unloaded()
+        elif isinstance(change, Load):
+            mine = [ticket for ticket in self.waiting.values() if ticket.model == change.model]
+            if fails:
+                assert self.residency.failed() == mine
+                for ticket in mine:
+                    del self.waiting[ticket.number]
+            else:
+                self.loaded.add(change.model)
+                self.used[change.model] = self.now
+                tickets = self.residency.loaded(self.now)
+                assert tickets == mine
+                self.granted(tickets)
+        self.granted(self.residency.grant())
+
+    @precondition(lambda self: self.waiting)
+    @rule(others=strategies.lists(names, min_size=1, max_size=4), long=strategies.integers(1, 3))
+    def nobody_waits_for_ever(self, others: list[str], long: int) -> None:
+        """While others ask in every round, and each request runs for some rounds, the oldest one is granted."""
+        oldest = next(iter(self.waiting.values()))
+        begun = dict.fromkeys(self.running, 0)
+        for number in range((5 + long) * (len(self.waiting) + 2 * len(NAMES)) + 10):
+            if oldest.number not in self.waiting:
+                return
+            self.act()
+            if self.change is not None:
+                self.finish(fails=False)
+            for name in others:
+                self.ask(name)
+            for ticket in list(self.running.values()):
+                if number - begun.setdefault(ticket.number, number) >= long + ticket.number % 2:
+                    self.now += 0.01
+                    self.end(ticket)
+        raise AssertionError(f"{oldest} is not granted")
+
+    @invariant()
+    def it_counts_as_here(self) -> None:
+        if not hasattr(self, "residency"):
+            return
+        assert set(self.residency.waiting) == set(self.waiting.values())
+        for name in NAMES:
+            assert self.residency.users(name) == sum(t.model == name for t in self.running.values())
+            assert (self.residency.state(name) is State.LOADED) == (name in self.loaded)
+
+    @invariant()
+    def it_is_never_over_budget(self) -> None:
+        if hasattr(self, "residency"):
+            there = self.loaded | ({self.change.model} if self.change is not None else set())
+            assert self.residency.memory == sum(self.sizes[name] for name in there) <= self.budget
+
+    @invariant()
+    def something_is_done_for_those_who_wait(self) -> None:
+        if hasattr(self, "residency") and self.waiting and not self.running and self.change is None:
+            self.act()
+            assert self.change is not None
+
+    @invariant()
+    def only_who_needs_a_load_holds_up_others(self) -> None:
+        if hasattr(self, "residency") and all(t.model in self.loaded for t in self.waiting.values()):
+            assert not self.waiting
+
+
+TestRequests = Requests.TestCase
+TestRequests.settings = settings(deadline=None, stateful_step_count=40)
+
+
+def _take(residency: Residency, model: str, now: float = 0.0) -> Ticket:
+    """Ask for a model that can be had without others' ends, and load it."""
+    ticket = residency.ask(model)
+    if ticket in residency.grant():
+        return ticket
+    while (action := residency.begin(now)) is not None:
+        if isinstance(action, Load):
+            assert ticket in residency.loaded(now)
+            return ticket
+        residency.unloaded()
+    raise AssertionError(f"{model} cannot be had")
+
+
+def test_the_least_recently_used_model_makes_room() -> None:
+    residency = Residency({"a": 4, "b": 4, "c": 4}, budget=8)
+    first, second = _take(residency, "a"), _take(residency, "b")
+    residency.leave(first, 5.0)
+    residency.leave(second, 4.0)
+    _take(residency, "c", 6.0)
+    assert [residency.state(name) for name in "abc"] == [State.LOADED, State.UNLOADED, State.LOADED]
+
+
+def test_a_small_model_stays_where_a_large_one_makes_all_the_room() -> None:
+    residency = Residency({"small": 1, "large": 9, "new": 9}, budget=10)
+    residency.leave(_take(residency, "small"), 1.0)
+    residency.leave(_take(residency, "large"), 2.0)
+    _take(residency, "new", 3.0)
+    assert residency.state("small") is State.LOADED and residency.state("large") is State.UNLOADED
+
+
+def test_requests_for_a_model_that_makes_room_wait_behind() -> None:
+    residency = Residency({"a": 5, "b": 5}, budget=8)
+    running = _take(residency, "a")
+    needs_room = residency.ask("b")
+    later = residency.ask("a")
+    assert residency.grant() == [] and residency.begin(0.0) is None
+    residency.leave(running, 1.0)
+    assert residency.grant() == [] and residency.begin(1.0) == Unload("a")
+    residency.unloaded()
+    assert residency.begin(1.0) == Load("b") and residency.loaded(1.0) == [needs_room]
+    assert residency.begin(1.0) is None
+    residency.leave(needs_room, 2.0)
+    assert residency.begin(2.0) == Unload("b")
+    residency.unloaded()
+    assert residency.begin(2.0) == Load("a") and residency.loaded(2.0) == [later]
+
+
+def test_who_leaves_holds_up_nobody() -> None:
+    residency = Residency({"a": 5, "b": 5}, budget=8)
+    _take(residency, "a")
+    needs_room, later = residency.ask("b"), residency.ask("a")
+    assert residency.grant() == []
+    residency.leave(needs_room, 1.0)
+    assert residency.grant() == [later]
+
+
+def test_who_came_first_does_not_wait_for_who_came_later() -> None:
+    residency = Residency({"a": 5, "b": 5}, budget=8)
+    _take(residency, "a")
+    needs_room, middle, last = residency.ask("b"), residency.ask("a"), residency.ask("b")
+    assert residency.grant() == []
+    residency.leave(needs_room, 1.0)
+    assert residency.grant() == [middle] and residency.waiting == (last,)
+
+
+def test_an_idle_model_makes_room_before_one_in_use() -> None:
+    residency = Residency({"a": 5, "b": 5, "c": 5}, budget=10)
+    _take(residency, "a")
+    residency.leave(_take(residency, "b"), 9.0)
+    _take(residency, "c", 9.0)
+    assert residency.state("a") is State.LOADED and residency.state("b") is State.UNLOADED
+
+
+def test_ends_do_not_change_who_makes_room() -> None:
+    residency = Residency({"a": 5, "b": 5, "c": 5}, budget=10)
+    first, second, third = _take(residency, "a"), _take(residency, "a"), _take(residency, "b")
+    residency.ask("c")
+    residency.leave(first, 1.0)
+    assert not residency.would_grant("a") and residency.would_grant("b")
+    residency.leave(second, 2.0)
+    assert residency.begin(2.0) == Unload("a") and residency.users("b") == 1
+    assert third.model == "b"
+
+
+def test_idle_models_are_unloaded_but_not_kept_ones() -> None:
+    residency = Residency({"a": 1, "b": 1}, kept="b", idle=10.0)
+    assert residency.due() is None
+    first, second = _take(residency, "a"), _take(residency, "b")
+    assert residency.due() is None
+    residency.leave(first, 5.0)
+    residency.leave(second, 5.0)
+    assert residency.due() == 15.0 and residency.begin(14.9) is None
+    assert residency.begin(15.0) == Unload("a") and residency.state("a") is State.UNLOADING
+    residency.unloaded()
+    assert residency.begin(1e9) is None and residency.state("b") is State.LOADED

@@ -1,0 +1,182 @@
+"""A prompt has the tokens that the model wrote where a client sends its answers back, and else those of its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.request import Completion, FinishReason, Message, Timings, Usage
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.server.transcripts.reading import Reading
+from cortexmlx.server.transcripts.table import Table
+from cortexmlx.tools.call import ToolCall
+
+WORDS = [">", "<", "a", "b", "ab", "bb", "aab", " ", "u", "m", "t", "c", "0", "(", ")", "  "]
+END = 0
+PARAMS = SamplingParams()
+
+
+class Reader:
+    """A tokenizer whose tokens cross any place but those beside brackets, and a template that trims and rewrites."""
+
+    eos_token_ids = frozenset({END})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = []
+        while text:
+            word = next(w for w in sorted(WORDS, key=len, reverse=True) if text.startswith(w))
+            ids.append(WORDS.index(word))
+            text = text[len(word) :]
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        return WORDS[token].encode()
+
+    def render(self, messages: Sequence[Message]) -> str:
+        return "".join(self._message(message) for message in messages) + "<m"
+
+    def _message(self, message: Any) -> str:
+        calls = "".join(f"c({call['function']['arguments']['x']})" for call in message.get("tool_calls", ()))
+        return (
+            {"user": "<u", "assistant": "<m", "tool": "<t"}[message["role"]] + message["content"].strip() + calls + ">"
+        )
+
+
+def meaning(text: str) -> str:
+    """A text without what the template changes: spaces, and the form of calls."""
+    return text.replace(" ", "").replace("c0(", "c(")
+
+
+def decoded(tokens: Sequence[int]) -> str:
+    return "".join(WORDS[token] for token in tokens)
+
+
+def completion(tokens: Sequence[int], call: str | None, ended: bool = True) -> Completion:
+    """What the engine makes of these tokens, which spell a text, and a call in a form that is not the template's."""
+    reader, number = Reader(), len(tokens)
+    calls = () if call is None else (ToolCall(f"call{number}", "f", json.dumps({"x": call})),)
+    written = () if call is None else tuple(reader.encode(f"c0({call})"))
+    text = decoded(tokens)
+    reason = (FinishReason.TOOL_CALLS if calls else FinishReason.STOP) if ended else FinishReason.LENGTH
+    ids = (*tokens, *written, *([END] if ended else []))
+    usage, timings = Usage(1, len(ids)), Timings(0, 0, 0, 0, 0)
+    return Completion(text, ids, reason, usage, timings, raw_text=decoded((*tokens, *written)), tool_calls=calls)
+
+
+def sent_back(done: Completion) -> Message:
+    calls = [{"id": c.id, "function": {"name": c.name, "arguments": c.values}} for c in done.tool_calls]
+    return {"role": "assistant", "content": done.text, **({"tool_calls": calls} if calls else {})}
+
+
+def asked(table: Table, messages: Sequence[Message], client: str = "") -> tuple[Reading, list[int]]:
+    reader, reading = Reader(), Reading(table, client, messages, PARAMS)
+    return reading, reading.tokens(reader, reader.render(reading.messages), reader.render)
+
+
+USER: Message = {"role": "user", "content": "ab a"}
+TOOL: Message = {"role": "tool", "content": "bb"}
+
+
+def test_an_answer_that_comes_back_has_the_tokens_that_were_written() -> None:
+    table = Table(1 << 20)
+    first, prompt = asked(table, [USER])
+    said = completion([2, 3, 7, 3, 3], "ab")  # a, b, space, b, b: the tokenizer would write ab and bb
+    first.ended(said)
+    _, more = asked(table, [USER, sent_back(said), TOOL])
+    written = [*prompt, *said.token_ids[:-1]]
+    assert more[: len(written)] == written
+    assert meaning(decoded(more)) == "<uaba><mabbbc(ab)><tbb><m"
+    assert asked(Table(1 << 20), [USER, sent_back(said), TOOL])[1][: len(written)] != written, "nobody else has them"
+    assert asked(table, [USER, sent_back(said), TOOL], "another key")[1][: len(written)] != written
+
+
+def test_a_changed_answer_has_the_tokens_of_its_text() -> None:
+    table = Table(1 << 20)
+    first, prompt = asked(table, [USER])
+    said = completion([2, 3], "ab")
+    first.ended(said)
+    changed: Any = sent_back(said)
+    changed["tool_calls"][0]["function"]["arguments"] = {"x": "b"}
+    for message in (changed, {**sent_back(said), "content": "abb"}, {"role": "assistant", "content": "ab"}):
+        reader = Reader()
+        _, more = asked(table, [USER, message, TOOL])
+        assert decoded(more) == reader.render([USER, message, TOOL])
+        assert more[: len(prompt)] == prompt
+
+
+def test_true_is_no_number_and_an_order_is_not_a_difference() -> None:
+    table = Table(1 << 20)
+    first, _ = asked(table, [USER])
+    call = ToolCall("call0", "f", '{"x": 1, "y": [{"a": null, "b": 2.0}]}')
+    done = completion([2], None)
+    first.ended(
+        Completion(done.text, done.token_ids, FinishReason.TOOL_CALLS, done.usage, done.timings, tool_calls=(call,))
+    )
+
+    def message(arguments: object) -> Message:
+        function = {"name": "f", "arguments": arguments}
+        return {"role": "assistant", "content": "a", "tool_calls": [{"id": "call0", "function": function}]}
+
+    same = Reading(table, "", [USER, message({"y": [{"b": 2.0, "a": None}], "x": 1})], PARAMS).messages[1]
+    [kept] = same["tool_calls"]  # type: ignore[misc, str-unpack]
+    assert list(kept["function"]["arguments"]) == ["x", "y"], "in the order that was written"  # type: ignore[index]
+    other = message({"x": True, "y": [{"a": None, "b": 2.0}]})
+    assert Reading(table, "", [USER, other], PARAMS).messages[1] is other
+
+
+def test_a_template_that_cannot_render_the_part_is_no_error() -> None:
+    table, reader = Table(1 << 20), Reader()
+    first, _ = asked(table, [USER])
+    said = completion([2, 3], "ab")
+    first.ended(said)
+    reading = Reading(table, "", [USER, sent_back(said), TOOL], PARAMS)
+
+    def refuse(messages: object) -> str:
+        raise InvalidRequest("roles must alternate")
+
+    text = reader.render(reading.messages)
+    assert decoded(reading.tokens(reader, text, refuse)) == text
+
+
+TURNS = st.lists(
+    st.tuples(
+        st.sampled_from(["send back", "trim", "change", "ask again", "forget"]),
+        st.lists(st.sampled_from([2, 3, 4, 5, 6, 7]), max_size=6),
+        st.none() | st.sampled_from(["a", "ab", "bbb"]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(TURNS, st.sampled_from([0, 2000, 1 << 20]))
+@settings(max_examples=300, deadline=None)
+def test_a_prompt_always_means_its_text(turns: Any, most: int) -> None:
+    """And what a client sends back unchanged is computed no second time."""
+    table, reader = Table(most), Reader()
+    messages: list[Message] = [USER]
+    for how, tokens, call, ended in turns:
+        reading, prompt = asked(table, messages)
+        assert meaning(decoded(prompt)) == meaning(reader.render(messages))
+        if how == "forget":
+            continue
+        done = completion(tokens, call if ended else None, ended)
+        reading.ended(done)
+        if how == "ask again":
+            continue
+        message: Any = sent_back(done)
+        if how == "trim":
+            message["content"] = message["content"].strip()
+        if how == "change":
+            message["content"] += "a"
+        messages = [*messages, message, TOOL if call is not None else USER]
+        if how in ("send back", "trim") and most == 1 << 20 and ended and (done.text.strip() or call):
+            _, more = asked(table, messages)
+            written = [*prompt, *done.token_ids[:-1]]
+            assert more[: len(written)] == written

@@ -1,0 +1,115 @@
+"""Transcripts outlive a process, and what is not the server's own is not believed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from cortexmlx.server.transcripts.answered import Answered
+from cortexmlx.server.transcripts.saved import SavedTranscripts
+from cortexmlx.server.transcripts.table import Remembered, Table
+from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.store.folder import remove_transcripts
+from cortexmlx.tools.call import ToolCall
+
+LOTS = 1 << 30
+TOKENS = st.lists(st.integers(0, 1 << 20), max_size=5).map(tuple)
+CALLS = st.lists(st.builds(ToolCall, st.text(max_size=3), st.text(max_size=3), st.text(max_size=9)), max_size=2)
+ANSWERED = st.builds(Answered, st.text(), st.text(), CALLS.map(tuple), st.text(), TOKENS, st.text(max_size=3))
+CUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3).map(tuple)
+REMEMBERED = st.builds(
+    Remembered,
+    st.builds(Transcript, st.text(), TOKENS, CUTS),
+    st.integers(0, 9),
+    ANSWERED,
+    st.lists(ANSWERED, max_size=2).map(tuple),
+)
+ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, Answered("b", "", (), "b", (2,), "$"))
+
+
+def keep(folder: Path, *kept: tuple[str, Remembered], identity: str = "model") -> None:
+    shelf = SavedTranscripts(folder, identity)
+    for client, each in kept:
+        shelf.put(client, each)
+    shelf.close()
+
+
+def read(folder: Path, most: int = LOTS, identity: str = "model") -> list[tuple[str, Remembered]]:
+    return SavedTranscripts(folder, identity).read(most)
+
+
+@given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_what_was_kept_is_read(tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[str, Remembered]]) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    keep(folder, *kept)
+    assert {each.id: (client, each) for client, each in read(folder)} == {e.id: (c, e) for c, e in kept}
+
+
+def test_another_model_has_none_of_it_and_leaves_it(tmp_path: Path) -> None:
+    keep(tmp_path, ("key", ONE))
+    assert read(tmp_path, identity="another") == []
+    assert read(tmp_path) == [("key", ONE)]
+
+
+def test_nobody_else_reads_it_or_writes_it(tmp_path: Path) -> None:
+    keep(tmp_path, ("key", ONE))
+    [path] = tmp_path.glob("*.transcript")
+    assert path.stat().st_mode & 0o077 == 0
+    written = path.read_bytes()
+    forged = path.with_name("f" * 32 + ".transcript")
+    for data in (written.replace(b'"key"', b'"yek"'), written[:-1], b"", b"{}", b"\0" * 100, written[32:]):
+        forged.write_bytes(data)
+        assert read(tmp_path) == [("key", ONE)]
+        assert not forged.exists(), "what cannot be used is removed"
+    forged.symlink_to(path)
+    assert read(tmp_path) == [("key", ONE)]
+
+
+def test_a_folder_with_a_new_secret_forgets(tmp_path: Path) -> None:
+    keep(tmp_path, ("key", ONE))
+    (tmp_path / "secret").write_bytes(b"x" * 32)
+    assert read(tmp_path) == []
+
+
+def test_what_is_too_much_or_too_old_goes(tmp_path: Path) -> None:
+    others = [Remembered(ONE.read, number, ONE.answered) for number in range(4)]
+    keep(tmp_path, *(("key", each) for each in others))
+    for age, each in enumerate(reversed(others)):
+        when = time.time() - age * 60
+        os.utime(tmp_path / f"{each.id}.transcript", (when, when))
+    size = (tmp_path / f"{others[0].id}.transcript").stat().st_size
+    assert read(tmp_path, 2 * size + 2) == [("key", each) for each in others[2:]]
+    assert len(list(tmp_path.glob("*.transcript"))) == 2
+    old = time.time() - 31 * 24 * 3600
+    os.utime(tmp_path / f"{others[3].id}.transcript", (old, old))
+    assert read(tmp_path) == [("key", others[2])]
+    assert remove_transcripts(tmp_path) > 0 and read(tmp_path) == []
+
+
+def test_a_table_goes_on_where_another_ended(tmp_path: Path) -> None:
+    shelf = SavedTranscripts(tmp_path, "model")
+    table = Table(LOTS, shelf)
+    table.keep("key", ONE)
+    longer = Remembered(Transcript("abc", (1, 2, 3)), 2, ONE.answered)
+    table.keep("key", longer, instead_of=ONE)
+    shelf.close()
+    again = Table(LOTS, SavedTranscripts(tmp_path, "model"))
+    assert again.nearest("key", "abcd", []) == longer and again.all() == [("key", longer)]
+    assert again.nearest("another", "abcd", []) is None
+
+
+def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    shelf = SavedTranscripts(tmp_path / "store", "model")
+    for path in (tmp_path / "store").iterdir():
+        path.unlink()
+    (tmp_path / "store").rmdir()
+    shelf.put("key", ONE)
+    shelf.remove(ONE)
+    assert shelf.read(LOTS) == []
+    shelf.close()

@@ -1,0 +1,121 @@
+"""The table keeps within its bound, and one client's transcripts from another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from cortexmlx.server.transcripts.answered import Answered
+from cortexmlx.server.transcripts.table import Remembered, Table
+from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.tools.call import ToolCall
+
+CLIENTS = st.sampled_from(["", "a", "b"])
+TEXTS = st.text("xy", max_size=12)
+MOST = 4000
+
+
+def encode(text: str) -> list[int]:
+    return [ord(each) for each in text]
+
+
+def remembered(text: str, calls: tuple[str, ...] = ()) -> Remembered:
+    made = tuple(ToolCall(id, "f", "{}") for id in calls)
+    return Remembered(Transcript().read(text, encode), 1, Answered("z", "", made, "z", (1,), "$"))
+
+
+class Kept(RuleBasedStateMachine):
+    """A table beside a list of what was kept, in the order of its use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: list[Remembered] = []
+        self.shelf: dict[str, str] = {}
+        self.table = Table(MOST, self)
+        self.model: list[tuple[str, Remembered]] = []
+
+    def read(self, most: int) -> list[tuple[str, Remembered]]:
+        return []
+
+    def put(self, client: str, remembered: Remembered) -> None:
+        self.shelf[remembered.id] = client
+
+    def remove(self, remembered: Remembered) -> None:
+        del self.shelf[remembered.id]
+        self.lost.append(remembered)
+
+    entries = Bundle("entries")
+
+    @rule(target=entries, client=CLIENTS, text=TEXTS, calls=st.lists(st.sampled_from("pqr"), max_size=2))
+    def keep(self, client: str, text: str, calls: list[str]) -> Any:
+        each = remembered(text, tuple(calls))
+        self.table.keep(client, each)
+        self._kept(client, each)
+        return client, each
+
+    @rule(target=entries, old=consumes(entries), more=TEXTS)
+    def continue_one(self, old: Any, more: str) -> Any:
+        client, before = old
+        each = remembered(before.read.text + "z" + more)
+        self.table.keep(client, each, before)
+        self.model = [(c, e) for c, e in self.model if e is not before]
+        self._kept(client, each)
+        return client, each
+
+    @rule(entry=entries)
+    def use(self, entry: Any) -> None:
+        self.table.use(*entry)
+        if any(each is entry[1] for _, each in self.model):
+            self.model = [(c, e) for c, e in self.model if e is not entry[1]] + [entry]
+
+    def _kept(self, client: str, each: Remembered) -> None:
+        self.model.append((client, each))
+        while sum(e.size for _, e in self.model) > MOST:
+            sizes = {name: sum(e.size for c, e in self.model if c == name) for name, _ in self.model}
+            largest = max(sizes.values())
+            first = next((e for e in self.lost if any(e is kept for _, kept in self.model)), None)
+            assert first is not None, "the table dropped nothing, though there was too much"
+            owner = next(c for c, e in self.model if e is first)
+            assert sizes[owner] == largest, "the client with the most loses"
+            assert next(e for c, e in self.model if c == owner) is first, "what was used least recently goes first"
+            self.model = [(c, e) for c, e in self.model if e is not first]
+
+    @invariant()
+    def the_same_is_there(self) -> None:
+        assert self.table.size == sum(e.size for _, e in self.model) <= MOST
+        assert {(c, e.id) for c, e in self.table.all()} == {(c, e.id) for c, e in self.model}
+        assert self.shelf == {e.id: c for c, e in self.model}
+        for client in ("", "a", "b"):
+            own = [e for c, e in self.model if c == client]
+            for call in "pqr":
+                answers = [e.answered for e in own for each in e.answered.calls if each.id == call]
+                assert Counter(self.table.answer_of(client, call)) == Counter(answers)
+
+    @rule(client=CLIENTS, text=TEXTS)
+    def look(self, client: str, text: str) -> None:
+        own = [e for c, e in self.model if c == client]
+        common = [_common(e.read.text, text) for e in own]
+        found = self.table.nearest(client, text, [])
+        if not max(common, default=0):
+            assert found is None
+        else:
+            assert found is not None and any(found is e for e in own)
+            assert _common(found.read.text, text) == max(common)
+
+
+def _common(one: str, other: str) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+TestKept = Kept.TestCase
+TestKept.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_one_that_is_too_large_is_not_kept() -> None:
+    table = Table(MOST)
+    table.keep("a", remembered("x" * MOST))
+    assert table.all() == [] and table.size == 0
