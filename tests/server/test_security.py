@@ -43,7 +43,7 @@ def test_the_page_tells_nothing_without_a_key(serve: Any) -> None:
         for accept in ("text/html", "*/*"):
             reply = http.get("/", headers={"accept": accept})
             assert reply.status_code == 200 and "tiny" not in reply.text
-            assert not any(key in reply.text or name in reply.text.split() for key, name in KEYS.items())
+            assert not any(key in reply.text for key in KEYS)
 
 
 @pytest.mark.parametrize("name", ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "%00", "tiny%00"])
