@@ -59,12 +59,12 @@ class Asking:
         """Return what answers the requests of a protocol."""
 
         async def answer(request: Request) -> Response:
-            body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
-            if self.open >= self.settings.max_open:
+            if self.open >= self.settings.max_open:  # before its body takes memory
                 later = {"retry-after": "1"}
                 raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
             self.open += 1
             try:
+                body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
                 began, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
                     defaults = self._defaults(request)
