@@ -147,6 +147,8 @@ def said_tokens(
     are None if a stop string cut the text: those of the rest are those of its text.
     """
     tokens = answer.token_ids
+    if answer.stop_string is not None:
+        return None, False
     if answer.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or not tokens:
         return tokens, False
     if tokens[-1] in {*ends, *params.stop_token_ids}:
