@@ -96,7 +96,7 @@ def anchor_of(
         return 0
     asked = render(messages[: last + 1])
     cut = None if asked is None else next((tokens for place, tokens in read.cuts if place == len(asked)), None)
-    if asked is None or cut is None or not read.text.startswith(asked):
+    if asked is None or cut is None or cut == len(read.tokens) or not read.text.startswith(asked):
         return 0
     opened = opened_thoughts(asked, thoughts)
     tail = tuple(encode(opened)) if opened else ()

@@ -119,6 +119,8 @@ def test_the_anchor_is_before_the_thoughts_that_the_last_question_opened() -> No
     assert anchor_of(read, [user], thoughts, render, encode) == 0, "the end"
     assert anchor_of(read, [called, tool], thoughts, render, encode) == 0, "no question"
     assert anchor_of(read, [user, called, tool], thoughts, lambda messages: None, encode) == 0
+    silent = Transcript().read("uq", encode)
+    assert anchor_of(silent, [user, tool], thoughts, lambda messages: "uq", encode) == 0, "the rest is not written"
     assert anchor_of(Transcript().read(text, encode), [user, called, tool], thoughts, render, encode) == 0, "no cut"
 
 
