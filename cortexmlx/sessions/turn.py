@@ -96,7 +96,7 @@ def anchor_of(
         return 0
     asked = render(messages[: last + 1])
     cut = None if asked is None else next((tokens for place, tokens in read.cuts if place == len(asked)), None)
-    if asked is None or cut is None or not read.text.startswith(asked):
+    if asked is None or cut is None or cut == len(read.tokens) or not read.text.startswith(asked):
         return 0
     opened = opened_thoughts(asked, thoughts)
     tail = tuple(encode(opened)) if opened else ()
@@ -147,6 +147,8 @@ def said_tokens(
     are None if a stop string cut the text: those of the rest are those of its text.
     """
     tokens = answer.token_ids
+    if answer.stop_string is not None:
+        return None, False
     if answer.finish_reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS) or not tokens:
         return tokens, False
     if tokens[-1] in {*ends, *params.stop_token_ids}:

@@ -21,7 +21,10 @@ _SECRET_BYTES = 32
 _OTHERS = 0o077
 """Bits of a file's mode that let other users read, write or execute it."""
 
-_OURS = re.compile(r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript)")
+_OURS = re.compile(
+    r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript)"
+    r"|\.[0-9a-f]{16}\.unfinished"
+)
 TRANSCRIPT = re.compile(r"[0-9a-f]{32}\.transcript")
 """The names of files with transcripts, which a server keeps here."""
 _TAKEN = {SECRET, HASHES, "index.sqlite"}

@@ -82,8 +82,8 @@ def test_a_turn_with_what_there_is_of_its_answer(
     assert [m.get("reasoning_content") for m in said[1:]] == ["hm" if apart and thinking else None] * (len(said) - 1)
 
 
-def completion(reason: FinishReason, *tokens: int) -> Any:
-    return SimpleNamespace(finish_reason=reason, token_ids=tokens)
+def completion(reason: FinishReason, *tokens: int, cut: str | None = None) -> Any:
+    return SimpleNamespace(finish_reason=reason, token_ids=tokens, stop_string=cut)
 
 
 def test_the_token_that_ends_an_answer_is_not_said() -> None:
@@ -95,6 +95,9 @@ def test_the_token_that_ends_an_answer_is_not_said() -> None:
     assert said_tokens(completion(FinishReason.STOP, 1, 2), plain, {9}) == ((1, 2), False)
     assert said_tokens(completion(FinishReason.LENGTH, 1, 9), plain, {9}) == ((1, 9), False)
     assert said_tokens(completion(FinishReason.CANCELLED), plain, {9}) == ((), False)
+    for reason in FinishReason:
+        held = completion(reason, 1, 9, cut="x")  # it was found in what was held back until the end
+        assert said_tokens(held, stopping, {9}) == (None, False), "a stop string cut it, whatever ended it"
 
 
 def test_the_anchor_is_before_the_thoughts_that_the_last_question_opened() -> None:
@@ -116,6 +119,8 @@ def test_the_anchor_is_before_the_thoughts_that_the_last_question_opened() -> No
     assert anchor_of(read, [user], thoughts, render, encode) == 0, "the end"
     assert anchor_of(read, [called, tool], thoughts, render, encode) == 0, "no question"
     assert anchor_of(read, [user, called, tool], thoughts, lambda messages: None, encode) == 0
+    silent = Transcript().read("uq", encode)
+    assert anchor_of(silent, [user, tool], thoughts, lambda messages: "uq", encode) == 0, "the rest is not written"
     assert anchor_of(Transcript().read(text, encode), [user, called, tool], thoughts, render, encode) == 0, "no cut"
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from cortexmlx.request import Completion, Message
 from cortexmlx.tools.call import ToolCall
 
+THOUGHTS = "reasoning_content"
+"""The field of a message that has its thoughts."""
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -42,9 +45,15 @@ class Answered:
             return False
         return all(is_call(theirs, own) for theirs, own in zip(calls, self.calls, strict=True))
 
-    def thoughts_are_in(self, rendered: str) -> bool:
-        """Whether a rendered answer has its thoughts, or there are none."""
-        return self.thinking.strip() in rendered
+    def thoughts_are_of(self, message: Message) -> bool:
+        """Whether a message has the thoughts of this answer, or neither has any."""
+        said = message.get(THOUGHTS) or ""
+        return isinstance(said, str) and said.strip() == self.thinking.strip()
+
+    def has(self, text: str) -> bool:
+        """Whether a text is in what was written, also in a call whose arguments spell it with escapes."""
+        values = (json.dumps(call.values, ensure_ascii=False) for call in self.calls)
+        return text in self.text or any(text in each for each in values)
 
     def given_back(self, message: Message) -> Message:
         """Return a message of this answer's calls with their arguments in the order in which the model wrote them."""

@@ -6,6 +6,7 @@ that is damaged, or from elsewhere, is removed.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import logging
@@ -30,6 +31,8 @@ _SIGNATURE = 32
 _VERSION = 1
 _OLDEST = 30 * 24 * 3600.0
 """Seconds after which a transcript that nobody continued is removed."""
+_FOR_NOW = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
+"""Errors of a process that has too much open, which say nothing of a file."""
 _ABANDONED = 3600.0
 """Seconds after which an unfinished file is that of a dead process."""
 
@@ -56,7 +59,12 @@ class SavedTranscripts:
             remove_unfinished(self._folder, _ABANDONED)
         for path, size, changed in self._files():
             total += size
-            each = None if total > most or now - changed > _OLDEST else self._read(path)
+            try:
+                each = None if total > most or now - changed > _OLDEST else self._read(path)
+            except OSError as error:
+                if error.errno in _FOR_NOW:
+                    continue
+                each = None
             if each is None:
                 with suppress(OSError):
                     path.unlink()
@@ -88,7 +96,7 @@ class SavedTranscripts:
         return sorted(listed, key=lambda each: each[2], reverse=True)
 
     def _read(self, path: Path) -> tuple[str, str, Remembered] | None:
-        """Return the model, the client and the transcript in a file; None if it is not one of ours."""
+        """Return the model, the client and the transcript in a file; None if it is not one of ours. Raises OSError."""
         try:
             with open_plain(path) as file:
                 signature, data = file.read(_SIGNATURE), file.read()
@@ -98,7 +106,7 @@ class SavedTranscripts:
             if said["version"] != _VERSION:
                 return None
             return said["model"], said["client"], _remembered(said["transcript"], path.stem)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def _write(self, client: str, remembered: Remembered) -> None:

@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cortexmlx.request import Message
-from cortexmlx.server.transcripts.answered import Answered
+from cortexmlx.server.transcripts.answered import THOUGHTS, Answered
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
 from cortexmlx.sessions.turn import Render
 
 _PER_TOKEN = 40
 """Bytes that a token takes, roughly."""
+_PER_CUT = 120
+"""Bytes that a cut takes, roughly."""
+_PER_TRANSCRIPT = 1500
+"""Bytes that a transcript takes beside its texts and tokens, roughly: many of them are short."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Remembered:
     def size(self) -> int:
         """Bytes that it takes, roughly."""
         answers = sum(len(each.text) * 3 + len(each.tokens) * _PER_TOKEN for each in (self.answered, *self.earlier))
-        return len(self.read.text) + len(self.read.tokens) * _PER_TOKEN + answers
+        read = len(self.read.text) + len(self.read.tokens) * _PER_TOKEN + len(self.read.cuts) * _PER_CUT
+        return read + answers + _PER_TRANSCRIPT
 
     def continued(self, text: str, messages: Sequence[Message], encode: Encode, render: Render) -> Transcript:
         """Return the transcript of a rendered text, with this one's tokens as far as they go on."""
@@ -61,20 +66,29 @@ class Remembered:
         return said, common_length(self.answered.text, text[begin : begin + len(self.answered.text)])
 
     def _as_rendered(self, text: str, messages: Sequence[Message], render: Render) -> str | None:
-        """Return how the template writes the answer in `text`, which may not be how the model wrote it; None if `text`
+        """Return how the template writes the answer in `text`, if that is not how the model wrote it; None if `text`
         does not have this answer, or it cannot be told where it ends.
         """
-        end = self.answered.end
+        end, own = self.answered.end, self.answered
         begin = len(self.read.text)
-        if not end or len(messages) <= self.place or not self.answered.is_said_by(messages[self.place]):
+        if text.startswith(own.text, begin) or not end or len(messages) <= self.place:
+            return None
+        before, message = messages[: self.place], messages[self.place]
+        if not own.is_said_by(message) or not own.thoughts_are_of(message) or own.has(end):
+            return None
+        if render(before) != self.read.text:
             return None
         place = text.find(end, begin)
-        alone = render(messages[: self.place + 1]) if place >= 0 else None
+        alone = render((*before, message)) if place >= 0 else None
         # Where the next message is written may depend on what follows: what is common to both surely is the answer.
         if alone is None or common_length(alone, text) < place + len(end):
             return None
         said = text[begin:place]
-        return said if self.answered.thoughts_are_in(said) else None
+        if own.thinking.strip():
+            silent = render((*before, {**message, THOUGHTS: ""}))
+            if own.thinking.strip() not in said or silent is None or silent.startswith(alone[: place + len(end)]):
+                return None  # the template leaves thoughts out
+        return said
 
 
 class Shelf(Protocol):

@@ -155,7 +155,7 @@ TURNS = st.lists(
 )
 
 
-@given(TURNS, st.sampled_from([0, 2000, 1 << 20]))
+@given(TURNS, st.sampled_from([0, 6000, 1 << 20]))
 @settings(max_examples=300, deadline=None)
 def test_a_prompt_always_means_its_text(turns: Any, most: int) -> None:
     """And what a client sends back unchanged is computed no second time."""
@@ -180,3 +180,72 @@ def test_a_prompt_always_means_its_text(turns: Any, most: int) -> None:
             _, more = asked(table, messages)
             written = [*prompt, *done.token_ids[:-1]]
             assert more[: len(written)] == written
+
+
+class Marked(Reader):
+    """A reader whose template leaves out thoughts, or writes them."""
+
+    def __init__(self, thoughts: bool = False) -> None:
+        self._thoughts = thoughts
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(each) for each in text]
+
+    def token_bytes(self, token: int) -> bytes:
+        return chr(token).encode()
+
+    def _message(self, message: Any) -> str:
+        thoughts = message.get("reasoning_content", "") if self._thoughts else ""
+        calls = "".join(f"c({call['function']['arguments']['x']})" for call in message.get("tool_calls", ()))
+        begin, end = ("", "") if message["role"] == "system" else ({"assistant": "<m"}.get(message["role"], "<u"), ">")
+        return begin + thoughts + message["content"].strip() + calls + end
+
+
+def after(
+    reader: Marked, first: Sequence[Message], written: str, messages: Sequence[Message], **answer: Any
+) -> tuple[str, str]:
+    """What the tokens of `messages` say after an answer to `first` that was `written` so, and what they should."""
+    table = Table(1 << 20)
+    reading = Reading(table, "", first, PARAMS)
+    reading.tokens(reader, reader.render(first), reader.render)
+    ids = (*map(ord, written), END)
+    answer = {"text": written, **answer}
+    usage, timings = Usage(1, len(ids)), Timings(0, 0, 0, 0, 0)
+    said = Completion(token_ids=ids, finish_reason=FinishReason.STOP, usage=usage, timings=timings, **answer)
+    reader.token_bytes = lambda token: b">" if token == END else chr(token).encode()  # type: ignore[method-assign]
+    reading.ended(said)
+    more = Reading(table, "", messages, PARAMS)
+    text = reader.render(more.messages)
+    return "".join(map(chr, more.tokens(reader, text, reader.render))), text
+
+
+def test_an_answer_that_says_the_token_that_ends_it_is_not_said_twice() -> None:
+    for written in ("a > b", " a > b", "a > b > "):
+        said: Message = {"role": "assistant", "content": written}
+        tokens, text = after(Marked(), [USER], written, [USER, said, TOOL])
+        assert tokens.replace(" ", "") == text.replace(" ", "")
+    call = ToolCall("1", "f", '{"x": "a\\u003eb"}')  # the template writes the character itself
+    done: Any = {"role": "assistant", "content": "", "tool_calls": [call.as_mapping()]}
+    tokens, text = after(
+        Marked(), [USER], 'c("a\\u003eb")', [USER, done, TOOL], text="", raw_text='c("a\\u003eb")', tool_calls=(call,)
+    )
+    assert tokens == text
+
+
+def test_thoughts_that_are_not_those_of_the_answer_are_read_as_they_were_sent() -> None:
+    wrote: Any = {"text": "yes it is", "thinking": "yes", "raw_text": "yes  yes it is"}
+    sent: Message = {"role": "assistant", "content": "yes it is", "reasoning_content": "yes"}
+    tokens, text = after(Marked(thoughts=False), [USER], "yes  yes it is", [USER, sent, USER], **wrote)
+    assert tokens == text, "the template leaves thoughts out, though their words are in the answer"
+    other: Message = {**sent, "reasoning_content": "oh yes, or no"}
+    tokens, text = after(Marked(thoughts=True), [USER], "yes  yes it is", [USER, other, USER], **wrote)
+    assert tokens == text, "the client sends other thoughts"
+    tokens, text = after(Marked(thoughts=True), [USER], " it is", [USER, {**other, "content": "it is"}, USER])
+    assert tokens == text, "the client sends thoughts, and there were none"
+
+
+def test_an_answer_is_known_only_after_the_messages_that_it_answered() -> None:
+    empty: Message = {"role": "system", "content": ""}
+    other, same = ({"role": "assistant", "content": each} for each in ("no", "ok"))
+    tokens, text = after(Marked(), [empty, USER], " ok", [USER, other, same, USER])
+    assert tokens == text, "the second message after the question is not its answer"

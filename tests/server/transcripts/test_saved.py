@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -113,3 +114,25 @@ def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
     shelf.remove(ONE)
     assert shelf.read(LOTS) == []
     shelf.close()
+
+
+def test_what_cannot_be_read_now_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path, ("key", ONE))
+    shelf = SavedTranscripts(tmp_path, "model")
+
+    def no_more(path: Path) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cortexmlx.server.transcripts.saved.open_plain", no_more)
+        assert shelf.read(LOTS) == []
+    assert shelf.read(LOTS) == [("key", ONE)]
+
+
+def test_what_a_dead_process_left_is_no_other_thing_in_the_folder(tmp_path: Path) -> None:
+    """The secret can be made anew beside it."""
+    keep(tmp_path, ("key", ONE))
+    (tmp_path / f".{'0' * 16}.unfinished").write_bytes(b"half")
+    (tmp_path / "index.sqlite").touch()
+    (tmp_path / "secret").unlink()
+    assert read(tmp_path) == []

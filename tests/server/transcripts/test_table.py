@@ -16,7 +16,7 @@ from cortexmlx.tools.call import ToolCall
 
 CLIENTS = st.sampled_from(["", "a", "b"])
 TEXTS = st.text("xy", max_size=12)
-MOST = 4000
+MOST = 16000
 
 
 def encode(text: str) -> list[int]:
