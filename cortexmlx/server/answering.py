@@ -86,9 +86,12 @@ class Answering:
                 if self._closed:
                     raise SlowReader(f"more than {MOST_WAITING} events wait to be read: the request is cancelled")
                 self._news.clear()
+                alarm = asyncio.get_running_loop().call_later(quiet, self._news.set)  # without a task for each event
                 try:
-                    await asyncio.wait_for(self._news.wait(), quiet)
-                except TimeoutError:
+                    await self._news.wait()
+                finally:
+                    alarm.cancel()
+                if not self._events and not self._closed:
                     yield None
                 continue
             number, event = self._events.popleft()

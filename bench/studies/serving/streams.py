@@ -1,4 +1,4 @@
-"""What streams cost the server's process: sixteen answers at a hundred steps a second, of an engine that computes nothing.
+"""What streams cost the server's process: answers at a hundred steps a second, of an engine that computes nothing.
 
     python -m cortexmlx.bench.studies.serving.streams [--streams 16] [--rate 100] [--seconds 10] [--profile]
 
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ def read():
     events = 0
     while line := reply.readline():
         events += line.startswith(b"data: {")
-    print(events, flush=True)
+    sys.stdout.write(f"{events}\n")
 threads = [threading.Thread(target=read) for _ in range(count)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
@@ -89,29 +90,30 @@ class StubEngine:
 
 
 @contextmanager
-def serving(engine: StubEngine) -> Iterator[tuple[str, Any]]:
-    """Serve a stub; yields its address and the profile of the loop's thread."""
+def serving(engine: StubEngine, profile: cProfile.Profile | None = None) -> Iterator[str]:
+    """Serve a stub; yields its address. `profile` profiles the loop's thread."""
     listening = Listening(app(engine), bound("127.0.0.1", 0))  # type: ignore[arg-type]
-    profile = cProfile.Profile()
-    thread = threading.Thread(target=profile.runcall, args=(listening.run,)) if ARGS.profile else None
-    thread = thread or threading.Thread(target=listening.run)
+    run = listening.run if profile is None else partial(profile.runcall, listening.run)
+    thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield listening.url, profile
+        yield listening.url
     finally:
         listening.stop()
         thread.join()
 
 
-def measured(streams: int, rate: float, seconds: float) -> dict[str, float]:
-    """Return the CPU seconds per second of the server's process, and of the stub alone."""
+def measured(streams: int, rate: float, seconds: float, profile: cProfile.Profile | None = None) -> dict[str, float]:
+    """Return the steps per second, the CPU seconds per second of the server's process without the stub's, and the CPU
+    microseconds for an event.
+    """
     alone = StubEngine(rate)
     for _ in range(streams):
         alone.submit("", None, listener=lambda event: None)
     stub = _cpu(seconds)
     alone.end()
     engine = StubEngine(rate)
-    with serving(engine) as (url, profile):
+    with serving(engine, profile) as url:
         host, port = url.removeprefix("http://").split(":")
         command = [sys.executable, "-c", READER, host, port, str(streams)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as readers:
@@ -124,10 +126,12 @@ def measured(streams: int, rate: float, seconds: float) -> dict[str, float]:
             assert readers.stdout is not None
             read = [int(line) for line in readers.stdout]
     assert len(read) == streams and min(read) >= steps, "a stream has lost events"
-    if ARGS.profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     share = used - stub
-    return {"steps_per_second": steps / seconds, "core": share, "us_per_event": share / (steps * streams / seconds) * 1e6}
+    return {
+        "steps_per_second": steps / seconds,
+        "core": share,
+        "us_per_event": share / (steps * streams / seconds) * 1e6,
+    }
 
 
 def _cpu(seconds: float) -> float:
@@ -142,5 +146,9 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=100.0)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--profile", action="store_true")
-    ARGS = parser.parse_args()
-    print(json.dumps({name: round(value, 3) for name, value in measured(ARGS.streams, ARGS.rate, ARGS.seconds).items()}))
+    asked = parser.parse_args()
+    profiled = cProfile.Profile() if asked.profile else None
+    figures = measured(asked.streams, asked.rate, asked.seconds, profiled)
+    if profiled is not None:
+        pstats.Stats(profiled).sort_stats("tottime").print_stats(25)
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))

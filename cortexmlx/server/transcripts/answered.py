@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cortexmlx.request import Completion, Message
-from cortexmlx.tools.call import ToolCall
+from cortexmlx.tools.call import ToolCall, loaded
+from cortexmlx.tools.tool import Tool
 
 THOUGHTS = "reasoning_content"
 """The field of a message that has its thoughts."""
@@ -27,11 +28,17 @@ class Answered:
     """The tokens of `text`."""
     end: str
     """The text of the token that ended it; empty if none did."""
+    omitted: tuple[str, ...] = ()
+    """For each call, the defaults of the arguments that the model left out, as a JSON object. Some clients put them in:
+    they mean the same.
+    """
 
     @classmethod
-    def of(cls, completion: Completion, tokens: tuple[int, ...], end: str) -> Answered:
-        """Return what is remembered of a completion whose text has these tokens."""
-        return cls(completion.text, completion.thinking, completion.tool_calls, completion.raw_text, tokens, end)
+    def of(cls, completion: Completion, tokens: tuple[int, ...], end: str, tools: Sequence[Tool] = ()) -> Answered:
+        """Return what is remembered of a completion whose text has these tokens, and which could call `tools`."""
+        calls, schemas = completion.tool_calls, {tool.name: tool.schema for tool in tools}
+        omitted = tuple(_omitted(call, schemas.get(call.name, {})) for call in calls)
+        return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted)
 
     def is_said_by(self, message: Message) -> bool:
         """Whether a message is this answer. White space around its text, and the form of its calls' arguments, may
@@ -43,7 +50,8 @@ class Answered:
         calls = message.get("tool_calls") or ()
         if not isinstance(calls, list | tuple) or len(calls) != len(self.calls):
             return False
-        return all(is_call(theirs, own) for theirs, own in zip(calls, self.calls, strict=True))
+        omitted = self.omitted or ("{}",) * len(calls)
+        return all(map(is_call, calls, self.calls, omitted))
 
     def thoughts_are_of(self, message: Message) -> bool:
         """Whether a message has the thoughts of this answer, or neither has any."""
@@ -60,21 +68,46 @@ class Answered:
         return {**message, "tool_calls": [call.as_mapping() for call in self.calls]}
 
 
-def is_call(message: object, call: ToolCall) -> bool:
-    """Whether a call in a message is this one: the same id, function and arguments."""
+def is_call(message: object, call: ToolCall, omitted: str = "{}") -> bool:
+    """Whether a call in a message is this one: the same id, function and arguments. It may also have `omitted`
+    arguments, with these values.
+    """
     function = message.get("function") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(function, Mapping):
         return False
     if message.get("id") != call.id or function.get("name") != call.name:
         return False
-    return _same(function.get("arguments"), call)
+    return _same(function.get("arguments"), call, omitted)
 
 
-def _same(arguments: object, call: ToolCall) -> bool:
+def _same(arguments: object, call: ToolCall, omitted: str) -> bool:
     try:
-        return canonical(arguments) == canonical(call.values)
+        if canonical(arguments) == canonical(call.values):
+            return True
+        usual = loaded(omitted)
+        if not usual or not isinstance(arguments, Mapping):
+            return False
+        said = {
+            name: value
+            for name, value in arguments.items()
+            if name not in usual or canonical(value) != canonical(usual[name])
+        }
+        return canonical(said) == canonical(call.values)
     except (ValueError, TypeError, RecursionError):
         return False
+
+
+def _omitted(call: ToolCall, schema: Mapping[str, Any]) -> str:
+    """Return the defaults of a schema's properties that a call does not have, as a JSON object."""
+    properties, values = schema.get("properties"), call.values
+    if not isinstance(properties, Mapping):
+        return "{}"
+    usual = {
+        name: part["default"]
+        for name, part in properties.items()
+        if name not in values and isinstance(part, Mapping) and "default" in part
+    }
+    return json.dumps(usual)
 
 
 canonical: Callable[[Any], str] = json.JSONEncoder(sort_keys=True).encode

@@ -76,6 +76,6 @@ class Reading:
             if tokens is None:
                 continue
             end = reader.token_bytes(answer.token_ids[-1]).decode("utf-8", "replace") if ended else ""
-            answered = Answered.of(answer, tokens, end)
+            answered = Answered.of(answer, tokens, end, self._params.offered)
             self._table.keep(self._client, Remembered(self._read, len(self.messages), answered, self._answers), instead)
             instead = None

@@ -140,4 +140,4 @@ def _remembered(said: dict[str, Any], id: str) -> Remembered:
 
 def _answered(said: dict[str, Any]) -> Answered:
     calls = tuple(ToolCall(**call) for call in said["calls"])
-    return Answered(**{**said, "calls": calls, "tokens": tuple(said["tokens"])})
+    return Answered(**{**said, "calls": calls, "tokens": tuple(said["tokens"]), "omitted": tuple(said["omitted"])})

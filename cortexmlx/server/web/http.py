@@ -112,10 +112,13 @@ def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = No
     return Response(dumped(body), status, headers, "application/json")
 
 
+_TEXT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def dumped(body: Any) -> bytes:
     """Return JSON as bytes. Halves of characters, which UTF-8 cannot hold, are escaped."""
     try:
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+        return _TEXT.encode(body).encode()
     except UnicodeEncodeError:
         return json.dumps(body, separators=(",", ":")).encode()
 

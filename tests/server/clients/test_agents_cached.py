@@ -22,13 +22,10 @@ MARKS = 8
 AGENTS = pytest.mark.parametrize("agent", [OPENCODE, CODEX, CLAUDE_CODE], ids=lambda agent: agent.section)
 
 
-def new_tokens(agent: Agent, before: Exchange, after: Exchange) -> int:
-    """How many tokens a turn's prompt has that the turn before it had not, nor its answer. A call that comes back with
-    more arguments is another call.
-    """
+def new_tokens(before: Exchange, after: Exchange) -> int:
+    """How many tokens a turn's prompt has that the turn before it had not, nor its answer."""
     assert before.tokens is not None and after.tokens is not None
-    known = before.tokens.prompt + (0 if agent.completes else before.tokens.answer)
-    return after.tokens.prompt - known
+    return after.tokens.prompt - before.tokens.prompt - before.tokens.answer
 
 
 @AGENTS
@@ -38,7 +35,7 @@ def test_from_the_second_turn_on_only_new_tokens_are_computed(agent: Agent, serv
     assert server.refused == []
     turns = server.turns(agent.path)
     assert len(turns) == 3
-    computed = [(after.computed, new_tokens(agent, before, after) + 2 * BLOCK) for before, after in pairwise(turns)]
+    computed = [(after.computed, new_tokens(before, after) + 2 * BLOCK) for before, after in pairwise(turns)]
     assert all(have <= most for have, most in computed), computed
 
 

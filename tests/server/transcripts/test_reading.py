@@ -129,6 +129,25 @@ def test_true_is_no_number_and_an_order_is_not_a_difference() -> None:
     assert Reading(table, "", [USER, other], PARAMS).messages[1] is other
 
 
+def test_a_client_may_put_in_what_is_a_default() -> None:
+    """Claude Code sends `"replace_all": false` back with each edit."""
+    schema = {"type": "object", "properties": {"x": {"type": "string"}, "all": {"type": "boolean", "default": False}}}
+    params = SamplingParams(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    table, reader = Table(1 << 20), Reader()
+    first = Reading(table, "", [USER], params)
+    prompt = first.tokens(reader, reader.render([USER]), reader.render)
+    said = completion([2, 3], "ab")
+    first.ended(said)
+    written = [*prompt, *said.token_ids[:-1]]
+    for put, same in ((False, True), (True, False), (0, False), (None, False)):
+        message: Any = sent_back(said)
+        message["tool_calls"][0]["function"]["arguments"] = {"all": put, "x": "ab"}
+        reading = Reading(table, "", [USER, message, TOOL], params)
+        more = reading.tokens(reader, reader.render(reading.messages), reader.render)
+        assert (more[: len(written)] == written) == same, put
+        assert (reading.messages[1] is message) != same
+
+
 def test_a_template_that_cannot_render_the_part_is_no_error() -> None:
     table, reader = Table(1 << 20), Reader()
     first, _ = asked(table, [USER])

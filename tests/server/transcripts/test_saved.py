@@ -21,7 +21,8 @@ from cortexmlx.tools.call import ToolCall
 LOTS = 1 << 30
 TOKENS = st.lists(st.integers(0, 1 << 20), max_size=5).map(tuple)
 CALLS = st.lists(st.builds(ToolCall, st.text(max_size=3), st.text(max_size=3), st.text(max_size=9)), max_size=2)
-ANSWERED = st.builds(Answered, st.text(), st.text(), CALLS.map(tuple), st.text(), TOKENS, st.text(max_size=3))
+OMITTED = st.lists(st.just('{"a": 1}'), max_size=2).map(tuple)
+ANSWERED = st.builds(Answered, st.text(), st.text(), CALLS.map(tuple), st.text(), TOKENS, st.text(max_size=3), OMITTED)
 CUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3).map(tuple)
 REMEMBERED = st.builds(
     Remembered,

@@ -47,8 +47,6 @@ class Agent:
     """What its model writes to read the file of that name, and then to correct it."""
     said: Callable[[str], str]
     """Its last words, in what it prints."""
-    completes: bool = False
-    """Whether it sends calls back with arguments that its model did not write: those that have defaults."""
 
     def correct(self, home: Home, url: str, question: str = QUESTION) -> CompletedProcess[str]:
         """Ask it to correct the file, which is wrong."""
@@ -108,5 +106,4 @@ CLAUDE_CODE = Agent(
         call("Edit", file_path=file, old_string="red", new_string="green"),
     ],
     lambda said: json.loads(said)["result"],
-    completes=True,
 )
