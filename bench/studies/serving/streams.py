@@ -26,7 +26,7 @@ from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usa
 from cortexmlx.server import app
 from cortexmlx.server.web.listening import Listening, bound
 
-READER = """
+READER = r"""
 import http.client, sys, threading
 host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 def read():
