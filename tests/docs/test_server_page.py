@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import plistlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.cli.serve.duration import seconds_of
 from cortexmlx.protocols.anthropic import conversation, messages, tools
 from cortexmlx.protocols.openai.responses import reader as responses
 from cortexmlx.protocols.openai.responses.offered import LEFT_OUT
@@ -85,6 +87,15 @@ def test_the_page_has_the_limits_and_the_paths() -> None:
     assert all(f"`{name}`" in text for name in ignored) and conversation.BILLING in text
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served
     assert all(path in text for path in served if "{" not in path)
+
+
+def test_the_agent_of_launchd_is_a_property_list() -> None:
+    """And its command is one that is understood."""
+    [block] = (block for block in blocks("xml") if block.page == PAGE)
+    said = plistlib.loads(block.text.encode())
+    program, command, *options = said["ProgramArguments"]
+    assert Path(program).name == "cortexmlx" and command == "serve" and said["RunAtLoad"] is True
+    assert options[1:] == ["--idle", "30m"] and seconds_of(options[2]) == 1800
 
 
 def test_the_page_names_what_has_no_effect_and_what_is_left_out() -> None:
