@@ -25,14 +25,19 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+WRITER = "cortexmlx transcripts"
+"""How the thread that writes an application's transcripts is called. It ends with the application."""
+
+
 def descriptors() -> set[str]:
     """Return the open files of this process that are files of somebody."""
     return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
 
 
 def threads() -> list[str]:
-    """Return the names of our threads."""
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("cortexmlx")]
+    """Return the names of our threads, without those of applications that earlier tests made."""
+    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("cortexmlx")]
+    return [name for name in names if not name.startswith(WRITER)]
 
 
 def _is_open(fd: str) -> bool:
