@@ -341,6 +341,11 @@ def test_parsers_of_tool_calls_have_tags_and_read_a_text() -> None:
     assert call in ({"name": "f", "arguments": {"a": 1}}, [{"name": "f", "arguments": {"a": 1}}])
 
 
+def test_the_server_has_the_options_that_the_study_gives() -> None:
+    text = inspect.getsource(module("server").main)
+    assert all(f'"--{option}"' in text for option in ("model", "port"))
+
+
 def reaching() -> set[str]:
     """The files of the package that import something of mlx-lm, or name one of its modules to import."""
     found = set()

@@ -86,12 +86,15 @@ def _compiled(text: CudaText, folder: Path) -> ctypes.CDLL:
     for header in HEADERS:
         (folder / header).parent.mkdir(parents=True, exist_ok=True)
         (folder / header).write_text("#include <cuda_host.h>\n")
+    conversions = folder / "conversions.o"  # which the compiler calls on processors without bfloat instructions
+    if not conversions.exists():
+        subprocess.run([*compiler.compile, *_FLAGS, "-c", RUNTIME / "conversions.cpp", "-o", conversions], check=True)
     number = len(list(folder.glob("*.cpp")))
     source, made, library = (folder / f"{text.name}_{number}{end}" for end in (".cpp", ".o", ".so"))
     source.write_text(text.text + text.called)
     paths = [f"-I{folder}", f"-I{HERE}", f"-I{RUNTIME}"]
     subprocess.run([*compiler.compile, *_FLAGS, *paths, "-c", source, "-o", made], check=True)
-    subprocess.run([*compiler.link, "-o", library, made], check=True)
+    subprocess.run([*compiler.link, "-o", library, made, conversions], check=True)
     return ctypes.CDLL(str(library))
 
 
