@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-WRITER = "cortexmlx transcripts"
-"""How the thread that writes an application's transcripts is called. It ends with the application."""
+KINDS = ("cortexmlx-models", "cortexmlx-store")
+"""How the threads of a pool and of a store are called."""
 
 
 def descriptors() -> set[str]:
@@ -34,10 +35,9 @@ def descriptors() -> set[str]:
     return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
 
 
-def threads() -> list[str]:
-    """Return the names of our threads, without those of applications that earlier tests made."""
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("cortexmlx")]
-    return [name for name in names if not name.startswith(WRITER)]
+def threads(before: Collection[threading.Thread]) -> list[str]:
+    """Return the names of the threads of pools and stores that were not there before."""
+    return [each.name for each in threading.enumerate() if each not in before and each.name.startswith(KINDS)]
 
 
 def _is_open(fd: str) -> bool:
@@ -53,7 +53,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
 def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
-    store, seen = tmp_path / "store", []
+    store, seen, before = tmp_path / "store", [], set(threading.enumerate())
 
     def load(on_progress: Any) -> Engine:
         engine = Engine(str(large), kv_memory="64MB", kv_store=str(store), on_progress=on_progress)
@@ -73,10 +73,10 @@ def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
             if turn == 0:
                 first, files = full, descriptors()
         assert full < first + 50 * MIB and active < 300 * MIB and descriptors() <= files
-        assert soon(lambda: len(threads()) == len(set(threads())) == 5), threads()  # one engine, and its store
+        assert soon(lambda: len(threads(before)) == len(set(threads(before))) == 4), threads(before)  # of one store
     gc.collect()
     assert mx.get_active_memory() < active - 100 * MIB and resident() < full - 90 * MIB
     assert not [each() for each in seen if each() is not None]
     assert not [path for path in descriptors() if str(tmp_path) in path or str(large) in path]
-    assert soon(lambda: threads() == ["cortexmlx-engine"]), threads()  # which waits for the next engine
+    assert soon(lambda: not threads(before)), threads(before)
     assert any(store.rglob("*"))
