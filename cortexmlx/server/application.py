@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -15,9 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.seal import Seal
 from cortexmlx.server import response_paths
 from cortexmlx.server.asking import Asking, guarded
 from cortexmlx.server.loading.pool import ModelPool
@@ -26,7 +22,7 @@ from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.response_paths import ResponsePaths
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.watching import LIVE, Watching
-from cortexmlx.server.web.access import CLIENT, Access
+from cortexmlx.server.web.access import Access
 from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
 from cortexmlx.server.web.request_log import RequestLog
 
@@ -47,7 +43,7 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
         Route(response_paths.ONE, guarded(responses.one), methods=["GET", "DELETE"]),
         Route(response_paths.INPUT_ITEMS, guarded(responses.input_items), methods=["GET"]),
-        Route(messages.COUNT_URL, guarded(other.count_tokens), methods=["POST"]),
+        Route(messages.COUNT_URL, guarded(asking.count_tokens), methods=["POST"]),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/tokenize", guarded(other.tokenize), methods=["POST"]),
@@ -84,21 +80,6 @@ class _Other:
         finally:
             lease.release()
         return json_reply({"tokens": tokens, "count": len(tokens)})
-
-    async def count_tokens(self, request: Request) -> Response:
-        """Answer with how many tokens the prompt of a message would have."""
-        body = await json_body(request, self._settings.max_body)
-        seal = Seal(self._settings.secret, request.scope.get(CLIENT) or "")
-        messages.read_prompt(body, replace(self._settings.defaults, seal=seal))  # a wrong body loads no model
-        lease = await self._models.take(body.get("model"), request)
-        try:
-            asked = messages.read_prompt(body, replace(lease.defaults or self._settings.defaults, seal=seal))
-            prompt: Any = asked.prompts[0]
-            chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
-            count = await asyncio.to_thread(lease.engine.count_tokens, chat, asked.params)
-        finally:
-            lease.release()
-        return json_reply({"input_tokens": count}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
 
     async def health(self, request: Request) -> Response:
         """Say that the server runs."""

@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cortexmlx.errors import CortexError
+from cortexmlx.messages import ChatPrompt
+from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.request import Request as Asked
@@ -80,6 +82,22 @@ class Asking:
                 self.open -= 1
 
         return guarded(answer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with how many tokens the prompt of a message would have."""
+        body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
+        size, unknown = request.scope[BODY_BYTES], self._defaults(request)
+        await by_size(size, lambda: messages.read_prompt(body, unknown))  # a wrong body loads no model
+        lease = await self.models.take(body.get("model"), request)
+        try:
+            defaults = self._defaults(request, lease)
+            asked: Asked = await by_size(size, lambda: messages.read_prompt(body, defaults))
+            prompt: Any = asked.prompts[0]
+            chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
+            count = await asyncio.to_thread(lease.engine.count_tokens, chat, asked.params)
+        finally:
+            lease.release()
+        return json_reply({"input_tokens": count}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
 
     async def _answer(
         self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease, waited: float

@@ -22,7 +22,6 @@ class Reading:
         self._table = table
         self._client = client
         self._params = params
-        self._messages = messages
         self._reader: PromptReader | None = None
         self._render: Render | None = None
         self._read = Transcript()

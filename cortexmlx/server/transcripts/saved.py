@@ -13,7 +13,6 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -127,8 +126,11 @@ class SavedTranscripts:
 
 
 def _plain(remembered: Remembered) -> dict[str, Any]:
-    answers = [asdict(each) for each in (remembered.answered, *remembered.earlier)]
-    return {"read": asdict(remembered.read), "place": remembered.place, "answers": answers}
+    answers = [
+        {**vars(each), "calls": [vars(call) for call in each.calls]}
+        for each in (remembered.answered, *remembered.earlier)
+    ]
+    return {"read": vars(remembered.read), "place": remembered.place, "answers": answers}
 
 
 def _remembered(said: dict[str, Any], id: str) -> Remembered:

@@ -46,7 +46,7 @@ class Refused(CortexError):
         self.headers = headers or {}
 
 
-async def json_body(request: Request, most: int, seconds: float = 60.0) -> dict[str, Any]:
+async def json_body(request: Request, most: int, seconds: float) -> dict[str, Any]:
     """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises Refused."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:

@@ -22,6 +22,7 @@ from cortexmlx.protocols.seal import Seal
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.tools.call import CallDelta, ToolCall
+from support import told_answers
 
 SEAL = Seal(b"s", "ann")
 INFO = ReplyInfo("7", "m", 1_767_225_600, lambda token: chr(token).encode(), seal=SEAL)
@@ -31,27 +32,11 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TIMES = Timings(0, 0, 0, 0, 0)
 
 
-def pieces(draw: Any, text: str) -> list[str]:
-    """The text in pieces."""
-    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
 def events(draw: Any, answer: Completion) -> Iterator[TokenEvent]:
-    """An answer as the engine tells it: perhaps progress, then thoughts, text, calls; or all with the end."""
+    """An answer as the engine tells it, perhaps with progress first."""
     if draw(st.booleans()):
         yield TokenEvent("", progress=Progress("prefilling", 2, 5, 1))
-    if draw(st.booleans()):
-        for piece in pieces(draw, answer.thinking):
-            yield TokenEvent("", thinking=piece)
-        for piece in pieces(draw, answer.text):
-            yield TokenEvent(piece)
-        for number, call in enumerate(answer.tool_calls[: draw(st.integers(0, len(answer.tool_calls)))]):
-            first, *others = pieces(draw, call.arguments)
-            yield TokenEvent("", tool_calls=(CallDelta(number, call.id, call.name, first),))
-            for piece in others:
-                yield TokenEvent("", tool_calls=(CallDelta(number, arguments=piece),))
-    yield TokenEvent("", finish_reason=answer.finish_reason, completion=answer)
+    yield from told_answers.events(draw, answer)
 
 
 def gathered(told: list[dict[str, Any]]) -> dict[str, Any]:

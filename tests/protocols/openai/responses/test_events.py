@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import given
@@ -19,31 +18,11 @@ from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usa
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.tools.call import CallDelta, ToolCall
 from support.open_responses import event_faults
+from support.told_answers import events
 
 INFO = ReplyInfo("7", "m", 1_767_225_600, lambda token: chr(token).encode())
 ASKED = Request(("hi",), SamplingParams(max_tokens=5), body={"metadata": {"a": "b"}})
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-def pieces(draw: Any, text: str) -> list[str]:
-    """The text in pieces."""
-    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
-    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
-def events(draw: Any, answer: Completion) -> Iterator[TokenEvent]:
-    """An answer as the engine tells it: thoughts, text, calls; or all with the end."""
-    if draw(st.booleans()):
-        for piece in pieces(draw, answer.thinking):
-            yield TokenEvent("", thinking=piece)
-        for piece in pieces(draw, answer.text):
-            yield TokenEvent(piece)
-        for number, call in enumerate(answer.tool_calls[: draw(st.integers(0, len(answer.tool_calls)))]):
-            first, *others = pieces(draw, call.arguments)
-            yield TokenEvent("", tool_calls=(CallDelta(number, call.id, call.name, first),))
-            for piece in others:
-                yield TokenEvent("", tool_calls=(CallDelta(number, arguments=piece),))
-    yield TokenEvent("", finish_reason=answer.finish_reason, completion=answer)
 
 
 CALLS = st.lists(st.sampled_from(["a", "b"]), max_size=3).map(
