@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from enum import Enum
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.host.waits import take_from
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.sampling_params import SamplingParams
@@ -76,7 +77,7 @@ class AsCompleted(NotCopyable, Iterator[Result]):
                 if not waiting and self._ended.empty():
                     self._check_waiting()
                 try:
-                    index = self._ended.get(block=not waiting)
+                    index = self._ended.get_nowait() if waiting else take_from(self._ended)
                 except queue.Empty:
                     continue
                 if index in self._open:

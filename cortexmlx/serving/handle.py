@@ -10,6 +10,7 @@ from numbers import Real
 from typing import NoReturn, SupportsIndex
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.host.waits import wait_until
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
@@ -148,7 +149,7 @@ class RequestHandle(NotCopyable):
         """
         self._waiting += 1
         try:
-            return self._changed.wait_for(condition, timeout)
+            return wait_until(self._changed, condition, timeout)
         finally:
             self._waiting -= 1
 

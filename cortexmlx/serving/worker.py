@@ -15,6 +15,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, with_causes
+from cortexmlx.host.waits import take_from
 from cortexmlx.machine import is_refusal
 from cortexmlx.progress import Progress
 from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
@@ -87,7 +88,7 @@ class Worker:
         require_mlx_threads()
         _workers.add(self)
         self._task.start()
-        self._tried.get()
+        take_from(self._tried)
         if self._error is not None:
             self._task.join()
             raise self._error
@@ -102,7 +103,7 @@ class Worker:
         counted = not self._task.here()  # which would wait for itself
         try:
             if counted:
-                self._permits.get()
+                take_from(self._permits)
             self._submit(submissions, handles, counted)
         except BaseException:
             if counted:
@@ -157,7 +158,7 @@ class Worker:
                 self._asking.add(answer)
                 self._calls.put(run)
             value: T
-            value, error = answer.get()
+            value, error = take_from(answer)
         finally:
             self._asking.discard(answer)
         if error is not None:

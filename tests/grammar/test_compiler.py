@@ -147,7 +147,7 @@ def _chain(begin: str, link: str, length: int) -> str:
 @pytest.mark.parametrize(
     "form",
     [
-        StructuredOutput.json({"properties": {f"k{i}": {"enum": [f"v{j}" for j in range(99)]} for i in range(900)}}),
+        StructuredOutput.json({"properties": {f"k{i}": {"enum": [f"v{j}" for j in range(99)]} for i in range(430)}}),
         StructuredOutput.json(_nested(100)),
         StructuredOutput.json({"enum": [f"value number {i}" for i in range(10_000)]}),
         StructuredOutput.choice(f"choice {i}" for i in range(10_000)),
@@ -164,9 +164,9 @@ def _chain(begin: str, link: str, length: int) -> str:
         StructuredOutput.regex("[a-z]*.*[a-z]*.*x" * 20),
         StructuredOutput.grammar('start: start start | "a"'),
         StructuredOutput.grammar("start: " + " ".join(["a?"] * 300) + '\na: "a"'),
-        StructuredOutput.grammar(_chain("start: r0\n", "r{}: r{}\n", 20_000)),
+        StructuredOutput.grammar(_chain("start: r0\n", "r{}: r{}\n", 17_000)),
         StructuredOutput.json(
-            json.loads(_chain('{"$ref":"#/r0"', ',"r{}":{{"items":{{"$ref":"#/r{}"}}}}', 20_000) + "}")
+            json.loads(_chain('{"$ref":"#/r0"', ',"r{}":{{"items":{{"$ref":"#/r{}"}}}}', 6_000) + "}")
         ),
     ],
     ids=lambda form: f"{form.form}-{len(form.definition)}-{form.definition[:24]}",

@@ -128,9 +128,9 @@ def test_an_interrupt_of_who_waits_to_submit_loses_no_permit_and_makes_none(work
     """Python tells nobody which of the two it was."""
 
     class Interrupted(queue.SimpleQueue[None]):
-        def get(self, *args: Any) -> Any:
+        def get(self, *args: Any, **options: Any) -> Any:
             if taken:
-                super().get(*args)
+                super().get(*args, **options)
             raise KeyboardInterrupt
 
     usual = worker._permits

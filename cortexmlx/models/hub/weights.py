@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from cortexmlx.errors import DownloadFailed
+from cortexmlx.host.waits import take_from
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.hub.background import DownloadProgress
 from cortexmlx.models.messages import one_line
@@ -98,7 +99,7 @@ class WeightsDownload:
         for _ in range(threads):
             threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
         for _ in range(threads):
-            if (error := ended.get()) is not None:
+            if (error := take_from(ended)) is not None:
                 self._tally.stop()
                 raise error
 

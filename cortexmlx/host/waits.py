@@ -1,0 +1,38 @@
+"""Waits that signals end, whichever moment they come at.
+
+Python runs a signal handler on the main thread, between two instructions. A signal interrupts a wait for a lock, unless
+it comes between the last instruction and the wait, or the system gives it to another thread. Then the handler runs only
+after the wait. So no wait is longer than `LONGEST_SECONDS`; it continues afterwards.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+LONGEST_SECONDS = 0.25
+
+T = TypeVar("T")
+
+
+def wait_until(changed: threading.Condition, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+    """Wait up to `timeout` seconds, with the lock of `changed`, until `condition` holds. Return whether it does."""
+    until = None if timeout is None else time.monotonic() + timeout
+    while not condition():
+        left = LONGEST_SECONDS if until is None else min(until - time.monotonic(), LONGEST_SECONDS)
+        if left <= 0:
+            return False
+        changed.wait(left)
+    return True
+
+
+def take_from(items: queue.SimpleQueue[T]) -> T:
+    """Wait for the next item of a queue, and return it."""
+    while True:
+        try:
+            return items.get(timeout=LONGEST_SECONDS)
+        except queue.Empty:
+            continue
