@@ -381,6 +381,11 @@ class Engine(NotCopyable):
         asked = arguments.checked_pressure(level)
         self._worker.ask(lambda core: core.relieve(critical=asked is MemoryPressure.CRITICAL))
 
+    @property
+    def closed(self) -> bool:
+        """Whether the engine takes no more requests: it was closed, or it failed for good."""
+        return self._worker.closed
+
     def close(self) -> None:
         """Stop the engine. Requests in flight fail with EngineClosed, and memory is given back. Safe to call again."""
         self._worker.stop()

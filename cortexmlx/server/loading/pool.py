@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -25,7 +26,8 @@ from cortexmlx.machine import give_back_freed
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server.loading.lease import Lease
-from cortexmlx.server.loading.residency import Load, Residency, Ticket, Unload
+from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
+from cortexmlx.server.loading.retries import Retries
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -46,7 +48,13 @@ _WHY = (
 
 
 class CannotLoad(CortexError):
-    """A model cannot be loaded now. The message names it without its path: clients read it."""
+    """A model cannot be loaded now. The message names it without its path: clients read it. It may be tried again after
+    `seconds`.
+    """
+
+    def __init__(self, message: str, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class ModelPool:
         self.memory = budget
         """The budget in bytes; None: any number."""
         self._residency = Residency({m.name: m.memory for m in listed}, budget, keep, idle)
+        self._retries = Retries()
         self._contexts = {m.name: m.context_length for m in listed}
         self._tell = tell or log.info
         self._complain = tell or log.warning
@@ -145,6 +154,7 @@ class ModelPool:
     def is_ready(self, name: str) -> bool:
         """Return whether a request would get the model at once."""
         with self._changed:
+            self._notice(name)
             return self._residency.would_grant(name)
 
     def ask(self, name: str, settled: Callable[[], None] = lambda: None) -> _Wait:
@@ -154,7 +164,12 @@ class ModelPool:
         with self._changed:
             if self._closing:
                 raise _closed()
+            self._notice(name)
             wait = _Wait(self, self._residency.ask(name), settled)
+            if (refusal := self._refusal(name)) is not None:
+                self._residency.leave(wait.ticket, self._clock())
+                wait.error, wait.cause = refusal
+                return wait
             self._waits[wait.ticket.number] = wait
             self._settle(self._residency.grant(), but=wait)
             self._changed.notify()
@@ -210,9 +225,25 @@ class ModelPool:
         """End a request, or take it back."""
         with self._changed:
             if self._waits.pop(wait.ticket.number, None) is not None:
+                self._notice(wait.ticket.model)
                 self._residency.leave(wait.ticket, self._clock())
                 self._settle(self._residency.grant())
                 self._changed.notify()
+
+    def _notice(self, name: str) -> None:
+        """Note it if a loaded model's engine has failed for good. It is then unloaded, and loaded again when it is
+        asked for.
+        """
+        if name in self._loaded and self._loaded[name][0].closed and self._residency.state(name) is State.LOADED:
+            self._residency.fail(name)
+            self._changed.notify()
+
+    def _refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
+        """Return why a model is not tried now, and what its last load raised; None if it may be loaded."""
+        if self._residency.state(name) is not State.UNLOADED:
+            return None
+        refusal = self._retries.refusal(name, self._clock())
+        return None if refusal is None else (_cannot_load(name, *refusal), refusal[0])
 
     def _settle(self, granted: Iterable[Ticket], but: _Wait | None = None) -> None:
         """Hand out the models of requests that are granted."""
@@ -264,17 +295,17 @@ class ModelPool:
             if self._contexts[model.name] is None:
                 self._contexts[model.name] = longest
             self._loaded[model.name] = (engine, defaults)
+            self._retries.loaded(model.name)
             self._settle(self._residency.loaded(self._clock()))
             self._settle(self._residency.grant())
         self._say(f"loaded {model.name} in {self._clock() - began:.1f} s")
 
     def _failed(self, name: str, cause: BaseException) -> None:
-        why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
-        says = f"the model {name!r} cannot be loaded: {why}. The next request tries again"
         with self._changed:
+            says = _cannot_load(name, cause, self._retries.failed(name, cause, self._clock()))
             for ticket in self._residency.failed():
                 if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
-                    wait.fail(CannotLoad(says), cause)
+                    wait.fail(says, cause)
             self._settle(self._residency.grant())
         if not self._closing:
             self._say(f"{name} cannot be loaded: {cause or type(cause).__name__}", wrong=True)
@@ -354,6 +385,12 @@ def _check_room(models: Iterable[ServedModel], budget: int, keep: Collection[str
                 f"{format_bytes(budget)} in all{beside}: give them more (--memory), or less for keys and values "
                 "(--kv-memory)"
             )
+
+
+def _cannot_load(name: str, cause: BaseException, seconds: float) -> CannotLoad:
+    why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
+    again = math.ceil(seconds)
+    return CannotLoad(f"the model {name!r} cannot be loaded: {why}. Ask again in {again} s", again)
 
 
 def _close(engine: Engine, name: str) -> None:

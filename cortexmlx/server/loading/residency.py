@@ -48,6 +48,13 @@ class _Model:
     """The number of the newest ticket that was granted."""
     used: float = 0.0
     """When the last user left, or when it was loaded."""
+    failed: bool = False
+    """Whether its engine has failed for good."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can serve requests."""
+        return self.state is State.LOADED and not self.failed
 
 
 class Residency:
@@ -59,6 +66,8 @@ class Residency:
     - Later requests for a model that must make room wait behind the one that needs the room, so that nobody waits for
       ever.
     - One model is loaded or unloaded at a time. Every request that waits when a model is loaded is granted.
+    - A loaded model that fails is granted to nobody. It is unloaded when its requests have ended, and then loaded again
+      for those that wait.
     """
 
     def __init__(
@@ -93,7 +102,7 @@ class Residency:
         granted = []
         for ticket in list(self._waiting.values()):
             model = self._models[ticket.model]
-            if model.state is State.LOADED and not self._makes_room(ticket):
+            if model.ready and not self._makes_room(ticket):
                 self._grant(ticket)
                 granted.append(ticket)
         return granted
@@ -108,7 +117,12 @@ class Residency:
 
     def would_grant(self, model: str) -> bool:
         """Return whether a request for a model would be granted at once."""
-        return self._models[model].state is State.LOADED and model not in self._victims()
+        return self._models[model].ready and model not in self._victims()
+
+    def fail(self, model: str) -> None:
+        """Say that a loaded model has failed for good. Safe to call again."""
+        if self._models[model].state is State.LOADED:
+            self._models[model].failed = True
 
     # -- loading and unloading ----------------------------------------------------------------------------------------
 
@@ -172,6 +186,9 @@ class Residency:
     # -- the choice ---------------------------------------------------------------------------------------------------
 
     def _next(self, now: float) -> Load | Unload | None:
+        for name, model in self._models.items():
+            if model.failed and not model.users:
+                return Unload(name)
         head = self._head()
         if head is not None:
             victims = self._victims()
@@ -248,5 +265,5 @@ class Residency:
     def _end(self, state: State) -> str:
         assert self._changing is not None
         model, self._changing = self._changing, None
-        self._models[model].state = state
+        self._models[model].state, self._models[model].failed = state, False
         return model

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
@@ -96,6 +97,8 @@ def error_reply(error: CortexError, path: str) -> Response:
     """Return the reply that tells a client of an error, in the form of the protocol that `path` belongs to."""
     status = status_of(error)
     headers = error.headers if isinstance(error, Refused) else {}
+    if isinstance(error, CannotLoad):
+        headers = {"retry-after": str(math.ceil(error.seconds))}
     if anthropic_errors.is_own_path(path):
         id = f"req_{uuid.uuid4().hex}"
         return json_reply(anthropic_errors.error_body(error, status, id), status, {**headers, "request-id": id})

@@ -12,6 +12,7 @@ import pytest
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, ModelCorrupt, OutOfMemory
 from cortexmlx.progress import Progress
 from cortexmlx.server.loading.pool import CannotLoad, ModelPool, ServedModel
+from cortexmlx.server.loading.retries import FIRST_SECONDS
 from support.patience import PATIENCE, soon
 
 
@@ -148,7 +149,16 @@ def test_a_model_that_fails_is_named_without_its_path_and_tried_again(
     made.take("a").release()
     with pytest.raises(type(error)) as raised:
         made.take("b")
+    assert raised.value is error and factory.opened == ["b", "a"], "not so soon: it would unload a"
+    factory.now = FIRST_SECONDS
+    with pytest.raises(type(error)) as raised:
+        made.take("b")
     assert raised.value is error and factory.opened == ["b", "a", "b"]
+    factory.now += FIRST_SECONDS
+    with pytest.raises(CannotLoad, match="Ask again in 5 s") as told:
+        made.ask("b").lease()
+    assert told.value.seconds == FIRST_SECONDS
+    factory.now += FIRST_SECONDS
     assert any(said.startswith("b cannot be loaded: ") for said in factory.said)
     del factory.fails["b"]
     made.take("b").release()
@@ -237,6 +247,22 @@ def test_an_engine_that_does_not_close_holds_up_nobody(factory: Factory, pool: A
     factory.engines[0].close = fails  # type: ignore[method-assign]
     made.take("b").release()
     assert made.is_loaded("b") and not made.is_loaded("a")
+
+
+def test_an_engine_that_fails_for_good_is_loaded_again_for_the_next_request(factory: Factory, pool: Any) -> None:
+    made = pool("a", "b", keep=["a"])
+    running, other = made.take("a"), made.take("b")
+    factory.engines[0].closed = True  # as an engine whose thread has ended
+    assert not made.is_ready("a") and made.is_ready("b")
+    waiting = made.ask("a")
+    assert not waiting.settled, "its last request has not ended"
+    running.release()
+    assert soon(lambda: waiting.settled)
+    assert waiting.lease().engine is factory.engines[2] and factory.opened == ["a", "b", "a"]
+    assert other.engine is factory.engines[1] and not factory.engines[1].closed
+    factory.engines[2].closed = True
+    waiting.leave()
+    assert soon(lambda: not made.is_loaded("a")), "its memory is given back at once"
 
 
 def test_a_log_that_nobody_reads_any_more_ends_nothing(factory: Factory) -> None:

@@ -31,12 +31,13 @@ class Requests(RuleBasedStateMachine):
         self.running: dict[int, Ticket] = {}
         self.waiting: dict[int, Ticket] = {}
         self.loaded: set[str] = set()
+        self.failed: set[str] = set()
         self.used: dict[str, float] = {}
         self.change: Load | Unload | None = None
 
     def granted(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            assert ticket.model in self.loaded
+            assert ticket.model in self.loaded - self.failed
             self.running[ticket.number] = self.waiting.pop(ticket.number)
 
     @rule(name=names)
@@ -61,6 +62,14 @@ class Requests(RuleBasedStateMachine):
         self.residency.leave(ticket, self.now)
         self.granted(self.residency.grant())
 
+    @precondition(lambda self: self.loaded)
+    @rule(data=strategies.data())
+    def fail(self, data: Any) -> None:
+        name = data.draw(strategies.sampled_from(sorted(self.loaded)))
+        self.residency.fail(name)
+        self.failed.add(name)
+        self.granted(self.residency.grant())
+
     @rule(seconds=strategies.floats(0, 20))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -76,11 +85,13 @@ class Requests(RuleBasedStateMachine):
             oldest = next(t for t in self.waiting.values() if t.model not in self.loaded)
             assert action.model == oldest.model
         if isinstance(action, Unload):
-            assert action.model in self.loaded and action.model not in self.kept
+            failed = action.model in self.failed
+            assert action.model in self.loaded and (failed or action.model not in self.kept)
             assert all(ticket.model != action.model for ticket in self.running.values())
             self.loaded.discard(action.model)
+            self.failed.discard(action.model)
             short = any(ticket.model not in self.loaded for ticket in self.waiting.values())
-            assert short or (self.idle is not None and self.now >= self.used[action.model] + self.idle)
+            assert failed or short or (self.idle is not None and self.now >= self.used[action.model] + self.idle)
         self.change = action
 
     @precondition(lambda self: self.change is not None)
@@ -146,7 +157,7 @@ class Requests(RuleBasedStateMachine):
 
     @invariant()
     def only_who_needs_a_load_holds_up_others(self) -> None:
-        if hasattr(self, "residency") and all(t.model in self.loaded for t in self.waiting.values()):
+        if hasattr(self, "residency") and all(t.model in self.loaded - self.failed for t in self.waiting.values()):
             assert not self.waiting
 
 
