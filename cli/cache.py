@@ -14,7 +14,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.store.folder import SECRET, default_folder, remove_transcripts
+from cortexmlx.store.folder import SECRET, default_folder, remove_transcripts, transcripts
 
 
 def cache(
@@ -22,7 +22,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON record.")] = False,
 ) -> None:
-    """Show what chats and batches keep on disk: keys and values of texts, by model.
+    """Show what chats, batches and servers keep on disk: keys and values of texts, by model.
 
     A text that begins like an earlier one is read from there instead of being computed. The files are their owner's
     alone, and hold the tokens of the texts. Other programs may go on while they are removed.
@@ -50,6 +50,8 @@ def cache(
     if others := segment_store.others():
         models["(another version)"] = (others, 0)
     segment_store.close()
+    if kept := sum(transcripts(folder).values()):
+        models["(conversations of servers)"] = (kept, 0)
     show(folder, models, as_json)
 
 
@@ -79,4 +81,5 @@ def show(folder: Path, models: dict[str, tuple[int, int]], as_json: bool) -> Non
     models = {in_a_line(model): found for model, found in models.items()}
     width = max(map(len, models), default=0)
     for model, (size, blocks) in sorted(models.items(), key=lambda each: -each[1][0]):
-        console.say(f"  {model:<{width}}  {format_bytes(size):>9}  {blocks:,} blocks")
+        counted = f"  {blocks:,} blocks" if blocks else ""
+        console.say(f"  {model:<{width}}  {format_bytes(size):>9}{counted}")

@@ -101,15 +101,23 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def remove_transcripts(folder: Path) -> int:
-    """Remove the transcripts that servers keep in a folder. Return their bytes."""
-    freed = 0
+def transcripts(folder: Path) -> dict[Path, int]:
+    """Return the bytes of the transcripts that servers keep in a folder, by file."""
+    found = {}
     for name in os.listdir(folder):
         if TRANSCRIPT.fullmatch(name):
             with contextlib.suppress(OSError):
-                size = os.lstat(folder / name).st_size
-                (folder / name).unlink()
-                freed += size
+                found[folder / name] = os.lstat(folder / name).st_size
+    return found
+
+
+def remove_transcripts(folder: Path) -> int:
+    """Remove the transcripts that servers keep in a folder. Return their bytes."""
+    freed = 0
+    for path, size in transcripts(folder).items():
+        with contextlib.suppress(OSError):
+            path.unlink()
+            freed += size
     return freed
 
 

@@ -32,6 +32,9 @@ def test_it_says_which_models_take_how_much_and_removes_it(
     assert run(["cache", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert {m["model"]: m["bytes"] for m in said["models"]} == sizes and said["bytes"] == sum(sizes.values())
+    (folder / f"{'a' * 32}.transcript").write_bytes(b"x" * 2000)
+    assert run(["cache"]) == 0
+    assert "  (conversations of servers)   1.95 KiB" in [*capsys.readouterr().out.splitlines()]
     (folder / "mine.txt").write_text("mine")
     assert run(["cache", "--clear"]) == 0
     assert "removed" in capsys.readouterr().out

@@ -1,12 +1,13 @@
 """The server under load beside mlx_lm.server, on the same float32 weights: pairs of runs that take turns.
 
     python -m cortexmlx.bench.studies.serving.load [MODEL] [--requests 32] [--pairs 3] [--at-once 1 8 16]
-                                                   [--splits chat agent] [--tokens 48]
+                                                   [--splits chat agent] [--tokens 48] [--alone]
 
 The way of measuring is SiliconBench's: streamed chat completions, temperature 0, `include_usage`, so many at once, and
 three requests before that do not count. An answer without tokens is a failure. Questions differ; those of `agent` have
 a system prompt with tools in common, of about 1,000 tokens. Each server is a process of its own, started anew for each
 run, has the machine alone, and multiplies with the same BLAS. Ratios are ours over mlx_lm.server's: below 1 is faster.
+With `--alone`, the server runs beside its own engine, without HTTP, in place of mlx_lm.server.
 """
 
 from __future__ import annotations
@@ -202,18 +203,44 @@ def compare(folder: Path, split: str, at_once: int, requests: int, pairs: int, t
         print(f"{split} {at_once:2} ratios: seconds a token {median(totals):.2f}, TTFT p50 {median(firsts):.2f}")
 
 
-def engine_alone(model: str, tokens: int, requests: int) -> None:
-    """Print the seconds of the same requests, one after the other, without HTTP."""
+def alone(folder: Path, split: str, at_once: int, requests: int, tokens: int) -> float:
+    """Return the seconds a token of the same requests to an engine, without HTTP."""
     from cortexmlx import Engine, SamplingParams
 
-    with Engine(model) as engine:
-        asked = [body("chat", number, tokens, "")["messages"] for number in (*range(1000, 1003), *range(requests))]
+    params = SamplingParams(max_tokens=tokens, temperature=0.0)
+    asked = [body(split, number, tokens, "")["messages"] for number in (*range(1000, 1000 + WARM), *range(requests))]
+    with Engine(str(folder)) as engine, ThreadPoolExecutor(at_once) as clients:
+
+        def made(messages: Any) -> int:
+            return engine.generate(messages, params).usage.completion_tokens
+
         for messages in asked[:WARM]:
-            engine.generate(messages, SamplingParams(max_tokens=tokens))
+            made(messages)
         began = time.perf_counter()
-        made = sum(engine.generate(m, SamplingParams(max_tokens=tokens)).usage.completion_tokens for m in asked[WARM:])
-        seconds = time.perf_counter() - began
-        print(f"chat  1 engine alone   {seconds:7.1f} s, {made:,} tokens, {made / seconds:.1f} tokens/s", flush=True)
+        told = sum(clients.map(made, asked[WARM:]))
+        return (time.perf_counter() - began) / told
+
+
+def compare_alone(folder: Path, split: str, at_once: int, requests: int, pairs: int, tokens: int) -> None:
+    """Print the pairs of the server and its engine alone, and their median ratio."""
+
+    def served() -> float:
+        with serving("cortexmlx", folder) as port:
+            run = measured(port, split, at_once, requests, tokens, str(folder))
+        return run.seconds / run.tokens
+
+    def by_itself() -> float:
+        return alone(folder, split, at_once, requests, tokens)
+
+    ratios = []
+    for pair in range(pairs):
+        if pair % 2 == 0:
+            ours, engine = served(), by_itself()
+        else:
+            engine, ours = by_itself(), served()
+        ratios.append(ours / engine)
+        print(f"{split} {at_once:2} ms a token: served {ours * 1e3:.1f}, engine alone {engine * 1e3:.1f}", flush=True)
+    print(f"{split} {at_once:2} ratio: served over engine alone {median(ratios):.3f}", flush=True)
 
 
 def main() -> None:
@@ -225,14 +252,14 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--splits", nargs="+", choices=("chat", "agent"), default=["chat", "agent"])
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--alone", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = export(given.model, Path(made) / "model")
-        if 1 in given.at_once and "chat" in given.splits:
-            engine_alone(str(folder), given.tokens, given.requests)
         for split in given.splits:
             for at_once in given.at_once:
-                compare(folder, split, at_once, given.requests, given.pairs, given.tokens)
+                of = compare_alone if given.alone else compare
+                of(folder, split, at_once, given.requests, given.pairs, given.tokens)
 
 
 if __name__ == "__main__":

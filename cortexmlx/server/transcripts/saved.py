@@ -10,6 +10,7 @@ import errno
 import hmac
 import json
 import logging
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -47,37 +48,41 @@ class SavedTranscripts:
         self._identity = identity
         self._key = hmac.digest(open_folder(folder), b"transcripts", sha256)
         self._thread = ThreadPoolExecutor(1, "cortexmlx transcripts")
+        self._lock = threading.Lock()
+        self._asked: dict[str, tuple[str, Remembered] | None] = {}
+        """What is to be written, or removed, by id. A slow disk keeps no more here than the table does."""
 
     def read(self, most: int) -> list[tuple[str, Remembered]]:
-        """Return the transcripts with their clients, the newest `most` bytes of files, the oldest first. What cannot be
-        used is removed, and so is what is too much or too old.
+        """Return this model's transcripts with their clients, the newest `most` bytes of files, the oldest first. The
+        others of this model are removed, and so is what cannot be used or is too old.
         """
         found: list[tuple[str, Remembered]] = []
         total, now = 0, time.time()
         with suppress(OSError):
             remove_unfinished(self._folder, _ABANDONED)
         for path, size, changed in self._files():
-            total += size
             try:
-                each = None if total > most or now - changed > _OLDEST else self._read(path)
+                each = None if now - changed > _OLDEST else self._read(path)
             except OSError as error:
                 if error.errno in _FOR_NOW:
                     continue
                 each = None
-            if each is None:
+            mine = each is not None and each[0] == self._identity
+            total += size if mine else 0
+            if each is None or (mine and total > most):
                 with suppress(OSError):
                     path.unlink()
-            elif each[0] == self._identity:
+            elif mine:
                 found.append(each[1:])
         return found[::-1]
 
     def put(self, client: str, remembered: Remembered) -> None:
         """Write a transcript, soon."""
-        self._thread.submit(self._write, client, remembered)
+        self._ask(remembered.id, (client, remembered))
 
     def remove(self, remembered: Remembered) -> None:
         """Remove a transcript, soon."""
-        self._thread.submit(self._unlink, remembered)
+        self._ask(remembered.id, None)
 
     def close(self) -> None:
         """Wait until all is written."""
@@ -108,21 +113,33 @@ class SavedTranscripts:
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
+    def _ask(self, id: str, wanted: tuple[str, Remembered] | None) -> None:
+        with self._lock:
+            known = id in self._asked
+            self._asked[id] = wanted
+        if not known:
+            self._thread.submit(self._carry_out, id)
+
+    def _carry_out(self, id: str) -> None:
+        with self._lock:
+            wanted = self._asked.pop(id)
+        if wanted is None:
+            with suppress(OSError):
+                self._path(id).unlink()
+        else:
+            self._write(*wanted)
+
     def _write(self, client: str, remembered: Remembered) -> None:
         said = {"version": _VERSION, "model": self._identity, "client": client, "transcript": _plain(remembered)}
         data = json.dumps(said, separators=(",", ":")).encode()
         try:
-            with in_place_of(self._path(remembered), private=True) as file:
+            with in_place_of(self._path(remembered.id), private=True) as file:
                 file.write(hmac.digest(self._key, data, sha256) + data)
         except OSError as error:
             log.warning("a transcript is not kept on disk: %s", error)
 
-    def _unlink(self, remembered: Remembered) -> None:
-        with suppress(OSError):
-            self._path(remembered).unlink()
-
-    def _path(self, remembered: Remembered) -> Path:
-        return self._folder / f"{remembered.id}.transcript"
+    def _path(self, id: str) -> Path:
+        return self._folder / f"{id}.transcript"
 
 
 def _plain(remembered: Remembered) -> dict[str, Any]:

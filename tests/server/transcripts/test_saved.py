@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.store.folder import remove_transcripts
 from cortexmlx.tools.call import ToolCall
+from support.patience import PATIENCE
 
 LOTS = 1 << 30
 TOKENS = st.lists(st.integers(0, 1 << 20), max_size=5).map(tuple)
@@ -92,6 +94,43 @@ def test_what_is_too_much_or_too_old_goes(tmp_path: Path) -> None:
     os.utime(tmp_path / f"{others[3].id}.transcript", (old, old))
     assert read(tmp_path) == [("key", others[2])]
     assert remove_transcripts(tmp_path) > 0 and read(tmp_path) == []
+
+
+def test_models_on_one_folder_have_a_bound_each(tmp_path: Path) -> None:
+    keep(tmp_path, ("key", ONE))
+    others = [Remembered(ONE.read, number, ONE.answered) for number in range(4)]
+    keep(tmp_path, *(("key", each) for each in others), identity="another")
+    size = (tmp_path / f"{ONE.id}.transcript").stat().st_size
+    assert len(read(tmp_path, 2 * size + 8, identity="another")) == 2
+    assert read(tmp_path) == [("key", ONE)], "what another model has too much of is no reason to forget this one's"
+
+
+def test_a_slow_disk_keeps_nothing_waiting_that_the_table_has_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, written = threading.Event(), threading.Event(), []
+    usual = SavedTranscripts._write
+
+    def slow(self: SavedTranscripts, client: str, remembered: Remembered) -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+        written.append(remembered)
+        usual(self, client, remembered)
+
+    monkeypatch.setattr(SavedTranscripts, "_write", slow)
+    shelf = SavedTranscripts(tmp_path, "model")
+    shelf.put("key", ONE)
+    begun.wait(PATIENCE)
+    others = [Remembered(ONE.read, number, ONE.answered) for number in range(100)]
+    for each in others:
+        shelf.put("key", each)
+    for each in others[1:]:
+        shelf.remove(each)
+    assert [asked for asked in shelf._asked.values() if asked is not None] == [("key", others[0])]
+    go_on.set()
+    shelf.close()
+    assert written == [ONE, others[0]]
+    assert sorted(each.id for _, each in read(tmp_path)) == sorted([ONE.id, others[0].id])
 
 
 def test_a_table_goes_on_where_another_ended(tmp_path: Path) -> None:
