@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -73,8 +74,10 @@ class Models:
         return self._served.is_ready(self._meant(name))
 
     async def listed(self, request: Request) -> Response:
-        """List all models under all their names. Nothing is loaded."""
-        return json_reply({"object": "list", "data": [self._described(name) for name in self._names]})
+        """List all models under all their names, in one form for the OpenAI API and Anthropic's. Nothing is loaded."""
+        names = list(self._names)
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return json_reply({"object": "list", "data": [self._described(name) for name in names], **pages})
 
     async def one(self, request: Request) -> Response:
         """Describe a model. Nothing is loaded."""
@@ -141,6 +144,10 @@ class Models:
             "object": "model",
             "created": self._started,
             "owned_by": "cortexmlx",
-            **({} if context is None else {"context_length": context}),
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
+            "lifecycle": "active",
+            **({} if context is None else {"context_length": context, "max_input_tokens": context}),
             "loaded": self._served.is_loaded(model),
         }

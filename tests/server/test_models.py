@@ -10,8 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2 as httpx
+import openai
 import pytest
+from anthropic.pagination import SyncPage
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
@@ -137,6 +140,19 @@ def test_all_names_are_listed_and_nothing_is_loaded_for_it(pool: ModelPool, load
     tokens = http.post("/tokenize", json={"content": "Hello", "model": "two"}).json()
     assert tokens["count"] == len(tokens["tokens"]) > 0 and loads.begun == ["two", "one", "two"]
     assert http.get("/").text == "cortexmlx: one\n"
+
+
+def test_the_clients_of_both_apis_list_the_models(pool: ModelPool, loads: Loads, start: Any) -> None:
+    http = start(pool, aliases={"big": "two"})
+    names = ["one", "two", "big"]
+    page = openai.types.Model
+    assert [page.model_validate(each, strict=True).id for each in http.get("/v1/models").json()["data"]] == names
+    listed = SyncPage[anthropic.types.ModelInfo].model_validate(http.get("/v1/models").json())
+    assert [each.id for each in listed.data] == names and not listed.has_more
+    assert (listed.first_id, listed.last_id) == ("one", "big")
+    one = anthropic.types.ModelInfo.model_validate(http.get("/v1/models/big").json())
+    assert (one.id, one.display_name, one.type) == ("big", "big", "model") and one.created_at.tzinfo is not None
+    assert not loads.begun
 
 
 def test_any_other_name_means_the_first_model(pool: ModelPool, start: Any) -> None:
