@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
+from cortexmlx.server.loading.retries import FIRST_SECONDS
 from cortexmlx.server.web.listening import Listening, bound
 from cortexmlx.server.web.logged import Logged
 from support.models.calling import write_calling
@@ -202,8 +204,12 @@ def test_a_model_that_is_gone_is_503_and_comes_back(
     reply = http.post(PATH, json={**BODY, "model": "two"})
     assert reply.status_code == 503 and str(tmp_path) not in reply.text
     assert "the model 'two' cannot be loaded: its files are not there" in reply.json()["error"]["message"]
+    assert reply.headers["retry-after"] == "5"
     assert http.post(PATH, json={**BODY, "model": "one"}).status_code == 200
     (tmp_path / "two").symlink_to(folders["two"])
+    assert http.post(PATH, json={**BODY, "model": "two"}).status_code == 503 and loads.begun == ["two", "one"]
+    later = time.monotonic() + FIRST_SECONDS
+    pool._clock = lambda: later
     assert http.post(PATH, json={**BODY, "model": "two"}).json()["model"] == "two"
 
 
