@@ -169,8 +169,15 @@ FAULTS = (
     Fault(
         "MLX may copy a slab",
         CALLS,
-        "header=kernel_text(geometry.file),\n                ensure_row_contiguous=False",
-        "header=kernel_text(geometry.file),\n                ensure_row_contiguous=True",
+        "ensure_row_contiguous=False",
+        "ensure_row_contiguous=True",
+    ),
+    Fault("a plain kernel carries quantized code", CALLS, "quantized=quantized)", "quantized=True)"),
+    Fault(
+        "a literal loses its spaces",
+        "metal/text.py",
+        "def _without_indentation(found: re.Match[str]) -> str:\n    if found[\"kept\"] is not None:",
+        "def _without_indentation(found: re.Match[str]) -> str:\n    if found[\"kept\"] == \"\":",
     ),
     Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),
     Fault(
