@@ -166,19 +166,7 @@ FAULTS = (
     Fault("old sinks are kept", BACKEND, "known is None or known[0] is not numbers", "known is None"),
     Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),", "queries,"),
     Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
-    Fault(
-        "MLX may copy a slab",
-        CALLS,
-        "ensure_row_contiguous=False",
-        "ensure_row_contiguous=True",
-    ),
-    Fault("a plain kernel carries quantized code", CALLS, "quantized=quantized)", "quantized=True)"),
-    Fault(
-        "a literal loses its spaces",
-        "metal/text.py",
-        "def _without_indentation(found: re.Match[str]) -> str:\n    if found[\"kept\"] is not None:",
-        "def _without_indentation(found: re.Match[str]) -> str:\n    if found[\"kept\"] == \"\":",
-    ),
+    Fault("MLX may copy a slab", CALLS, "ensure_row_contiguous=False", "ensure_row_contiguous=True"),
     Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),
     Fault(
         "partitions differ with the number of query tokens",
