@@ -17,9 +17,10 @@ log = logging.getLogger("cortexmlx")
 THREADS = 2
 """How many kernels are worked on at a time.
 
-MLX builds a library with one lock of the device held (`Device::get_library`), and a pipeline with another one
-(`Device::get_kernel_`). So of two kernels one can be read and one translated at the same time, and a third thread
-would wait. Whoever launches a kernel that exists takes both locks shared: a load waits for a build, but for no check.
+MLX's Metal device keeps compiled kernels in two maps for all threads. It builds a library, from the text, while it
+holds `library_mtx_` (`Device::get_library`), and then a pipeline while it holds `kernel_mtx_` (`Device::get_kernel_`).
+So two kernels can be in work at a time, one in each, and a third thread would wait. Every launch takes `kernel_mtx_`
+shared: the thread that loads waits while a pipeline is made, but not for a library.
 """
 
 _LOOK_SECONDS = 0.1
