@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,13 @@ def test_a_load_that_ends_while_kernels_are_compiled_does_not_wait_for_them(
 
     checks = [KernelCheck("blocked", blocked)] * THREADS + [KernelCheck("later", lambda: later.append(1))]
     monkeypatch.setattr("cortexmlx.execution.mode.PagedMode.kernel_checks", lambda *_: checks)
+    made: list[WarmUp] = []
+
+    def making(checks: Sequence[KernelCheck]) -> WarmUp:
+        made.append(WarmUp(checks))
+        return made[-1]
+
+    monkeypatch.setattr("cortexmlx.serving.opened_model.WarmUp", making)
 
     def cancel(news: Progress) -> None:
         if news.what == "compiling":
@@ -141,7 +148,9 @@ def test_a_load_that_ends_while_kernels_are_compiled_does_not_wait_for_them(
         Engine(tiny("llama"), kv_memory="4MB", on_progress=cancel)
     assert not go_on.is_set()
     go_on.set()
-    assert later == []
+    for task in made[-1]._tasks:
+        task.join()
+    assert len(made[-1]._tasks) == THREADS and later == []
 
 
 def test_a_check_that_raises_is_left_to_the_first_use(caplog: pytest.LogCaptureFixture) -> None:
