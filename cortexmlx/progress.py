@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Doing = Literal["downloading", "loading", "prefilling"]
-"""Work that may take a while: a model is downloaded or loaded into memory, or a prompt is computed."""
+Doing = Literal["downloading", "loading", "compiling", "prefilling"]
+"""Work that may take a while: a model is downloaded or loaded into memory, its attention kernels are compiled and
+checked, or a prompt is computed.
+"""
 
-UNITS: dict[Doing, str] = {"downloading": "bytes", "loading": "steps", "prefilling": "tokens"}
+UNITS: dict[Doing, str] = {"downloading": "bytes", "loading": "steps", "compiling": "kernels", "prefilling": "tokens"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Progress:
 
     @property
     def unit(self) -> str:
-        """The unit: "bytes", "steps" or "tokens"."""
+        """The unit: "bytes", "steps", "kernels" or "tokens"."""
         return UNITS[self.what]
 
     @property

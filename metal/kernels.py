@@ -7,7 +7,7 @@ and the kernel's function. The entries of the decode kernels are with their geom
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,9 +18,12 @@ import mlx.core as mx
 from cortexmlx.errors import MemoryRefused
 from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
+from cortexmlx.metal.text import sent
 from cortexmlx.metal.work import STRUCTS
 
 _OWN_HEADER = re.compile(r'^#include "(\w+\.h)"$', re.M)
+QUANTIZED_HEADERS = ("quantized.h", "quantized_matrix.h")
+"""The headers that only the kernels for quantized keys and values need."""
 
 KernelFactory = Callable[..., Any]
 """`mx.fast.metal_kernel`, or a function with the same arguments whose kernels are called in the same way."""
@@ -40,10 +43,35 @@ REDUCE_ENTRY = f"""{STRUCTS}
 """
 
 
-def kernel_text(name: str) -> str:
-    """Return the text of a file in `shaders/`. The text of our own headers replaces their includes."""
-    text = (files("cortexmlx.metal") / "shaders" / name).read_text()
-    return _OWN_HEADER.sub(lambda header: kernel_text(header[1]), text)
+def kernel_text(name: str, *, quantized: bool = True) -> str:
+    """Return the readable text of a file in `shaders/`. The text of our own headers replaces their includes. Without
+    `quantized`, the headers about quantized keys and values are left out.
+    """
+
+    def text_of(name: str) -> str:
+        if not quantized and name in QUANTIZED_HEADERS:
+            return ""
+        text = (files("cortexmlx.metal") / "shaders" / name).read_text()
+        return _OWN_HEADER.sub(lambda header: text_of(header[1]), text)
+
+    return text_of(name)
+
+
+def make_kernel(
+    factory: KernelFactory, name: str, *, inputs: Sequence[str], outputs: Sequence[str], entry: str, text: str
+) -> Callable[..., Sequence[mx.array]]:
+    """Return a kernel made by `factory`: the readable `text` with the kernel's function, and the `entry` that calls it.
+    MLX gets both as `sent` makes them.
+    """
+    kernel: Callable[..., Sequence[mx.array]] = factory(
+        name=name,
+        input_names=list(inputs),
+        output_names=list(outputs),
+        source=sent(entry),
+        header=sent(text),
+        ensure_row_contiguous=False,  # see `DecodeInputs`
+    )
+    return kernel
 
 
 @dataclass(frozen=True)
@@ -100,25 +128,25 @@ class DecodeKernels:
 
     def __init__(self, factory: KernelFactory) -> None:
         self._decode = {
-            (kernel, quantized): factory(
-                name=f"cortex_{geometry.name}" + ("_quantized" if quantized else ""),
-                input_names=_QUANTIZED_INPUTS if quantized else _INPUTS,
-                output_names=["partials"],
-                source=entry,
-                header=kernel_text(geometry.file),
-                ensure_row_contiguous=False,
+            (kernel, quantized): make_kernel(
+                factory,
+                f"cortex_{geometry.name}" + ("_quantized" if quantized else ""),
+                inputs=_QUANTIZED_INPUTS if quantized else _INPUTS,
+                outputs=["partials"],
+                entry=entry,
+                text=kernel_text(geometry.file, quantized=quantized),
             )
             for kernel, geometry in GEOMETRIES.items()
             for quantized, entry in ((False, geometry.entry), (True, geometry.quantized_entry))
             if entry is not None
         }
-        self._reduce = factory(
-            name="cortex_paged_reduce",
-            input_names=["partials", "decode_plan", "head_sinks"],
-            output_names=["attended"],
-            source=REDUCE_ENTRY,
-            header=kernel_text("paged_reduce.metal"),
-            ensure_row_contiguous=False,
+        self._reduce = make_kernel(
+            factory,
+            "cortex_paged_reduce",
+            inputs=["partials", "decode_plan", "head_sinks"],
+            outputs=["attended"],
+            entry=REDUCE_ENTRY,
+            text=kernel_text("paged_reduce.metal"),
         )
 
     def __call__(self, variant: Variant, items: int, inputs: DecodeInputs) -> mx.array:

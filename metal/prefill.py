@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.metal.kernels import KernelFactory, kernel_text
+from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
 from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
 from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape, item_bytes
 from cortexmlx.metal.work import PREFILL_STRUCT
@@ -138,13 +138,13 @@ class PrefillKernel:
     """The prefill kernel, made once by `factory`."""
 
     def __init__(self, factory: KernelFactory) -> None:
-        self._kernel = factory(
-            name="cortex_paged_prefill",
-            input_names=["queries", "keys", "values", "block_tables", "prefill_plan", "score_factors", "head_sinks"],
-            output_names=["attended"],
-            source=ENTRY,
-            header=kernel_text("paged_prefill.metal"),
-            ensure_row_contiguous=False,
+        self._kernel = make_kernel(
+            factory,
+            "cortex_paged_prefill",
+            inputs=["queries", "keys", "values", "block_tables", "prefill_plan", "score_factors", "head_sinks"],
+            outputs=["attended"],
+            entry=ENTRY,
+            text=kernel_text("paged_prefill.metal"),
         )
 
     def __call__(

@@ -2,15 +2,20 @@
 
 The kernel calls are stubs, so it runs without a GPU. The work list, the metadata and the graph of every layer are real.
 In the same run, mlx-lm builds its graph of the same model with its own caches, for comparison.
+
+With `--texts` it takes no model: it measures what MLX's part of a launch costs the host with the readable text of a
+kernel, and with the text that is sent. MLX puts a kernel's text together at each call, also without a GPU while it
+traces an export. The hash of the text, which it makes at each launch, is not in it.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cortexmlx.cpu import blas
@@ -22,7 +27,10 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 
 from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
+from cortexmlx.attention.selfcheck.problem import DecodeProblem, make_problem  # noqa: E402
 from cortexmlx.execution.runner import ModelRunner  # noqa: E402
+from cortexmlx.metal.kernels import REDUCE_ENTRY, DecodeKernels, kernel_text  # noqa: E402
+from cortexmlx.metal.rules import GEOMETRIES, Variant  # noqa: E402
 from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
 from cortexmlx.scheduling.steps.plan import StepKind  # noqa: E402
 from cortexmlx.serving.config import EngineConfig  # noqa: E402
@@ -113,6 +121,91 @@ def _mlx_lm(model: Any, rows: int) -> list[float]:
     return seconds
 
 
+@dataclass(frozen=True)
+class TextCost:
+    """The text of a kernel, in bytes, and the seconds of a call: as it is written, and as it is sent."""
+
+    kernel: str
+    written: int
+    sent: int
+    before: float
+    now: float
+
+
+SHAPES = (
+    Variant("float16", "float16", 128, 128, 32, 1),
+    Variant("float16", "float16", 128, 128, 32, 8),
+    Variant("float16", "float16", 128, 128, 32, 8, kv_bits=8, quant_group=64),
+    Variant("float16", "float16", 512, 512, 32, 8),
+)
+PAIRS, CALLS = 40, 25
+
+
+def text_costs() -> list[TextCost]:
+    """Return the costs of each decode kernel, and of the reduce kernel: the medians of pairs of runs in turns."""
+    written, sent_texts, costs = _written_texts(), dict[str, int](), dict[str, TextCost]()
+
+    def as_written(*, name: str, header: str, source: str, **options: Any) -> Any:
+        sent_texts[name] = len(header) + len(source)
+        header, source = written[name]
+        return mx.fast.metal_kernel(name=name, header=header, source=source, **options)
+
+    before, now = DecodeKernels(as_written), DecodeKernels(mx.fast.metal_kernel)
+    for variant in SHAPES:
+        problem, geometry = make_problem(variant, None), variant.geometry
+        decode = f"cortex_{geometry.name}" + ("_quantized" if variant.kv_bits else "")
+        for name in (decode, "cortex_paged_reduce"):
+            seconds = _in_pairs(before, now, variant, problem, reduce=name != decode)
+            costs.setdefault(name, TextCost(name, sum(map(len, written[name])), sent_texts[name], *seconds))
+    return list(costs.values())
+
+
+def _written_texts() -> dict[str, tuple[str, str]]:
+    """Return the header and the entry of each kernel as they are written, with all headers."""
+    texts = {"cortex_paged_reduce": (kernel_text("paged_reduce.metal"), REDUCE_ENTRY)}
+    for geometry in GEOMETRIES.values():
+        text = kernel_text(geometry.file)
+        texts[f"cortex_{geometry.name}"] = (text, geometry.entry)
+        texts[f"cortex_{geometry.name}_quantized"] = (text, geometry.quantized_entry or "")
+    return texts
+
+
+def _in_pairs(
+    before: DecodeKernels, now: DecodeKernels, variant: Variant, problem: DecodeProblem, *, reduce: bool
+) -> tuple[float, float]:
+    """Return the seconds of one call with each."""
+    times: tuple[list[float], list[float]] = ([], [])
+
+    def traced(queries: mx.array) -> mx.array:
+        inputs = replace(problem.inputs, queries=queries)
+        partials = before.decode(variant, problem.items, inputs)
+        for _ in range(PAIRS):
+            for kernels, seconds in zip((before, now), times, strict=True):
+                started = time.perf_counter()
+                for _ in range(CALLS):
+                    if reduce:
+                        kernels.reduce(variant, partials, inputs)
+                    else:
+                        kernels.decode(variant, problem.items, inputs)
+                seconds.append((time.perf_counter() - started) / CALLS)
+        return partials
+
+    with tempfile.TemporaryDirectory() as folder:
+        mx.export_function(f"{folder}/call", traced, problem.inputs.queries)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def text_table() -> str:
+    """Return these costs as text."""
+    lines = ["kernel                       written    sent  microseconds of a call: before     now   ratio"]
+    lines += [
+        f"{cost.kernel.removeprefix('cortex_'):<27}{cost.written:>9}{cost.sent:>8}{cost.before * 1e6:>31.1f}"
+        f"{cost.now * 1e6:>8.1f}{cost.now / cost.before:>8.2f}"
+        for cost in text_costs()
+    ]
+    return "\n".join(lines)
+
+
 def table(model: str) -> str:
     """Return the costs at 1 and 16 rows as text."""
     lines = [f"{model}: milliseconds of host work per decode step, kernel calls stubbed"]
@@ -127,4 +220,4 @@ def table(model: str) -> str:
 
 
 if __name__ == "__main__":
-    print(table(sys.argv[1] if len(sys.argv) > 1 else "smollm2"))
+    print(text_table() if "--texts" in sys.argv else table(sys.argv[1] if len(sys.argv) > 1 else "smollm2"))

@@ -1,4 +1,4 @@
-"""Progress on stderr: of downloading and loading a model, and of a long prompt."""
+"""Progress on stderr: of downloading and loading a model, of compiling its kernels, and of a long prompt."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def _of(news: Progress) -> str:
 
 
 def numbers(news: Progress) -> str:
-    """Return a text such as `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, or `67%`."""
+    """Return a text such as `1.2 of 4.5 GiB · 35 MiB/s · 42 s left`, `1 of 3 kernels`, or `67%`."""
+    if news.what == "compiling":
+        return f"{news.done} of {news.total} kernels"
     if news.what != "downloading":
         return f"{news.fraction:.0%}"
     if not news.total:

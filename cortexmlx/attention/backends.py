@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
+from cortexmlx.attention.probe import attention_calls
+from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.developer_parts import developer_part
+from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.machine import matrix_units, metal_device
 
 
@@ -28,6 +32,10 @@ def _nothing() -> None:
     pass
 
 
+def _no_checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> tuple[KernelCheck, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Backend:
     """A named implementation of `paged_attention`."""
@@ -40,12 +48,25 @@ class Backend:
     """Called after a step that failed."""
     kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
     """Returns the names of the kernels that have served."""
+    checks: Callable[[nn.Module, Sequence[LayerGroup], int], Sequence[KernelCheck]] = field(default=_no_checks)
+    """`checks(model, groups, block_size)` returns what must be compiled and checked before a model's first step: one
+    check for each kernel variant that it can need. The model must have been probed.
+    """
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
         used = self.kernels()
         name = ", ".join([self.name, *(f"{kernel} kernel" for kernel in used)])
         return "; ".join([name, *(f"reference for {_in_a_line(note)}" for note in self.notes())])
+
+
+def kernel_backend(name: str, attention: MetalAttention) -> Backend:
+    """Return the backend called `name` on the kernels of `attention`."""
+
+    def checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> Sequence[KernelCheck]:
+        return attention.checks(attention_calls(model), groups, block_size)
+
+    return Backend(name, attention.attend, attention.notes, attention.reconsider, attention.kernels, checks)
 
 
 def automatic() -> str:
@@ -64,10 +85,8 @@ def choose_backend(name: str) -> Backend:
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
-        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
-        return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return kernel_backend("metal", MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units()))
     if name == "sim":
         simulator = developer_part("cortexmlx.metal.sim", "attention='sim'")
-        attention = MetalAttention(simulator.metal_kernel, check=False)
-        return Backend("sim", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return kernel_backend("sim", MetalAttention(simulator.metal_kernel, check=False))
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

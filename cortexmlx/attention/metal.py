@@ -8,18 +8,20 @@ disagrees, and a shape that the kernels do not serve, take the reference path, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import reference
-from cortexmlx.attention.metal_prefill import MetalPrefill
-from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.selfcheck.check import Approval, check_variant
+from cortexmlx.attention.metal_prefill import MetalPrefill, whole_blocks
+from cortexmlx.attention.paged import AttentionCall, PagedKV
+from cortexmlx.attention.selfcheck.check import Approval, KernelCheck, check_variant
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
+from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PrefillVariant
@@ -81,10 +83,31 @@ class MetalAttention:
         self._nothing_per_head = mx.zeros(SMALL)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what takes the reference path instead, and why: a line each, perhaps followed by a message of several
-        lines.
+        """Return what takes the reference path instead, and why, by label: a line each, perhaps followed by a message
+        of several lines.
         """
-        return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
+        return tuple(f"{label}: {reason}" for label, reason in sorted(self._approval.notes.items()))
+
+    def checks(
+        self, calls: Iterable[tuple[int, AttentionCall]], groups: Iterable[LayerGroup], block_size: int
+    ) -> list[KernelCheck]:
+        """Return a check for each kernel variant that a model needs whose layers make these `calls`: see
+        `attention_calls`. A step then compiles nothing, however many rows, tokens and columns of a tail it has, because
+        none of its inputs is ever small (`SMALL`).
+        """
+        if not self._approval.check:
+            return []
+        specs = {layer: group.spec for group in groups for layer in group.layers}
+        checks: dict[object, KernelCheck] = {}
+        for layer, call in calls:
+            spec = specs[layer]
+            variant = _shape_of(Variant, call, spec, block_size)
+            checks.setdefault(variant, KernelCheck(variant.label, partial(self._approve, variant)))
+            shape, window = _shape_of(PrefillVariant, call, spec, block_size), spec.attention_window
+            if self._prefill.wanted(shape, window):
+                asked = (shape, whole_blocks(shape, window))
+                checks.setdefault(asked, KernelCheck(shape.label, partial(self._prefill.approve, shape, window)))
+        return list(checks.values())
 
     def kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels that have served a layer."""
@@ -95,7 +118,7 @@ class MetalAttention:
         """Check every variant again at its next use, because a step failed, perhaps by a kernel."""
         self._served.clear()
         self._prefill.reconsider()
-        self._approval.notes.clear()
+        self._approval.reconsider()
 
     def attend(
         self,
@@ -183,9 +206,11 @@ class MetalAttention:
         )
         if key not in self._served:
             variant = self._shape(Variant, queries, kv, sinks, softcap, slopes)
-            served = self._approval.of(variant, refusal(variant), lambda: check_variant(self._kernels, variant))
-            self._served[key] = variant if served else None
+            self._served[key] = variant if self._approve(variant) else None
         return self._served[key]
+
+    def _approve(self, variant: Variant) -> bool:
+        return self._approval.of(variant, refusal(variant), lambda: check_variant(self._kernels, variant))
 
     def _shape(
         self,
@@ -197,21 +222,8 @@ class MetalAttention:
         slopes: mx.array | None,
     ) -> _Variant:
         """The variant of a kernel for this layer."""
-        keys, form = kv.arena.slab(kv.layer)[0], kv.quantization
-        return kind(
-            dtype=dtype_name(queries.dtype),
-            kv_dtype=dtype_name(_kv_dtype(kv)),
-            key_dim=queries.shape[3],
-            value_dim=_value_dim(kv),
-            block_size=kv.arena.block_size,
-            group=queries.shape[1] // keys.shape[0],
-            softcap=softcap is not None,
-            sinks=sinks is not None,
-            alibi=slopes is not None,
-            latent=kv.value_in_key is not None,
-            kv_bits=None if form is None else form.bits,
-            quant_group=None if form is None else form.group,
-        )
+        call = AttentionCall.of(queries, sinks, softcap, slopes)
+        return _shape_of(kind, call, kv.arena.spec(kv.layer), kv.arena.block_size)
 
     def _tail(self, kv: PagedKV, slab: Slab) -> Slab:
         if kv.tail is not None:
@@ -240,6 +252,24 @@ class MetalAttention:
             padded = mx.pad(mx.contiguous(numbers.astype(mx.float32)), (0, padding))
             self._per_head[name, layer] = known = (numbers, padded)
         return known[1]
+
+
+def _shape_of(kind: type[_Variant], call: AttentionCall, spec: KVSpec, block_size: int) -> _Variant:
+    """Return the variant of a kernel for a layer's call."""
+    return kind(
+        dtype=call.dtype,
+        kv_dtype=spec.dtype,
+        key_dim=call.query_dim,
+        value_dim=spec.value_dim,
+        block_size=block_size,
+        group=call.query_heads // spec.kv_heads,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        alibi=call.slopes,
+        latent=spec.value_in_key,
+        kv_bits=spec.kv_bits,
+        quant_group=spec.kv_group_size,
+    )
 
 
 def _keys_and_values(arrays: Slab) -> tuple[mx.array, mx.array | None]:

@@ -59,16 +59,23 @@ class MetalPrefill:
 
     def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
         """Return whether the kernel serves a layer. Otherwise MLX's attention does."""
-        if why_ours(variant, attention_window, matrix_units=self._matrix_units) is None:
+        if not self.wanted(variant, attention_window):
             return False
-        whole = not attention_window.chunked or (attention_window.tokens or 0) % variant.block_size == 0
+        whole = whole_blocks(variant, attention_window)
         if (variant, whole) not in self._approved:
-            reason = (
-                refusal(variant) if whole else f"chunks of {attention_window.tokens} tokens are not of whole blocks"
-            )
-            check = self._approval.of(variant, reason, lambda: check_prefill(self._kernel, variant))
-            self._approved[variant, whole] = check
+            self._approved[variant, whole] = self.approve(variant, attention_window)
         return self._approved[variant, whole]
+
+    def wanted(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the kernel is better than MLX's attention for a layer."""
+        return why_ours(variant, attention_window, matrix_units=self._matrix_units) is not None
+
+    def approve(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the kernel may serve a layer. Any thread may ask, once for each variant."""
+        reason = refusal(variant)
+        if not whole_blocks(variant, attention_window):
+            reason = f"chunks of {attention_window.tokens} tokens are not of whole blocks"
+        return self._approval.of(variant, reason, lambda: check_prefill(self._kernel, variant))
 
     def attend(
         self, variant: PrefillVariant, queries: mx.array, kv: PagedKV, factors: mx.array, sinks: mx.array
@@ -80,3 +87,8 @@ class MetalPrefill:
         keys, values = kv.arena.slab(kv.layer)
         inputs = PrefillInputs(mx.contiguous(queries), keys, values, work.tables, work.plan, factors, sinks)
         return self._kernel(variant, work.items, inputs)
+
+
+def whole_blocks(variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+    """Return whether chunks consist of whole blocks, if there are chunks."""
+    return not attention_window.chunked or (attention_window.tokens or 0) % variant.block_size == 0

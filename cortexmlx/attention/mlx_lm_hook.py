@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionCall, PagedKV, paged_attention
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.host.modules import replace_function
 
@@ -82,11 +82,13 @@ class OwnAttention(Exception):
 
 
 class ProbeKV:
-    """The handle of a probe. It records the shapes, and that attention was called, and calls `note` each time. Without
-    values, they are part of the keys, and whoever attends sets how many numbers they have.
+    """The handle of a probe. It records the shapes, and that attention was called, and calls `note(call)` each time.
+    Without values, they are part of the keys, and whoever attends sets how many numbers they have.
     """
 
-    def __init__(self, keys: mx.array, values: mx.array | None, note: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, keys: mx.array, values: mx.array | None, note: Callable[[AttentionCall], None] = lambda call: None
+    ) -> None:
         self.keys, self.dtype = keys, keys.dtype
         self.value_in_key = values is None
         self.value_dim = 0 if values is None else values.shape[-1]
@@ -153,5 +155,5 @@ def attend(
     if isinstance(handle, PagedKV):
         return paged_attention(queries, handle, scale=scale, sinks=sinks, softcap=softcap)
     handle.attended = True
-    handle.note()
+    handle.note(AttentionCall.of(queries, sinks, softcap))
     return mx.zeros((*queries.shape[:-1], handle.value_dim), queries.dtype)

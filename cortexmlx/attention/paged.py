@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
+from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.step import GroupStep
@@ -34,6 +35,28 @@ class Derived:
             self._made[kind] = kind(step)
         made: _T = self._made[kind]
         return made
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """A layer's call of `paged_attention`, as far as it decides which kernels serve it."""
+
+    dtype: str
+    """The dtype of the queries."""
+    query_heads: int
+    query_dim: int
+    softcap: bool
+    sinks: bool
+    slopes: bool
+
+    @classmethod
+    def of(
+        cls, queries: mx.array, sinks: mx.array | None, softcap: float | None, slopes: mx.array | None = None
+    ) -> AttentionCall:
+        """Return the call with these arguments."""
+        _, heads, _, dim = queries.shape
+        given = (argument is not None for argument in (softcap, sinks, slopes))
+        return cls(dtype_name(queries.dtype), heads, dim, *given)
 
 
 class Attend(Protocol):

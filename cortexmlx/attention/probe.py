@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import patches
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
+from cortexmlx.attention.paged import AttentionCall
 from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.attention_window import AttentionWindow
@@ -133,11 +135,31 @@ def lazy_pass(model: nn.Module, tokens: mx.array, attended: Callable[[], None]) 
     when a layer attends or touches its state. The model must have been probed.
     """
 
-    def fetch(_: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
-        return ProbeKV(keys, values, attended)
+    return _lazy_pass(model, tokens, attended, lambda layer, call: attended())
+
+
+def attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], ...]:
+    """Return how the model's layers attend in any step: the layer whose keys and values are attended to (a leaf), and
+    the call, each pair once. Nothing is computed. The model must have been probed.
+    """
+    calls: dict[tuple[int, AttentionCall], None] = {}
+    _lazy_pass(model, mx.zeros((2, 1), mx.int32), lambda: None, lambda layer, call: calls.setdefault((layer, call)))
+    return tuple(calls)
+
+
+def _lazy_pass(
+    model: nn.Module,
+    tokens: mx.array,
+    touched: Callable[[], None],
+    attended: Callable[[int, AttentionCall], None],
+) -> mx.array:
+    """As `lazy_pass`. `touched` is called for a state, and `attended(layer, call)` for keys and values."""
+
+    def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
+        return ProbeKV(keys, values, partial(attended, layer))
 
     caches = [
-        NotedState(len(cache.cache), attended) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
+        NotedState(len(cache.cache), touched) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
         for layer, cache in enumerate(own_caches(model))
     ]
     logits: mx.array = model(tokens, cache=arranged(model, caches))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from cortexmlx.attention.backends import Backend, choose_backend
 from cortexmlx.attention.probe import NotPaged, probe
+from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, granted
 from cortexmlx.execution.runner import ModelRunner
@@ -55,6 +56,9 @@ class ExecutionMode(Protocol):
     def backend(self, name: str) -> Backend:
         """Return the attention backend with this name: see `choose_backend`."""
 
+    def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
+        """Return what must be compiled and checked before the first step: see `Backend.checks`."""
+
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> Runner:
         """Return the runner. Its arena has no blocks yet. Raises ModelUnsupported if a short check shows that answers
         would depend on how prompts are cut.
@@ -88,6 +92,9 @@ class PagedMode:
 
     def backend(self, name: str) -> Backend:
         return choose_backend(name)
+
+    def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
+        return backend.checks(self._model, paged(self.groups), block_size)
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> ModelRunner:
         self._runner = ModelRunner(self._model, paged(self.groups), block_size, vocab_size, backend.attend)
@@ -145,6 +152,9 @@ class SerialMode:
 
     def backend(self, name: str) -> Backend:
         return Backend("mlx-lm's own", choose_backend(name).attend)
+
+    def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
+        return ()
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> SerialRunner:
         with _refused(self._why):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 
 
-def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
+def load_folder(
+    folder: Path, on_built: Callable[[Any], None] = lambda model: None
+) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     """Return the model, tokenizer and config of `folder`, and notes for the user. Weights are evaluated on this thread.
+
+    `on_built(model)` is called before the weights are read: their shapes and dtypes are known, and nothing else.
 
     Raises ModelNotFound if the folder holds no model, and ModelCorrupt for damaged or missing files. Raises
     ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
@@ -37,7 +42,7 @@ def load_folder(folder: Path) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]
     eos_ids = end_ids(folder, config)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
-    return _load_weights(folder, config), tokenizer, config, (*unread_inputs(config), *notes)
+    return _load_weights(folder, config, on_built), tokenizer, config, (*unread_inputs(config), *notes)
 
 
 def check_settings(folder: Path) -> None:
@@ -75,10 +80,14 @@ def _no_weights(folder: Path) -> CortexError:
     return ModelCorrupt(f"{folder} has a config.json but no weights (model*.safetensors). Download it again.")
 
 
-def _load_weights(folder: Path, config: dict[str, Any]) -> Any:
+def _load_weights(folder: Path, config: dict[str, Any], on_built: Callable[[Any], None]) -> Any:
+    import mlx.core as mx
+
     _check_code(folder, config)
     try:
-        model, _ = mlx_lm_utils().load_model(folder)
+        model, _ = mlx_lm_utils().load_model(folder, lazy=True)
+        on_built(model)
+        mx.eval(model.parameters())
     except (RuntimeError, OSError) as error:
         raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error
     except Exception as error:  # mlx-lm's code raises anything for a configuration that it does not expect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ def load_model(
     dequantize: bool | None = None,
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
+    on_built: Callable[[Any], None] = lambda model: None,
 ) -> LoadedModel:
     """Resolve `name` and load the model, on the thread that will run it (MLX's streams belong to threads).
 
@@ -49,6 +50,9 @@ def load_model(
     at a time.
 
     `weights_hash` begins before the files are read, and learns which arrays were made from them.
+
+    `on_built(model)` is called with the model of a folder before its weights are read: see `load_folder`. It must not
+    raise.
 
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
@@ -65,7 +69,7 @@ def load_model(
     path = fetch_model(source, report)
     if weights_hash is not None:
         weights_hash.begin([*weight_files(path), *([] if tuned is None else [tuned.weights])], f"float32={float32}")
-    model, tokenizer, config, notes = _read(path, source.kind, float32, report)
+    model, tokenizer, config, notes = _read(path, source.kind, float32, report, on_built)
     try:
         report(Progress("loading", 1, LOADING_STEPS))
         notes += _apply_adapter(model, path, tuned)
@@ -94,7 +98,7 @@ def _slow_below_float32() -> bool:
 
 
 def _read(
-    path: Path, kind: SourceKind, float32: bool, report: OnProgress
+    path: Path, kind: SourceKind, float32: bool, report: OnProgress, on_built: Callable[[Any], None]
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     report(Progress("loading", 0, LOADING_STEPS))
     if kind in (SourceKind.GGUF, SourceKind.STARTER):
@@ -103,7 +107,7 @@ def _read(
         return load_gguf(path, float32)
     from cortexmlx.models.folder import load_folder
 
-    return load_folder(path)
+    return load_folder(path, on_built)
 
 
 def _sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:

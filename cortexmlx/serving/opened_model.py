@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +22,7 @@ from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.loading.warm_up import WarmUp
 from cortexmlx.stats import ModelInfo
 
 Call = Callable[[Any], None]
@@ -42,9 +43,11 @@ class OpenedModel:
         if config.kv_store is not None and config.prefix_cache:
             self._store = StoreSetup(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
         self.disk: StoreConnector | None = None
+        self._warm_up = WarmUp(())
         try:
             self._load()
             self._open(wake)
+            self._warm_up.finish(config.on_progress or (lambda progress: None))
         except BaseException:
             self.release()
             raise
@@ -58,14 +61,33 @@ class OpenedModel:
             dequantize=config.dequantize,
             on_progress=config.on_progress,
             weights_hash=None if store is None else store.weights,
+            on_built=self._begin_early,
         )
         if store is not None:
             store.weights.check(self.loaded.model)
 
+    def _begin_early(self, model: Any) -> None:
+        """Begin to compile kernels before the weights are read, unless what comes after them may change the layers."""
+        config = self._config
+        attention = automatic() if config.attention == "auto" else config.attention
+        if attention == "metal" and config.adapter is None and not config.dequantize:
+            with suppress(Exception):  # `_open` chooses again, and raises it
+                self._choose_mode(model)
+
+    def _choose_mode(self, model: Any) -> None:
+        """Choose the execution mode and the backend, and begin to compile the kernels that the model needs."""
+        config = self._config
+        mode = execution_mode(model, config.kv_bits, config.kv_group_size)
+        self.backend = mode.backend(config.attention)
+        self._warm_up = WarmUp(mode.kernel_checks(self.backend, config.block_size))
+        self._mode = mode
+
     def _open(self, wake: Callable[[Call], None]) -> None:
         """Open everything that needs the model."""
         config, loaded = self._config, self.loaded
-        self._mode = mode = execution_mode(loaded.model, config.kv_bits, config.kv_group_size)
+        if "_mode" not in vars(self):
+            self._choose_mode(loaded.model)
+        mode = self._mode
         vocab_size = _checked_vocab_size(loaded)
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length
@@ -76,7 +98,6 @@ class OpenedModel:
         self.disk = self._opened_disk(wake)
         self.blocks = mode.blocks(memory, load, longest)
         """How many blocks each layer group may have at most."""
-        self.backend = mode.backend(config.attention)
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self.info = ModelInfo(
             name=loaded.name,
@@ -155,6 +176,7 @@ class OpenedModel:
         traceback. So the parts are emptied, not only dropped. Nothing can be used afterwards. Safe to call again.
         """
         parts = vars(self)
+        self._warm_up.stop()
         with ExitStack() as ends:  # the last one comes first, and all of them come whatever one raises
             ends.callback(mx.clear_cache)
             ends.callback(self._forget)

@@ -25,8 +25,9 @@ TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
 class _Arena(KVArena):
     """An arena whose one layer has a slab that is given."""
 
-    def __init__(self, slab: Slab) -> None:
-        super().__init__([LayerGroup(KVSpec(HEADS, DIM, DIM, "float32"), (0,))], BLOCKS, BLOCK)
+    def __init__(self, slab: Slab, dtype: str, form: Quantization) -> None:
+        spec = KVSpec(HEADS, DIM, DIM, dtype, kv_bits=form.bits, kv_group_size=form.group)
+        super().__init__([LayerGroup(spec, (0,))], BLOCKS, BLOCK)
         self._slabs[0] = slab
 
 
@@ -88,7 +89,7 @@ class _Problem:
         mx.eval(slab, tail)
         self.queries = draw(rows + 6, HEADS * GROUP, 1, DIM)
         self.kv = PagedKV(
-            _Arena(tuple(slab)),
+            _Arena(tuple(slab), dtype, form),
             0,
             step,
             tuple(tail) if self.tail_tokens else None,
@@ -175,7 +176,7 @@ def test_no_slab_is_dequantized_for_single_tokens() -> None:
     problem = _Problem(Quantization(8, 64), "float32", None, run=False)
     wide = tuple(mx.concatenate([a, mx.zeros((HEADS, 200_000, a.shape[2]), a.dtype)], axis=1) for a in problem.slab)
     mx.eval(wide)
-    problem.kv.arena = _Arena(wide)
+    problem.kv.arena = _Arena(wide, "float32", problem.form)
     problem.kv.arena.blocks = BLOCKS + 200_000 // BLOCK
     problem.kv.step = GroupStep(problem.kv.step.tables, problem.kv.step.lengths, (None, None), (), AttentionWindow())
     mx.reset_peak_memory()

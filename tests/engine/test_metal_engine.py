@@ -12,7 +12,7 @@ import mlx_lm
 import pytest
 
 from cortexmlx import CortexError, Engine, SamplingParams
-from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.backends import Backend, kernel_backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.machine import metal_device
 from cortexmlx.metal import sim
@@ -129,14 +129,13 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
         return lambda **call: (right if good else wrong)(**call)
 
     def choose(name: str) -> Backend:
-        attention = MetalAttention(factory)
-        return Backend("metal", attention.attend, attention.notes, attention.reconsider)
+        return kernel_backend("metal", MetalAttention(factory))
 
     monkeypatch.setattr("cortexmlx.execution.mode.choose_backend", choose)
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
         wanted = engine.generate(PROMPTS[0], greedy).token_ids
-        assert engine.stats().attention_backend == "metal"
+        assert engine.stats().attention_backend == "metal, prefill kernel, vector kernel"
         good = False
         with pytest.raises(CortexError, match="GPU Timeout"):
             engine.generate(PROMPTS[0], greedy)
@@ -161,8 +160,7 @@ def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
     """Every step runs on the reference path, and the whole reason is in `stats()`, for each kernel."""
 
     def choose(name: str) -> Backend:
-        attention = MetalAttention(factory)
-        return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return kernel_backend("metal", MetalAttention(factory))
 
     greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     with Engine(tiny("llama"), kv_memory="4MB", attention="reference") as engine:
@@ -172,12 +170,12 @@ def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         assert [engine.generate(prompt, greedy).token_ids for prompt in PROMPTS[:2]] == wanted
         stats = engine.stats()
-    prefill, decode = stats.attention_notes
+    decode, prefill = stats.attention_notes
     assert "prefill kernel" in prefill.splitlines()[0] and "prefill kernel" not in decode
     assert all(line.replace("its decode", "its prefill") in prefill and line in decode for line in says)
     assert all(note.startswith("float32, head_dim ") for note in stats.attention_notes)
-    assert stats.attention_backend.startswith(f"metal; reference for {prefill.splitlines()[0]}")
-    assert decode.splitlines()[0] in stats.attention_backend
+    assert stats.attention_backend.startswith(f"metal; reference for {decode.splitlines()[0]}")
+    assert prefill.splitlines()[0] in stats.attention_backend
     assert "\n" not in stats.attention_backend
 
 

@@ -197,7 +197,7 @@ def test_the_body_of_a_model_ends_in_a_norm(name: str) -> None:
 
 def test_utils_offers_what_loads_folders() -> None:
     utils = mlx_lm_utils()
-    assert parameters(utils.load_model)[0] == "model_path"
+    assert parameters(utils.load_model)[0] == "model_path" and "lazy" in parameters(utils.load_model)
     assert {"eos_token_ids"} < set(parameters(utils.load_tokenizer))
     model_class, args_class = utils._get_classes(dict(LLAMA))
     assert model_class(args_class.from_dict(LLAMA)).layers

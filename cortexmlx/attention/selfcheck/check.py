@@ -80,6 +80,16 @@ class _NoResult(Exception):
     """The kernels ran, but left nothing to compare."""
 
 
+@dataclass(frozen=True)
+class KernelCheck:
+    """A kernel variant that a model needs, to be compiled and checked before its first use. `run` does both, on any
+    thread: MLX compiles a kernel when a launch is evaluated, and the launches of a thread are its own.
+    """
+
+    label: str
+    run: Callable[[], object]
+
+
 @dataclass
 class Approval:
     """Which variants may serve: those that no rule refuses and, with `check`, that agree with float64. For any other
@@ -88,9 +98,23 @@ class Approval:
 
     check: bool
     notes: dict[str, str] = field(default_factory=dict)
+    _known: dict[tuple[Shape, bool], bool] = field(default_factory=dict)
 
     def of(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
-        """Return whether the variant may serve; `check` compares it."""
+        """Return whether the variant may serve; `check` compares it, once. Several threads may ask for different
+        variants.
+        """
+        asked = (variant, refusal is None)
+        if asked not in self._known:
+            self._known[asked] = self._found(variant, refusal, check)
+        return self._known[asked]
+
+    def reconsider(self) -> None:
+        """Forget all that was found."""
+        self._known.clear()
+        self.notes.clear()
+
+    def _found(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
         reason, message = refusal, ""
         if reason is None and self.check:
             result = check()

@@ -14,6 +14,17 @@ def test_a_stub_gives_outputs_of_the_shapes_and_types_that_were_asked_for() -> N
     assert (first.shape, first.dtype, second.shape, second.dtype) == ((2, 3), mx.float16, (4,), mx.int32)
 
 
+def test_the_texts_that_are_sent_are_shorter_than_those_that_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_cost, "PAIRS", 2)
+    costs = {cost.kernel: cost for cost in host_cost.text_costs()}
+    assert costs.keys() == {
+        f"cortex_paged_{name}" for name in ("decode", "matrix", "matrix_quantized", "wide", "reduce")
+    }
+    for cost in costs.values():
+        assert 2_000 < cost.sent < 0.75 * cost.written and cost.before > 0 and cost.now > 0
+    assert costs["cortex_paged_matrix"].sent < 0.8 * costs["cortex_paged_matrix_quantized"].sent
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_step_of_a_window_goes_through_the_kernels(
     rows: int, model: str, monkeypatch: pytest.MonkeyPatch

@@ -31,6 +31,7 @@ class Terminal(io.StringIO):
         (Progress("downloading", 512 * MIB, 4096 * MIB, 0, 32.0 * MIB), "512 MiB of 4 GiB · 32 MiB/s · 1:52 left"),
         (Progress("downloading", 0, 8192 * MIB, 0, MIB / 4), "0 B of 8 GiB · 256 KiB/s · 9:06:08 left"),
         (Progress("loading", 1, 4), "25%"),
+        (Progress("compiling", 1, 3), "1 of 3 kernels"),
     ],
 )
 def test_the_figures_of_progress(news: Progress, says: str) -> None:

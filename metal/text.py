@@ -1,0 +1,53 @@
+"""The text of a kernel as it is sent to MLX: without comments and indentation. Without mlx.
+
+MLX copies a kernel's whole text at every call, and hashes it at every launch. So the files in `shaders/` are written
+for people, and what is sent of them is short.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+_KEPT = (
+    r'(?<![\w.])(?:u8|[uUL])?R"(?P<raw>[^()\\\s]*)\(.*?\)(?P=raw)"'  # a raw literal
+    r'|"(?:\\.|[^"\\\n])*"|'
+    r"'(?:\\.|[^'\\\n])*'"
+    r"|(?<![\w.])\.?\d(?:[eEpP][+-]|'?[\w.])*"  # the ' in a number opens no literal
+)
+_COMMENTS = re.compile(rf"(?P<kept>{_KEPT})|//(?:\\\n|[^\n])*|/\*.*?\*/", re.S)
+_SPACES = re.compile(
+    rf"(?P<kept>{_KEPT})"
+    r"|(?P<before>[ \t]*)\\[ \t]*\n(?P<after>[ \t]*)"  # a line that goes on in the next one
+    r"|(?P<line>[ \t]*\n[ \t]*)"
+    r"|[ \t]+",
+    re.S,
+)
+
+
+@cache
+def sent(text: str) -> str:
+    """Return Metal text without comments, indentation and trailing spaces. Line n of the result is line n of the text,
+    so a compiler's line numbers are those of the readable text.
+
+    The result has the same tokens. Literals stay as they are, and so do the lines of macros.
+    """
+    return _SPACES.sub(_without_indentation, _COMMENTS.sub(_without_comment, text)).strip(" \t")
+
+
+def _without_comment(found: re.Match[str]) -> str:
+    if found["kept"] is not None:
+        return found.group()
+    # A directive goes on behind a comment of several lines, so its line breaks become continued lines.
+    breaks, comment = found.group().count("\n"), found.group()
+    return " " + breaks * ("\n" if comment.startswith("//") else "\\\n")
+
+
+def _without_indentation(found: re.Match[str]) -> str:
+    if found["kept"] is not None:
+        return found.group()
+    if found["line"] is not None:
+        return "\n"
+    if found["before"] is not None:
+        return " \\\n" if found["before"] or found["after"] else "\\\n"
+    return " "

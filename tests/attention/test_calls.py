@@ -1,0 +1,42 @@
+"""`attention_calls`: what the probe sees of a model's layers is what its steps do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.attention.paged import AttentionCall
+from cortexmlx.attention.probe import attention_calls
+from support.engine.core_driver import Driver
+from support.models.tiny import CONFIGS, tokens_of
+
+SERIAL = {"dynamic rope"}
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - SERIAL))
+def test_the_probe_sees_the_calls_of_every_step(name: str, tiny: Callable[[str], Path]) -> None:
+    """Of steps with single tokens, with pieces, and with both; but pieces of latents may be given keys of their own."""
+    driver = Driver(tiny(name), attention="reference")
+    runner: Any = driver.core.runner
+    seen: set[tuple[int, AttentionCall]] = set()
+    attend = runner._attend
+
+    def noting(queries: mx.array, kv: Any, **given: Any) -> mx.array:
+        if kv.expand is None:
+            options = (given.get(option) for option in ("sinks", "softcap", "slopes"))
+            seen.add((kv.layer, AttentionCall.of(queries, *options)))
+        found: mx.array = attend(queries, kv, **given)
+        return found
+
+    calls = attention_calls(driver.core.loaded.model)
+    runner._attend = noting
+    first = driver.add(tokens_of(9), 4)
+    driver.step(2)
+    second = driver.add(tokens_of(11), 4)
+    driver.finish()
+    assert driver.result(first).token_ids and driver.result(second).token_ids
+    assert seen == set(calls) and len(calls) == len(seen) > 0

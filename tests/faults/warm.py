@@ -1,0 +1,32 @@
+"""Faults of what is done before the first answer: kernels that are compiled in it after all, texts that grow."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/serving/loading/warm_up.py"
+HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/serving/opened_model.py"
+CALLS, TEXT = "metal/kernels.py", "metal/text.py"
+
+TESTS = ("metal/test_text.py", "serving/loading/test_warm_up.py", "attention/test_calls.py")
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("a plain kernel carries quantized code", CALLS, "quantized=quantized)", "quantized=True)"),
+    Fault("a text is sent as it is written", CALLS, "header=sent(text)", "header=text"),
+    Fault(
+        "a literal loses its spaces",
+        TEXT,
+        'def _without_indentation(found: re.Match[str]) -> str:\n    if found["kept"] is not None:',
+        'def _without_indentation(found: re.Match[str]) -> str:\n    if found["kept"] == "":',
+    ),
+    Fault("a comment in a macro ends it", TEXT, '"\\\\\\n")', '"\\n")'),
+    Fault("lines move", TEXT, 'return " " + breaks *', 'return " " + 0 *'),
+    Fault("prefill kernels are compiled in an answer", BACKEND, "if self._prefill.wanted(shape, window):", "if False:"),
+    Fault("the probe does not see sinks", HOOK, "of(queries, sinks, softcap)", "of(queries, None, softcap)"),
+    Fault("the probe does not see a soft cap", HOOK, "of(queries, sinks, softcap)", "of(queries, sinks, None)"),
+    Fault("opening does not wait for the kernels", WARM_UP, "while done < self._total and any", "while False and any"),
+    Fault("what raises ends all checks", WARM_UP, "            except Exception:\n", "            except EOFError:\n"),
+    Fault("a closed engine goes on compiling", OPENED, "        self._warm_up.stop()\n", ""),
+    Fault("a small input is another kernel", "metal/work.py", "SMALL = 8\n", "SMALL = 2\n"),
+)
