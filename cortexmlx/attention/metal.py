@@ -159,6 +159,8 @@ class MetalAttention:
             scales=slab[1::PARTS] + tail[1::PARTS] if kv.quantization is not None else (),
             biases=slab[2::PARTS] + tail[2::PARTS] if kv.quantization is not None else (),
         )
+        if work.items == kv.step.rows:  # so every row has one partition
+            return self._kernels.whole(variant, work.items, inputs)
         return self._kernels(variant, work.items, inputs)
 
     def _variant(

@@ -51,7 +51,9 @@ def kernel_texts(variant: Variant | PrefillVariant) -> Iterator[KernelText]:
     if isinstance(variant, PrefillVariant):
         PrefillKernel(recording)(variant, 1, _prefill_inputs(variant))
     else:
-        DecodeKernels(recording)(variant, 1, _decode_inputs(variant))
+        kernels, inputs = DecodeKernels(recording), _decode_inputs(variant)
+        kernels(variant, 1, inputs)
+        kernels.whole(variant, 1, inputs)
     yield from made
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cortexmlx.attention.selfcheck.problem import (
     PREFILL_WINDOW,
+    WHOLE_LENGTHS,
     WINDOW,
     DecodeProblem,
     PrefillProblem,
@@ -120,6 +121,7 @@ def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
     def compared() -> float:
         problems = [make_problem(variant, window) for window in (None, WINDOW)]
         error = max(_error(kernels, variant, problem) for problem in problems)
+        error = max(error, _whole_error(kernels, variant, make_problem(variant, None, WHOLE_LENGTHS)))
         if error <= _TOLERANCE[variant.dtype]:
             _in_place(
                 "decode",
@@ -168,6 +170,12 @@ def _error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> 
     _written("decode", variant.geometry.threads, partials)
     attended = kernels.reduce(variant, partials, problem.inputs, init_value=_UNWRITTEN)
     return _difference(_written("reduce", REDUCE_THREADS, attended), problem.wanted)
+
+
+def _whole_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
+    """Return the largest difference of the kernel that leaves the rows' results."""
+    attended = kernels.whole(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
+    return _difference(_written("decode", variant.geometry.threads, attended), problem.wanted)
 
 
 def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:
