@@ -283,7 +283,7 @@ class ModelRunner:
             arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
         else:
-            tail = self.memory.write_tail(layer, plan.column, new)
+            tail = self.memory.write_tail(layer, plan.column, plan.columns, new)
         step, derived = self._groups[group], self._derived[group]
         return PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
 

@@ -14,7 +14,15 @@ from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
+from cortexmlx.kv.sizing import (
+    Load,
+    beyond_note,
+    bytes_per_token,
+    check_kv_memory,
+    default_kv_bytes,
+    long_tail_rows,
+    reserved_bytes,
+)
 from cortexmlx.kv.spec import Counts
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
@@ -70,7 +78,9 @@ class OpenedModel:
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length
         longest = context if config.keep is None else min(context, config.keep.most)
-        reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes)
+        paged_on_gpu = automatic() == "metal" and mode.most_rows is None
+        self._long_tail_rows = long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
+        reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         beyond = beyond_note(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
         memory = config.kv_bytes or default_kv_bytes(mode.groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
@@ -129,6 +139,7 @@ class OpenedModel:
             token_target=config.token_target,
             keep=config.keep,
             pipeline=config.pipeline and self._mode.pipelined,
+            long_tail_rows=self._long_tail_rows,
             share_prefixes=config.prefix_cache,
             share_between_clients=config.share_prefixes_between_clients,
         )
