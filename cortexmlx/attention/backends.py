@@ -10,6 +10,7 @@ import mlx.core as mx
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
+from cortexmlx.attention.tail_write import TailWriter
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.machine import matrix_units, metal_device
@@ -40,6 +41,8 @@ class Backend:
     """Called after a step that failed."""
     kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
     """Returns the names of the kernels that have served."""
+    writer: TailWriter | None = None
+    """Writes decode steps into the tail; None: MLX's own operations do."""
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
@@ -65,9 +68,20 @@ def choose_backend(name: str) -> Backend:
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
         attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
-        return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return _with_kernels(name, attention, TailWriter(mx.fast.metal_kernel))
     if name == "sim":
         simulator = developer_part("cortexmlx.metal.sim", "attention='sim'")
         attention = MetalAttention(simulator.metal_kernel, check=False)
-        return Backend("sim", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return _with_kernels(name, attention, TailWriter(simulator.metal_kernel, check=False))
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")
+
+
+def _with_kernels(name: str, attention: MetalAttention, writer: TailWriter) -> Backend:
+    def notes() -> tuple[str, ...]:
+        return attention.notes() + writer.notes()
+
+    def reconsider() -> None:
+        attention.reconsider()
+        writer.reconsider()
+
+    return Backend(name, attention.attend, notes, reconsider, attention.kernels, writer)

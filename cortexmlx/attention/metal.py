@@ -108,6 +108,8 @@ class MetalAttention:
         slopes: mx.array | None = None,
     ) -> mx.array:
         """See `paged_attention`."""
+        if kv.queries_for is not None:
+            queries = kv.queries_for(queries)
         rows, parts = kv.step.rows, []
         if rows:
             variant = self._variant(queries, kv, sinks, softcap, slopes)

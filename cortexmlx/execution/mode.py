@@ -90,7 +90,9 @@ class PagedMode:
         return choose_backend(name)
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> ModelRunner:
-        self._runner = ModelRunner(self._model, paged(self.groups), block_size, vocab_size, backend.attend)
+        self._runner = ModelRunner(
+            self._model, paged(self.groups), block_size, vocab_size, backend.attend, backend.writer
+        )
         return self._runner
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:

@@ -24,11 +24,13 @@ from cortexmlx.attention.selfcheck.problem import (
     make_prefill_problem,
     make_problem,
 )
-from cortexmlx.metal import prefill
+from cortexmlx.attention.selfcheck.tail_problem import make_tail_problem
+from cortexmlx.metal import prefill, tail_write
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import Shape
+from cortexmlx.metal.tail_write import TailWrite, TailWriteKernel
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """The largest difference of results of order 1 that rounding to the dtype explains, with sums made in float32 in any
@@ -50,7 +52,7 @@ lines.
 class VariantCheck:
     """The result of checking a variant."""
 
-    variant: Shape
+    variant: Shape | TailWrite
     error: float | None
     """The largest difference from float64; None if there was no result to compare."""
     reason: str = ""
@@ -90,7 +92,7 @@ class Approval:
     check: bool
     notes: dict[str, str] = field(default_factory=dict)
 
-    def of(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
+    def of(self, variant: Shape | TailWrite, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
         """Return whether the variant may serve; `check` compares it."""
         reason, message = refusal, ""
         if reason is None and self.check:
@@ -147,7 +149,19 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
     return _checked(variant, prefill.refusal(variant), compared)
 
 
-def _checked(variant: Shape, reason: str | None, compared: Callable[[], float]) -> VariantCheck:
+def check_tail_write(kernel: TailWriteKernel, variant: TailWrite) -> VariantCheck:
+    """Do the same with the kernel that writes the tail: its rotated queries, and the tails."""
+
+    def compared() -> float:
+        problem = make_tail_problem(variant)
+        made = kernel(problem.new, problem.tail, problem.columns, problem.places, init_value=_UNWRITTEN)
+        each = zip(made, problem.wanted, strict=True)
+        return max(_difference(_written("tail", 32, array), wanted) for array, wanted in each)
+
+    return _checked(variant, tail_write.refusal(variant), compared)
+
+
+def _checked(variant: Shape | TailWrite, reason: str | None, compared: Callable[[], float]) -> VariantCheck:
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})")
     mx.synchronize()
