@@ -125,6 +125,8 @@ def refusal(variant: TailWrite) -> str | None:
         return "the kernel reads float32, float16 and bfloat16"
     if variant.key_dim % 4 or variant.value_dim % 4:
         return "the kernel copies 4 numbers at a time, so a head_dim must be a multiple of 4"
+    if min(variant.key_dim, variant.value_dim) < SMALL:
+        return f"a head_dim below {SMALL} would make small inputs, which MLX puts into another address space"
     if variant.turning.dims % 2 or not 0 < variant.turning.dims <= variant.key_dim:
         return "pairs of numbers are rotated, no more than a head has"
     return None

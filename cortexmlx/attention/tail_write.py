@@ -22,6 +22,7 @@ from cortexmlx.attention.selfcheck.check import Approval, check_tail_write
 from cortexmlx.kv.arena import Slab
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.tail_write import NewTokens, Norm, TailWriteKernel, Turning, places_of, refusal
+from cortexmlx.metal.work import SMALL
 
 _LONGEST_HEAD = 512
 _TRIED = 2
@@ -78,11 +79,8 @@ def _forgetting(name: str) -> Callable[..., Any]:
     return change
 
 
-IN_PLACE = tuple(
-    f"__{name}__"
-    for name in ("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "imatmul")
-    if hasattr(mx.array, f"__{name}__")
-)
+_OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
+IN_PLACE = ("__setitem__", *(f"__i{name}__" for name in _OPERATORS.split() if hasattr(mx.array, f"__i{name}__")))
 """The methods that change an array in place."""
 
 for _name in IN_PLACE:
@@ -247,7 +245,9 @@ def _turning_of(module: Any) -> tuple[Turning, mx.array | None] | None:
     if kind is nn.RoPE:
         return Turning(module.dims, module.traditional, float(module.base), float(module.scale)), None
     if kind in (Llama3RoPE, ProportionalRoPE) or (kind is YarnRoPE and module.mscale == 1.0):
-        return Turning(module.dims, module.traditional, None), module._freqs.astype(mx.float32)
+        frequencies = module._freqs.astype(mx.float32)
+        padding = max(0, SMALL - frequencies.size)  # a small input would be in another address space
+        return Turning(module.dims, module.traditional, None), mx.pad(frequencies, (0, padding))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Faults of fewer launches: results without the reduce kernel, and long tails."""
+"""Faults of fewer launches: results without the reduce kernel, long tails, and the kernel that writes the tail."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ TESTS = (
     "kv/test_sizing.py",
     "scheduling/test_decode_window.py",
     "metal/test_results.py",
+    "metal/test_tail_write.py",
+    "attention/test_tail_write.py",
     "attention/test_metal.py",
     "engine/test_stale_data.py",
 )
@@ -19,6 +21,11 @@ RESULTS, WINDOW, TAIL = (
     "cortexmlx/execution/memory/paged.py",
 )
 SIZING = "cortexmlx/kv/sizing.py"
+WRITE, WRITE_ENTRY, WRITER = (
+    "metal/shaders/tail_write.metal",
+    "metal/tail_write.py",
+    "cortexmlx/attention/tail_write.py",
+)
 
 FAULTS = (
     Fault("a whole result is not brought under its sink", SHARED, "    out *= factor;\n", ""),
@@ -43,4 +50,41 @@ FAULTS = (
         "group.spec.window is not None for group in groups):\n        return",
         "False for group in groups):\n        return",
     ),
+    Fault("no barrier between norm and rotation", WRITE, "  simdgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
+    Fault("the norm has no epsilon", WRITE, " / float(DIM) + eps)", " / float(DIM))"),
+    Fault("the norm has no weight", WRITE, "T(float(x) * float(weight[d]))", "x"),
+    Fault("pairs turn the other way", WRITE, "T(a * c - b * s)", "T(a * c + b * s)"),
+    Fault("pairs are never neighbours", WRITE, "TRADITIONAL ? 2 * pair : pair;", "pair;"),
+    Fault("frequencies multiply", WRITE, "1.0f / rotation.frequencies[pair]", "rotation.frequencies[pair]"),
+    Fault(
+        "what is not rotated is left out", WRITE, "d = ROTATED + int(lane); d < DIM", "d = ROTATED + int(lane); d < 0"
+    ),
+    Fault("the new column is copied, too", WRITE, "if (c == column) {", "if (c == column - 64) {"),
+    Fault("a tail that begins is not zeros", WRITE, "if (begins) {", "if (false) {"),
+    Fault(
+        "keys have the queries' norm",
+        WRITE_ENTRY,
+        "key_weight, numbers_of_layer[3]",
+        "query_weight, numbers_of_layer[2]",
+    ),
+    Fault("all rows are at the first position", WRITE_ENTRY, "step_places[3 + row]", "step_places[3]"),
+    Fault("positions are not scaled", WRITE_ENTRY, "numbers_of_layer[1] * float", "float"),
+    Fault("a change in place is not seen", WRITER, "        self.origin = None\n        return", "        return"),
+    Fault("changed queries are replaced", WRITER, "if queries is self.replaced and", "if True or"),
+    Fault("changed keys are replaced", WRITER, "if other is not keys or not", "if not"),
+    Fault("what is rotated may change later", WRITER, "return x.astype(x.dtype)", "return x"),
+    Fault(
+        "a norm of one more is one",
+        WRITER,
+        "for candidate in (weight, 1.0 + weight):\n            if",
+        "for candidate in (weight,):\n            if True or",
+    ),
+    Fault(
+        "a rotation that scales is taken for one that does not",
+        WRITER,
+        "kind is YarnRoPE and module.mscale == 1.0",
+        "kind is YarnRoPE",
+    ),
+    Fault("unused modules stay followed", WRITER, "if self._begun == _TRIED:", "if self._begun < 0:"),
+    Fault("a norm over all heads is taken for one of each", WRITER, "weight.shape == x.shape[3:] and ", ""),
 )

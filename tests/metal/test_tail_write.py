@@ -124,5 +124,6 @@ def test_what_the_kernel_does_not_serve_has_a_reason() -> None:
     assert refusal(served) is None
     assert "float64" not in (refusal(replace(served, dtype="float64")) or "") and refusal(replace(served, dtype="int8"))
     assert "multiple of 4" in (refusal(replace(served, value_dim=66)) or "")
+    assert "small inputs" in (refusal(replace(served, key_dim=4, turning=replace(PLAIN, dims=4))) or "")
     for dims in (0, 63, 66):
         assert "pairs" in (refusal(replace(served, turning=replace(PLAIN, dims=dims))) or "")
