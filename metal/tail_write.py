@@ -132,6 +132,16 @@ def refusal(variant: TailWrite) -> str | None:
     return None
 
 
+_HALVES = Turning(128, False, 1000000.0)
+WRITES: tuple[TailWrite, ...] = (
+    *(TailWrite(t, 128, 128, _HALVES, query_norm=norms, key_norm=norms) for t in DTYPES for norms in (False, True)),
+    TailWrite("float16", 64, 64, Turning(64, False, None), query_norm=False, key_norm=False),
+    TailWrite("bfloat16", 256, 256, Turning(256, False, 10000.0), query_norm=True, key_norm=True),
+    TailWrite("bfloat16", 128, 128, Turning(64, True, 10000.0), query_norm=False, key_norm=False),
+)
+"""The variants that are checked one by one, as `VARIANTS` of rules.py are."""
+
+
 def places_of(columns: int, column: int, positions: IntArray) -> IntArray:
     """Return what all layers of a step share: the tail's columns, the new one, and the rows' positions `[rows]`."""
     given = np.concatenate([np.array([columns, column, 0], np.int32), positions.astype(np.int32)])

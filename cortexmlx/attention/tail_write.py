@@ -130,6 +130,8 @@ class TailWriter:
     def follow(self, model: nn.Module) -> None:
         """Let the rotary modules and norms of a model return arrays that remember how they were computed."""
         for module in model.modules():
+            if id(module) in self._followed:  # several layers may share one
+                continue
             turning, norm = _turning_of(module), _norm_of(module)
             if turning is None and norm is None:
                 continue

@@ -30,7 +30,7 @@ from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import Shape
-from cortexmlx.metal.tail_write import TailWrite, TailWriteKernel
+from cortexmlx.metal.tail_write import WRITES, TailWrite, TailWriteKernel
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """The largest difference of results of order 1 that rounding to the dtype explains, with sums made in float32 in any
@@ -109,10 +109,13 @@ class Approval:
 
 
 def check_all(factory: KernelFactory) -> Iterator[VariantCheck]:
-    """Check every variant of `VARIANTS` and `PREFILL_VARIANTS`, one after the other, on kernels made by `factory`."""
-    kernels, kernel = DecodeKernels(factory), PrefillKernel(factory)
+    """Check every variant of `VARIANTS`, `PREFILL_VARIANTS` and `WRITES`, one after the other, on kernels made by
+    `factory`.
+    """
+    kernels, kernel, writes = DecodeKernels(factory), PrefillKernel(factory), TailWriteKernel(factory)
     yield from (check_variant(kernels, variant) for variant in VARIANTS)
     yield from (check_prefill(kernel, variant) for variant in PREFILL_VARIANTS)
+    yield from (check_tail_write(writes, variant) for variant in WRITES)
 
 
 def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
