@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.errors import MemoryRefused
+from cortexmlx.metal.results import whole
 from cortexmlx.metal.rules import GEOMETRIES, REDUCE_SIMDGROUPS, REDUCE_THREADS, Variant
 from cortexmlx.metal.sources import BIASES, SCALES, SLABS
 from cortexmlx.metal.text import sent
@@ -58,10 +59,17 @@ def kernel_text(name: str, *, quantized: bool = True) -> str:
 
 
 def make_kernel(
-    factory: KernelFactory, name: str, *, inputs: Sequence[str], outputs: Sequence[str], entry: str, text: str
+    factory: KernelFactory,
+    name: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    entry: str,
+    text: str,
+    copies: bool = False,
 ) -> Callable[..., Sequence[mx.array]]:
     """Return a kernel made by `factory`: the readable `text` with the kernel's function, and the `entry` that calls it.
-    MLX gets both as `sent` makes them.
+    MLX gets both as `sent` makes them. With `copies`, MLX copies inputs that are not row-contiguous.
     """
     kernel: Callable[..., Sequence[mx.array]] = factory(
         name=name,
@@ -69,7 +77,7 @@ def make_kernel(
         output_names=list(outputs),
         source=sent(entry),
         header=sent(text),
-        ensure_row_contiguous=False,  # see `DecodeInputs`
+        ensure_row_contiguous=copies,  # see `DecodeInputs`
     )
     return kernel
 
@@ -121,6 +129,7 @@ loads two codes of 4 bits. Plain keys and values are indexed by 64 bits."""
 
 _INPUTS = ["queries", *SLABS, "block_tables", "decode_plan", "score_factors", "head_slopes"]
 _QUANTIZED_INPUTS = [*_INPUTS, *SCALES, *BIASES]
+_SINKS = "head_sinks"
 
 
 class DecodeKernels:
@@ -128,22 +137,23 @@ class DecodeKernels:
 
     def __init__(self, factory: KernelFactory) -> None:
         self._decode = {
-            (kernel, quantized): make_kernel(
+            (kernel, quantized, is_whole): make_kernel(
                 factory,
-                f"cortex_{geometry.name}" + ("_quantized" if quantized else ""),
-                inputs=_QUANTIZED_INPUTS if quantized else _INPUTS,
-                outputs=["partials"],
-                entry=entry,
+                f"cortex_{geometry.name}" + "_whole" * is_whole + "_quantized" * quantized,
+                inputs=[*(_QUANTIZED_INPUTS if quantized else _INPUTS), *[_SINKS] * is_whole],
+                outputs=["attended" if is_whole else "partials"],
+                entry=whole(entry) if is_whole else entry,
                 text=kernel_text(geometry.file, quantized=quantized),
             )
             for kernel, geometry in GEOMETRIES.items()
             for quantized, entry in ((False, geometry.entry), (True, geometry.quantized_entry))
+            for is_whole in (False, True)
             if entry is not None
         }
         self._reduce = make_kernel(
             factory,
             "cortex_paged_reduce",
-            inputs=["partials", "decode_plan", "head_sinks"],
+            inputs=["partials", "decode_plan", _SINKS],
             outputs=["attended"],
             entry=REDUCE_ENTRY,
             text=kernel_text("paged_reduce.metal"),
@@ -163,36 +173,34 @@ class DecodeKernels:
         Raises:
             MemoryRefused: The quantized keys or values of the layer have more than `LARGEST` words.
         """
-        queries, kv_heads = inputs.queries.shape[1] * variant.query_tokens, inputs.keys.shape[0]
-        geometry = variant.geometry
-        if variant.kv_bits and max(slab.size for slab in (inputs.keys, inputs.values) if slab is not None) > LARGEST:
-            raise MemoryRefused(
-                f"quantized keys of {inputs.keys.shape} words in a layer, or their values, are more than the {LARGEST} "
-                "words that the kernels count: choose a smaller KV memory (--kv-memory)"
-            )
+        queries = inputs.queries.shape[1] * variant.query_tokens
         partials: mx.array
-        (partials,) = self._decode[variant.kernel, variant.kv_bits is not None](
-            inputs=[
-                inputs.queries,
-                inputs.keys,
-                inputs.keys if inputs.values is None else inputs.values,  # not read, but the kernel needs a buffer
-                inputs.tail_keys,
-                inputs.tail_keys if inputs.tail_values is None else inputs.tail_values,
-                inputs.tables,
-                inputs.plan,
-                inputs.factors,
-                inputs.slopes,
-                *inputs.scales,
-                *inputs.biases,
-            ],
+        (partials,) = self._decode[variant.kernel, variant.kv_bits is not None, False](
+            inputs=_inputs(variant, inputs),
             template=_templates(variant)[0],
-            grid=(geometry.threads, kv_heads * geometry.threadgroups, items),
-            threadgroup=(geometry.threads, 1, 1),
+            **_launch(variant, items, inputs),
             output_shapes=[(items, queries, variant.partial_floats)],
             output_dtypes=[mx.float32],
             init_value=init_value,
         )
         return partials
+
+    def whole(self, variant: Variant, items: int, inputs: DecodeInputs, *, init_value: float | None = None) -> mx.array:
+        """Return the attention by one launch instead of two: the same bits. There must be one work item for each row.
+        `init_value` and what is raised are those of `decode`.
+        """
+        rows, query_heads, query_tokens, _ = inputs.queries.shape
+        assert items == rows
+        attended: mx.array
+        (attended,) = self._decode[variant.kernel, variant.kv_bits is not None, True](
+            inputs=[*_inputs(variant, inputs), inputs.sinks],
+            template=_templates(variant)[2],
+            **_launch(variant, items, inputs),
+            output_shapes=[(rows, query_heads, query_tokens, variant.value_dim)],
+            output_dtypes=[inputs.queries.dtype],
+            init_value=init_value,
+        )
+        return attended
 
     def reduce(
         self, variant: Variant, partials: mx.array, inputs: DecodeInputs, *, init_value: float | None = None
@@ -212,8 +220,40 @@ class DecodeKernels:
         return attended
 
 
+def _inputs(variant: Variant, inputs: DecodeInputs) -> list[mx.array]:
+    """Return the inputs of a decode kernel in order. Raises MemoryRefused for too many codes."""
+    if variant.kv_bits and max(slab.size for slab in (inputs.keys, inputs.values) if slab is not None) > LARGEST:
+        raise MemoryRefused(
+            f"quantized keys of {inputs.keys.shape} words in a layer, or their values, are more than the {LARGEST} "
+            "words that the kernels count: choose a smaller KV memory (--kv-memory)"
+        )
+    return [
+        inputs.queries,
+        inputs.keys,
+        inputs.keys if inputs.values is None else inputs.values,  # not read, but the kernel needs a buffer
+        inputs.tail_keys,
+        inputs.tail_keys if inputs.tail_values is None else inputs.tail_values,
+        inputs.tables,
+        inputs.plan,
+        inputs.factors,
+        inputs.slopes,
+        *inputs.scales,
+        *inputs.biases,
+    ]
+
+
+def _launch(variant: Variant, items: int, inputs: DecodeInputs) -> dict[str, tuple[int, int, int]]:
+    """Return the grid and the threadgroup of a decode kernel."""
+    geometry, kv_heads = variant.geometry, inputs.keys.shape[0]
+    grid = (geometry.threads, kv_heads * geometry.threadgroups, items)
+    return {"grid": grid, "threadgroup": (geometry.threads, 1, 1)}
+
+
 @cache
-def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[tuple[str, Any]]]:
+    """Return the template arguments of the decode kernel, of the reduce kernel, and of the one whose results are
+    whole.
+    """
     dtype, kv_dtype = getattr(mx, variant.dtype), getattr(mx, variant.kv_dtype)
     decode = [
         ("T", dtype),
@@ -232,4 +272,4 @@ def _templates(variant: Variant) -> tuple[list[tuple[str, Any]], list[tuple[str,
         ("TOKENS", variant.query_tokens),
         ("SINKS", variant.sinks),
     ]
-    return decode, reduce
+    return decode, reduce, [*decode, ("SINKS", variant.sinks)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cortexmlx.metal.results import PARTIAL
 from cortexmlx.metal.shape import Geometry, Kernel, Rule, Shape, item_bytes
 from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
@@ -20,12 +21,12 @@ def _entry(sources: str) -> str:
   threadgroup float outputs[SIMDGROUPS * 8 * 72];
   threadgroup float max_scores[SIMDGROUPS * 8];
   threadgroup float sum_exp_scores[SIMDGROUPS * 8];
-{WORK}{sources}
+{WORK}{sources}{PARTIAL}
   paged_matrix<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP, ALIBI>(
       queries + row_head * (GROUP * TOKENS * KEY_DIM), keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].start, of_rows[row].end,
       score_factors[0], score_factors[1], head_slopes + kv_head * GROUP,
-      (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
+      results,
       shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from cortexmlx.metal.results import PARTIAL
 from cortexmlx.metal.shape import Geometry, Kernel, Rule
 from cortexmlx.metal.sources import PLAIN, QUANTIZED, WORK
 from cortexmlx.metal.work import STRUCTS
@@ -27,11 +28,12 @@ def _entry(sources: str) -> str:
   threadgroup float max_scores[SIMDGROUPS * TILE];
   threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
 {WORK}{sources}
+  constexpr int TOKENS = 1;{PARTIAL}
   paged_decode<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP, ALIBI>(
       queries + row_head * GROUP * KEY_DIM, keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].end - 1, score_factors[0], score_factors[1],
       head_slopes + kv_head * GROUP,
-      (device Partial<VALUE_DIM>*)partials + item_head * GROUP,
+      results,
       outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from cortexmlx.metal.matrix import COLUMNS
+from cortexmlx.metal.results import PARTIAL
 from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape, item_bytes
 from cortexmlx.metal.work import STRUCTS
 
@@ -33,7 +34,7 @@ class WideGeometry(Geometry):
   const int64_t row = work.row;
   const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
   const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
-  const device int* block_table = block_tables + row * block_tables_shape[1];
+  const device int* block_table = block_tables + row * block_tables_shape[1];{PARTIAL}
   paged_wide<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICE, PARTS, LATENT, SOFTCAP>(
       queries + row_head * (GROUP * TOKENS * KEY_DIM),
       PagedHeads<KV, KEY_DIM>{{
@@ -42,7 +43,7 @@ class WideGeometry(Geometry):
           arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
           work.arena_tokens}},
       work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1], tile * 8,
-      (device Partial<VALUE_DIM>*)partials + item_head * (GROUP * TOKENS),
+      results,
       shared_queries, shared_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
     rules = (

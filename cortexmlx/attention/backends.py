@@ -13,6 +13,7 @@ from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.attention.probe import attention_calls
 from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.attention.tail_write import TailWriter
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.kv.spec import LayerGroup
@@ -52,6 +53,8 @@ class Backend:
     """`checks(model, groups, block_size)` returns what must be compiled and checked before a model's first step: one
     check for each kernel variant that it can need. The model must have been probed.
     """
+    writer: TailWriter | None = None
+    """Writes decode steps into the tail; None: MLX's own operations do."""
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
@@ -60,13 +63,21 @@ class Backend:
         return "; ".join([name, *(f"reference for {_in_a_line(note)}" for note in self.notes())])
 
 
-def kernel_backend(name: str, attention: MetalAttention) -> Backend:
-    """Return the backend called `name` on the kernels of `attention`."""
+def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | None = None) -> Backend:
+    """Return the backend called `name` on the kernels of `attention` and `writer`."""
 
     def checks(model: nn.Module, groups: Sequence[LayerGroup], block_size: int) -> Sequence[KernelCheck]:
         return attention.checks(attention_calls(model), groups, block_size)
 
-    return Backend(name, attention.attend, attention.notes, attention.reconsider, attention.kernels, checks)
+    def notes() -> tuple[str, ...]:
+        return attention.notes() + (() if writer is None else writer.notes())
+
+    def reconsider() -> None:
+        attention.reconsider()
+        if writer is not None:
+            writer.reconsider()
+
+    return Backend(name, attention.attend, notes, reconsider, attention.kernels, checks, writer)
 
 
 def automatic() -> str:
@@ -85,8 +96,10 @@ def choose_backend(name: str) -> Backend:
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
-        return kernel_backend("metal", MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units()))
+        attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
+        return kernel_backend(name, attention, TailWriter(mx.fast.metal_kernel))
     if name == "sim":
         simulator = developer_part("cortexmlx.metal.sim", "attention='sim'")
-        return kernel_backend("sim", MetalAttention(simulator.metal_kernel, check=False))
+        attention = MetalAttention(simulator.metal_kernel, check=False)
+        return kernel_backend(name, attention, TailWriter(simulator.metal_kernel, check=False))
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

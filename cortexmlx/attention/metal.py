@@ -131,6 +131,8 @@ class MetalAttention:
         slopes: mx.array | None = None,
     ) -> mx.array:
         """See `paged_attention`."""
+        if kv.queries_for is not None:
+            queries = kv.queries_for(queries)
         rows, parts = kv.step.rows, []
         if rows:
             variant = self._variant(queries, kv, sinks, softcap, slopes)
@@ -182,6 +184,8 @@ class MetalAttention:
             scales=slab[1::PARTS] + tail[1::PARTS] if kv.quantization is not None else (),
             biases=slab[2::PARTS] + tail[2::PARTS] if kv.quantization is not None else (),
         )
+        if work.items == kv.step.rows:  # so every row has one partition
+            return self._kernels.whole(variant, work.items, inputs)
         return self._kernels(variant, work.items, inputs)
 
     def _variant(

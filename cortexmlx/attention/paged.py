@@ -97,6 +97,8 @@ class PagedKV:
     derived: Derived = field(default_factory=Derived)
     quantization: Quantization | None = None
     expand: Callable[[mx.array], Slab] | None = None
+    queries_for: Callable[[mx.array], mx.array] | None = None
+    """Returns what to attend with in the place of the model's queries, which a kernel has computed with the tail."""
 
     @property
     def value_in_key(self) -> int | None:

@@ -147,21 +147,38 @@ def attention_calls(model: nn.Module) -> tuple[tuple[int, AttentionCall], ...]:
     return tuple(calls)
 
 
+def decode_pass(
+    model: nn.Module, positions: mx.array, stored: Callable[[int, mx.array, mx.array | None], None]
+) -> None:
+    """Build a pass of one token per row, whose caches' offset is `positions`, and compute nothing. `stored` is called
+    with the layer, its new keys and its new values. The model must have been probed.
+    """
+    _lazy_pass(model, mx.zeros((positions.size, 1), mx.int32), lambda: None, lambda *call: None, stored, positions)
+
+
 def _lazy_pass(
     model: nn.Module,
     tokens: mx.array,
     touched: Callable[[], None],
     attended: Callable[[int, AttentionCall], None],
+    stored: Callable[[int, mx.array, mx.array | None], None] = lambda *new: None,
+    positions: mx.array | None = None,
 ) -> mx.array:
-    """As `lazy_pass`. `touched` is called for a state, and `attended(layer, call)` for keys and values."""
+    """As `lazy_pass`, and as `decode_pass` with `stored` and `positions`. `touched` is called for a state, and
+    `attended(layer, call)` for keys and values.
+    """
 
     def fetch(layer: int, keys: mx.array, values: mx.array | None) -> ProbeKV:
+        stored(layer, keys, values)
         return ProbeKV(keys, values, partial(attended, layer))
 
     caches = [
         NotedState(len(cache.cache), touched) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
         for layer, cache in enumerate(own_caches(model))
     ]
+    for cache in caches:
+        if positions is not None and isinstance(cache, _ProbeCache):
+            cache.offset = positions
     logits: mx.array = model(tokens, cache=arranged(model, caches))
     return logits
 

@@ -59,6 +59,9 @@ class ExecutionMode(Protocol):
     def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
         """Return what must be compiled and checked before the first step: see `Backend.checks`."""
 
+    def write_checks(self, backend: Backend) -> Sequence[KernelCheck]:
+        """Return the same for what only shows when there is a runner: the kernel that writes the tail."""
+
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> Runner:
         """Return the runner. Its arena has no blocks yet. Raises ModelUnsupported if a short check shows that answers
         would depend on how prompts are cut.
@@ -96,8 +99,13 @@ class PagedMode:
     def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
         return backend.checks(self._model, paged(self.groups), block_size)
 
+    def write_checks(self, backend: Backend) -> Sequence[KernelCheck]:
+        return () if backend.writer is None else backend.writer.checks(self._model)
+
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> ModelRunner:
-        self._runner = ModelRunner(self._model, paged(self.groups), block_size, vocab_size, backend.attend)
+        self._runner = ModelRunner(
+            self._model, paged(self.groups), block_size, vocab_size, backend.attend, backend.writer
+        )
         return self._runner
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
@@ -154,6 +162,9 @@ class SerialMode:
         return Backend("mlx-lm's own", choose_backend(name).attend)
 
     def kernel_checks(self, backend: Backend, block_size: int) -> Sequence[KernelCheck]:
+        return ()
+
+    def write_checks(self, backend: Backend) -> Sequence[KernelCheck]:
         return ()
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> SerialRunner:

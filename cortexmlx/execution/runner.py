@@ -16,6 +16,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.attention.state.probe import is_state
+from cortexmlx.attention.tail_write import TailWriter, Written
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
@@ -66,11 +67,18 @@ def read(pending: Pending) -> StepResult:
 
 class ModelRunner:
     """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, and samples. `attend`
-    computes attention. The arena has no blocks before `begin`. `Runner` documents the methods.
+    computes attention. A `writer` writes the tail where it can. The arena has no blocks before `begin`. `Runner`
+    documents the methods.
     """
 
     def __init__(
-        self, model: nn.Module, groups: Sequence[LayerGroup], block_size: int, vocab_size: int, attend: Attend
+        self,
+        model: nn.Module,
+        groups: Sequence[LayerGroup],
+        block_size: int,
+        vocab_size: int,
+        attend: Attend,
+        writer: TailWriter | None = None,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -89,6 +97,9 @@ class ModelRunner:
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)
+        self._writer = writer
+        if writer is not None:
+            writer.follow(model)
         self._angles = share_angles(model)
         swiglu.install()
         self._tail_tokens = 0
@@ -175,6 +186,11 @@ class ModelRunner:
         for cache in self._caches.values():
             cache.begin(positions)
         self._angles.begin(positions)
+        if self._writer is not None:
+            if plan.kind is StepKind.DECODE:
+                self._writer.begin(positions, plan.positions, plan.columns, plan.column)
+            else:
+                self._writer.end()
         if self.states.leaves:
             self.states.begin(plan)
         logits, kept = self._forward(plan)
@@ -225,6 +241,8 @@ class ModelRunner:
         self._groups = self._derived = ()
         self._writes = []
         self._angles.end()
+        if self._writer is not None:
+            self._writer.end()
         self.states.forget_rows()
         for cache in self._caches.values():
             cache.begin(0)
@@ -277,15 +295,27 @@ class ModelRunner:
         plan, arena = self._plan, self.memory.arena
         assert plan is not None
         self._feed(*new)
-        group = arena.group_of[layer]
+        group, written = arena.group_of[layer], None
         if plan.kind is StepKind.MIXED:
             write = self._writes[group]
             arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
+        elif (written := self._written(layer, keys, values)) is not None:
+            tail = self.memory.tail[layer] = written.tail
         else:
-            tail = self.memory.write_tail(layer, plan.column, new)
+            tail = self.memory.write_tail(layer, plan.column, plan.columns, new)
         step, derived = self._groups[group], self._derived[group]
-        return PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
+        kv = PagedKV(arena, layer, step, tail, self._tail_tokens, keys.dtype, self._attend, derived, form)
+        if written is not None:
+            kv.queries_for = written.queries_for
+        return kv
+
+    def _written(self, layer: int, keys: mx.array, values: mx.array | None) -> Written | None:
+        """Let the writer write a decode step's keys and values; None if it leaves them."""
+        plan = self._plan
+        if self._writer is None or plan is None or self._forms[layer] is not None:
+            return None
+        return self._writer.write(keys, values, self.memory.tail[layer] if plan.column else None)
 
     def _check(self, groups: Sequence[GroupStep]) -> None:
         """Raise KVBlockError if a step would read outside the arena."""

@@ -15,7 +15,14 @@ from numbers import Real
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, TAIL_COLUMNS, Counts, LayerGroup
+from cortexmlx.kv.spec import (
+    DEFAULT_BLOCK_SIZE,
+    LONG_TAIL_COLUMNS,
+    LONG_TAIL_ROWS,
+    TAIL_COLUMNS,
+    Counts,
+    LayerGroup,
+)
 
 DEFAULT_TOKENS_PER_ROW = 32 * 1024
 """Tokens that one row gets in the default arena, if the model's context is that long."""
@@ -94,12 +101,30 @@ def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int 
     return low
 
 
-def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = None) -> int:
-    """Return the bytes of the tail for `rows` active rows: `TAIL_COLUMNS` tokens of every layer per row, twice.
+def tail_bytes(groups: Iterable[LayerGroup], rows: int, itemsize: int | None = None, long_tail_rows: int = 0) -> int:
+    """Return the most bytes of the tail with up to `rows` active rows: its columns of every layer per row, twice. Up to
+    `long_tail_rows` rows have `LONG_TAIL_COLUMNS` columns, more rows have `TAIL_COLUMNS`.
 
     The tail is functional: while a step writes its column, the old and the new tail both exist.
     """
-    return 2 * rows * TAIL_COLUMNS * bytes_per_token(groups, itemsize)
+    tokens = max(rows * TAIL_COLUMNS, min(rows, long_tail_rows) * LONG_TAIL_COLUMNS)
+    return 2 * tokens * bytes_per_token(groups, itemsize)
+
+
+def long_tail_rows(groups: Iterable[LayerGroup], weights: int) -> int:
+    """Return up to how many rows a tail on a GPU should have `LONG_TAIL_COLUMNS` columns, for a model with `weights`
+    bytes of weights; 0 if none should.
+
+    A flush drains the pipeline, which costs about a step: at least the time in which the weights are read. A longer
+    tail has fewer flushes, but each step reads and writes all its columns. A layer with a window would need more blocks
+    for a row than `row_blocks`, so such models keep the short tail.
+    """
+    groups = tuple(groups)
+    if any(group.spec.window is not None for group in groups):
+        return 0
+    copied = 2 * (LONG_TAIL_COLUMNS - TAIL_COLUMNS) * bytes_per_token(groups)
+    saved = weights // TAIL_COLUMNS - weights // LONG_TAIL_COLUMNS
+    return min(LONG_TAIL_ROWS, saved // copied) if copied else 0
 
 
 def _per_token(group: LayerGroup, itemsize: int | None) -> int:
@@ -112,12 +137,15 @@ def logits_bytes(rows: int, vocab_size: int) -> int:
     return rows * vocab_size * 4
 
 
-def reserved_bytes(groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int) -> int:
+def reserved_bytes(
+    groups: Iterable[LayerGroup], rows: int, vocab_size: int, weights: int, long_tail_rows: int = 0
+) -> int:
     """Return the bytes that the cache must leave: for the weights, and for the tails, states and logits of `rows`
     rows.
     """
     groups = tuple(groups)
-    return weights + tail_bytes(groups, rows) + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
+    tail = tail_bytes(groups, rows, long_tail_rows=long_tail_rows)
+    return weights + tail + states_bytes(groups, rows) + logits_bytes(rows, vocab_size)
 
 
 def first_blocks(most: int, block_size: int) -> int:

@@ -20,6 +20,14 @@ TAIL_COLUMNS = 16
 between two flushes.
 """
 
+LONG_TAIL_COLUMNS = 64
+"""The columns of a tail with few rows on a GPU, if copying them costs less than the flushes they save (`long_tail_rows`
+of sizing.py).
+"""
+
+LONG_TAIL_ROWS = 2
+"""The most rows of such a tail."""
+
 
 @dataclass(frozen=True)
 class KVSpec:

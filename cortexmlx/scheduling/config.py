@@ -38,6 +38,9 @@ class SchedulerConfig:
     pipeline: bool = True
     """Plan a decode step before the result of the last one is known. False: only when nothing is in flight."""
 
+    long_tail_rows: int = 0
+    """Up to this many rows, a decode window has `LONG_TAIL_COLUMNS` columns: see `long_tail_rows` of kv/sizing.py."""
+
     headroom: int = 128
     """Tokens allocated beyond a prompt, so that its answer stays in one run of blocks."""
 

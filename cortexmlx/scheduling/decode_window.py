@@ -4,10 +4,10 @@ until they are flushed to the arena. Without mlx.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
 from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.steps.placement import flush_of
@@ -21,15 +21,17 @@ then ended jobs are stored, and new ones find their blocks.
 
 class DecodeWindow:
     """The decode window: its `lanes`, and the next `column` of the tail's `columns`. `column` is 0 if it is not open.
+    Up to `long_tail_rows` lanes have `LONG_TAIL_COLUMNS` columns.
 
     A job that ends well while its newest tokens are in the tail is *awaiting the flush*. It has lost its row, but keeps
     its blocks until these tokens are in the arena, so that other jobs can begin with them.
     """
 
-    def __init__(self, cache: KVCache, running: RunningSet) -> None:
+    def __init__(self, cache: KVCache, running: RunningSet, long_tail_rows: int = 0) -> None:
         self.lanes: tuple[Lane, ...] = ()
         self.column = 0
-        self.columns = TAIL_COLUMNS if cache.grows else _COLUMNS_WITHOUT_TAIL
+        self.columns = TAIL_COLUMNS
+        self._long_tail_rows = long_tail_rows
         self._cache = cache
         self._running = running
         self._awaiting_flush: list[Lane] = []
@@ -64,12 +66,23 @@ class DecodeWindow:
         """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that a
         job may get in the window, and may preempt other jobs for it.
         """
+        self.columns = self._columns_for([job for job in self._running.jobs if job.can_decode])
         for job in self._running.in_order:
             if job.can_decode:
                 outputs = min(self.columns, job.plannable)
                 make_room(job, job.num_computed_tokens + outputs)
         ready = [job for job in self._running.jobs if job.can_decode]
         self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)
+
+    def _columns_for(self, jobs: Sequence[Job]) -> int:
+        """Return the columns of a window with a lane for each of the jobs. No job gives up blocks for a long tail."""
+        if not self._cache.grows:
+            return _COLUMNS_WITHOUT_TAIL
+        if len(jobs) > self._long_tail_rows:
+            return TAIL_COLUMNS
+        room = sum(min(LONG_TAIL_COLUMNS, job.plannable) + self._cache.pools.block_size for job in jobs)
+        fits = all(job.num_computed_tokens + room <= self._cache.room(job.id) for job in jobs)
+        return LONG_TAIL_COLUMNS if fits else TAIL_COLUMNS
 
     def lane_of(self, job: Job) -> Lane | None:
         """Return the live lane of a job; None if it has none."""

@@ -57,7 +57,7 @@ class Scheduler:
         self.arrived = self._admission.arrived
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
-        self._window = DecodeWindow(cache, self._running)
+        self._window = DecodeWindow(cache, self._running, config.long_tail_rows)
         self._arrivals = 0
         self.gate = Gate(self._running, self._window, self._admission, config.pipeline)
         self._shrinking = False
@@ -304,7 +304,7 @@ class Scheduler:
             return None
         first = next(iter(todo.values()))  # all rows get their tokens in the same steps
         committed = first.num_planned_outputs == first.generated
-        plan = self._builder.decode(window.lanes, window.column, todo, committed, flush)
+        plan = self._builder.decode(window.lanes, window.column, window.columns, todo, committed, flush)
         self._planned(plan, [(job, 1) for job in todo.values()])
         window.column += 1
         return plan

@@ -14,7 +14,15 @@ from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.sizing import Load, beyond_note, bytes_per_token, check_kv_memory, default_kv_bytes, reserved_bytes
+from cortexmlx.kv.sizing import (
+    Load,
+    beyond_note,
+    bytes_per_token,
+    check_kv_memory,
+    default_kv_bytes,
+    long_tail_rows,
+    reserved_bytes,
+)
 from cortexmlx.kv.spec import Counts
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
@@ -43,7 +51,7 @@ class OpenedModel:
         if config.kv_store is not None and config.prefix_cache:
             self._store = StoreSetup(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
         self.disk: StoreConnector | None = None
-        self._warm_up = WarmUp(())
+        self._warm_up = WarmUp()
         try:
             self._load()
             self._open(wake)
@@ -79,7 +87,7 @@ class OpenedModel:
         config = self._config
         mode = execution_mode(model, config.kv_bits, config.kv_group_size)
         self.backend = mode.backend(config.attention)
-        self._warm_up = WarmUp(mode.kernel_checks(self.backend, config.block_size))
+        self._warm_up.add(mode.kernel_checks(self.backend, config.block_size))
         self._mode = mode
 
     def _open(self, wake: Callable[[Call], None]) -> None:
@@ -92,13 +100,16 @@ class OpenedModel:
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length
         longest = context if config.keep is None else min(context, config.keep.most)
-        reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes)
+        paged_on_gpu = automatic() == "metal" and mode.most_rows is None
+        self._long_tail_rows = long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
+        reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
         beyond = beyond_note(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
         memory = config.kv_bytes or default_kv_bytes(mode.groups, load, longest, working_set_bytes(), reserved)
         self.disk = self._opened_disk(wake)
         self.blocks = mode.blocks(memory, load, longest)
         """How many blocks each layer group may have at most."""
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
+        self._warm_up.add(mode.write_checks(self.backend))
         self.info = ModelInfo(
             name=loaded.name,
             path=str(loaded.path),
@@ -150,6 +161,7 @@ class OpenedModel:
             token_target=config.token_target,
             keep=config.keep,
             pipeline=config.pipeline and self._mode.pipelined,
+            long_tail_rows=self._long_tail_rows,
             share_prefixes=config.prefix_cache,
             share_between_clients=config.share_prefixes_between_clients,
         )

@@ -23,16 +23,17 @@ from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.sim import metal_kernel
 from cortexmlx.metal.sim.toolchain import mlx_headers
 from cortexmlx.metal.sim.translation.source import KernelText
+from cortexmlx.metal.tail_write import COLUMNS, WRITES, NewTokens, Norm, TailWrite, TailWriteKernel
 from cortexmlx.metal.work import SMALL
 
-CHECKED: tuple[Variant | PrefillVariant, ...] = (*VARIANTS, *PREFILL_VARIANTS)
+CHECKED: tuple[Variant | PrefillVariant | TailWrite, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES)
 """The variants that `cortexmlx doctor` checks, of every kernel."""
 
 _LONGEST_NAME = 200
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
-def kernel_texts(variant: Variant | PrefillVariant) -> Iterator[KernelText]:
+def kernel_texts(variant: Variant | PrefillVariant | TailWrite) -> Iterator[KernelText]:
     """Yield the kernels that a variant launches, as MLX generates them. Their inputs have at least `SMALL` elements, as
     those of the engine have.
     """
@@ -48,10 +49,15 @@ def kernel_texts(variant: Variant | PrefillVariant) -> Iterator[KernelText]:
 
         return call
 
-    if isinstance(variant, PrefillVariant):
+    if isinstance(variant, TailWrite):
+        new = _new_tokens(variant)
+        TailWriteKernel(recording)(new, None, COLUMNS, mx.zeros(SMALL, mx.int32))
+    elif isinstance(variant, PrefillVariant):
         PrefillKernel(recording)(variant, 1, _prefill_inputs(variant))
     else:
-        DecodeKernels(recording)(variant, 1, _decode_inputs(variant))
+        kernels, inputs = DecodeKernels(recording), _decode_inputs(variant)
+        kernels(variant, 1, inputs)
+        kernels.whole(variant, 1, inputs)
     yield from made
 
 
@@ -72,6 +78,21 @@ def _decode_inputs(variant: Variant) -> DecodeInputs:
         slopes=mx.zeros(SMALL),
         scales=apart,
         biases=apart,
+    )
+
+
+def _new_tokens(variant: TailWrite) -> NewTokens:
+    dtype = getattr(mx, variant.dtype)
+    queries, values = (mx.zeros((1, 1, dim), dtype) for dim in (variant.key_dim, variant.value_dim))
+    norm, turning = Norm(mx.zeros(variant.key_dim, dtype), 1e-5), variant.turning
+    return NewTokens(
+        queries,
+        queries,
+        values,
+        norm if variant.query_norm else None,
+        norm if variant.key_norm else None,
+        turning,
+        None if turning.base is not None else mx.zeros(turning.dims // 2),
     )
 
 

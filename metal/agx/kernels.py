@@ -43,7 +43,7 @@ class Workload:
 
 def our_kernels(variant: Variant) -> Iterator[Workload]:
     """Yield the decode kernel and the reduce kernel of a variant, from the text that MLX would compile."""
-    decode, reduce = kernel_texts(variant)
+    decode, reduce, _ = kernel_texts(variant)  # what leaves whole results has the loops of `decode`
     geometry = variant.geometry
     shared = geometry.parts if variant.kernel is Kernel.WIDE else 1  # each part loads its share of the keys
     dims = variant.key_dim // shared, 0 if variant.latent else variant.value_dim // geometry.parts

@@ -4,7 +4,7 @@
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, KEY_DIM]
 //   slopes                     [kv_heads * GROUP], of ALiBi
-//   partials                   [items, kv_heads * GROUP]         a Partial for each item and query head
+//   results                    [items, kv_heads * GROUP]         Partials, or the Whole of each row and query head
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head: the row's tokens first .. last,
 // which lie within one partition. It has SLICES * TILES simdgroups. The tokens are cut into slices of 32 at absolute
@@ -30,7 +30,7 @@ inline void load_token(
 
 template <
     typename T, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TILE, int AHEAD, int SLICES, bool SOFTCAP,
-    bool ALIBI, typename Keys, typename Values>
+    bool ALIBI, typename Keys, typename Values, typename Results>
 inline void paged_decode(
     const device T* queries,  // [GROUP, KEY_DIM], of this row and KV head
     const thread Keys& keys,
@@ -42,8 +42,8 @@ inline void paged_decode(
     int position,  // of the query
     float scale,
     float softcap,
-    const device float* slopes,           // [GROUP], of this KV head
-    device Partial<VALUE_DIM>* partials,  // [GROUP], of this item and KV head
+    const device float* slopes,     // [GROUP], of this KV head
+    const thread Results& results,  // [GROUP], of this item and KV head
     threadgroup float* outputs,           // [SIMDGROUPS, VALUE_DIM]
     threadgroup float* max_scores,        // [SIMDGROUPS, TILE]
     threadgroup float* sum_exp_scores,    // [SIMDGROUPS, TILE]
@@ -241,21 +241,19 @@ inline void paged_decode(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int head = first_head + h;
     if (head < GROUP) {
+      float seen = 0.0f;  // the sum of weights of all slices
+      if (Results::WHOLE || (slice == 0 && lane == 0)) {
+        for (int s = 0; s < SLICES; s++) {
+          const int of_slice = (tile_start + s) * TILE + h;
+          seen += sum_exp_scores[of_slice] * fast::exp(max_scores[of_slice] - common_max);
+        }
+      }
       for (int d = slice * 32 + int(lane); d < VALUE_DIM; d += SLICES * 32) {
         float sum = 0.0f;
         for (int s = 0; s < SLICES; s++) {
           sum += outputs[(tile_start + s) * VALUE_DIM + d];
         }
-        partials[head].out[d] = sum;
-      }
-      if (slice == 0 && lane == 0) {
-        float sum = 0.0f;
-        for (int s = 0; s < SLICES; s++) {
-          const int of_slice = (tile_start + s) * TILE + h;
-          sum += sum_exp_scores[of_slice] * fast::exp(max_scores[of_slice] - common_max);
-        }
-        partials[head].max_score = common_max;
-        partials[head].sum_exp_score = sum;
+        leave(results, head, d, sum, common_max, seen);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

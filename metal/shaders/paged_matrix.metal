@@ -5,7 +5,7 @@
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, TOKENS, KEY_DIM]      of the row's newest TOKENS tokens
 //   slopes                     [kv_heads * GROUP], of ALiBi
-//   partials                   [items, kv_heads * GROUP, TOKENS]  a Partial for each item, query head and query token
+//   results                    [items, kv_heads * GROUP, TOKENS]  Partials, or the Whole of each row, query head and token
 //
 // One threadgroup does one work item (row, first, last, arena_tokens) for one KV head, with SLICES * TILES * PARTS
 // simdgroups. The tokens are cut into slices of 32 at absolute positions, dealt out to SLICES simdgroups; the GROUP * TOKENS
@@ -164,13 +164,16 @@ inline void add_biases(thread simdgroup_matrix<float, 8, 8>*, thread Biases<Head
 #include "quantized_matrix.h"
 
 // A chunk of the outputs of all slices of a tile, added up in the order of the slices.
-template <int VALUE_DIM, int PART_DIM, int NEIGHBOURS, int CHUNK, int SLICES>
+template <int PART_DIM, int NEIGHBOURS, int CHUNK, int SLICES, typename Results>
 inline void merge_slices(
     thread simdgroup_matrix<float, 8, 8>* out,  // [PART_DIM / 8]
     const thread float* factor,                 // [2], for the lane's columns
+    const thread Results& results,
+    int first_query,
     int queries,
-    device Partial<VALUE_DIM>* partials,  // [queries]
-    threadgroup float* outputs,           // [SLICES, 8 queries, 72]: after 8 numbers a gap, for stores to different banks
+    threadgroup float* outputs,               // [SLICES, 8 queries, 72]: after 8 numbers a gap, for stores to different banks
+    const threadgroup float* max_scores,      // [SLICES, 8 queries]
+    const threadgroup float* sum_exp_scores,  // [SLICES, 8 queries]
     int part,
     int slice,
     MatrixPlace place,
@@ -189,12 +192,22 @@ inline void merge_slices(
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int query = slice; query < queries; query += SLICES) {
+    float common_max = LOWEST;
+    float seen = 0.0f;  // the sum of weights of all slices
+    if (Results::WHOLE || (CHUNK == 0 && part == 0 && lane == 0)) {
+      for (int s = 0; s < SLICES; s++) {
+        common_max = max(common_max, max_scores[s * 8 + query]);
+      }
+      for (int s = 0; s < SLICES; s++) {
+        seen += sum_exp_scores[s * 8 + query] * fast::exp(max_scores[s * 8 + query] - common_max);
+      }
+    }
     for (int d = int(lane); d < COUNT * 8; d += 32) {
       float sum = 0.0f;
       for (int s = 0; s < SLICES; s++) {
         sum += outputs[(s * 8 + query) * 72 + d + d / 8];
       }
-      partials[query].out[part * PART_DIM + CHUNK * 64 + d] = sum;
+      leave(results, first_query + query, part * PART_DIM + CHUNK * 64 + d, sum, common_max, seen);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -202,7 +215,7 @@ inline void merge_slices(
 
 template <
     typename T, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TOKENS, int SLICES, int PARTS, bool SOFTCAP,
-    bool ALIBI, typename Keys, typename Values>
+    bool ALIBI, typename Keys, typename Values, typename Results>
 inline void paged_matrix(
     const device T* queries,  // [GROUP, TOKENS, KEY_DIM], of this row and KV head
     const thread Keys& keys,
@@ -215,12 +228,12 @@ inline void paged_matrix(
     int end,
     float scale,
     float softcap,
-    const device float* slopes,           // [GROUP], of this KV head
-    device Partial<VALUE_DIM>* partials,  // [GROUP, TOKENS], of this item and KV head
-    threadgroup T* shared_queries,        // [TILES, chunks of a key, 32 lanes, 8]
-    threadgroup float* outputs,           // [SIMDGROUPS, 8 queries, 72]
-    threadgroup float* max_scores,        // [SIMDGROUPS, 8 queries]
-    threadgroup float* sum_exp_scores,    // [SIMDGROUPS, 8 queries]
+    const device float* slopes,         // [GROUP], of this KV head
+    const thread Results& results,      // [GROUP, TOKENS], of this item and KV head
+    threadgroup T* shared_queries,      // [TILES, chunks of a key, 32 lanes, 8]
+    threadgroup float* outputs,         // [SIMDGROUPS, 8 queries, 72]
+    threadgroup float* max_scores,      // [SIMDGROUPS, 8 queries]
+    threadgroup float* sum_exp_scores,  // [SIMDGROUPS, 8 queries]
     uint simdgroup,
     uint lane) {
   constexpr int QUERIES = GROUP * TOKENS;
@@ -343,32 +356,24 @@ inline void paged_matrix(
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const int tile_start = int(simdgroup) - slice;  // the simdgroups of this tile and part
   const int queries_here = min(8, QUERIES - tile * 8);
-  device Partial<VALUE_DIM>* tile_partials = partials + tile * 8;
   threadgroup float* tile_outputs = outputs + tile_start * 8 * 72;
+  const threadgroup float* tile_max_scores = max_scores + tile_start * 8;
+  const threadgroup float* tile_sums = sum_exp_scores + tile_start * 8;
   float factor[2];
   UNROLL
   for (int e = 0; e < 2; e++) {
     float common_max = LOWEST;
     for (int s = 0; s < SLICES; s++) {
-      common_max = max(common_max, max_scores[(tile_start + s) * 8 + place.column + e]);
+      common_max = max(common_max, tile_max_scores[s * 8 + place.column + e]);
     }
     factor[e] = fast::exp(max_score[e] - common_max);
-    if (slice == 0 && part == 0 && place.row == 0 && place.column + e < queries_here) {
-      float sum = 0.0f;
-      for (int s = 0; s < SLICES; s++) {
-        const int of_slice = (tile_start + s) * 8 + place.column + e;
-        sum += sum_exp_scores[of_slice] * fast::exp(max_scores[of_slice] - common_max);
-      }
-      tile_partials[place.column + e].max_score = common_max;
-      tile_partials[place.column + e].sum_exp_score = sum;
-    }
   }
-  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 0, SLICES>(
-      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
-  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 1, SLICES>(
-      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
-  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 2, SLICES>(
-      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
-  merge_slices<VALUE_DIM, PART_DIM, Values::VALUE_NEIGHBOURS, 3, SLICES>(
-      out, factor, queries_here, tile_partials, tile_outputs, part, slice, place, lane);
+  merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 0, SLICES>(
+      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+  merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 1, SLICES>(
+      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+  merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 2, SLICES>(
+      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+  merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 3, SLICES>(
+      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
 }

@@ -27,6 +27,14 @@ inline void paged_reduce(
   constexpr int V_PER_LANE = (VALUE_DIM + 31) / 32;
   const int64_t item_stride = query_heads;
 
+  // A row of one partition has the bits that it has where no row of the step has two.
+  if (items == 1) {
+    for (int d = int(simdgroup) * 32 + int(lane); d < VALUE_DIM; d += SIMDGROUPS * 32) {
+      attended[d] = T(attended_number<SINKS>(partials->out[d], partials->max_score, partials->sum_exp_score, sink));
+    }
+    return;
+  }
+
   // The common maximum, found by every simdgroup for itself.
   float common_max = SINKS ? sink : LOWEST;
   for (int p = int(lane); p < items; p += 32) {

@@ -5,7 +5,7 @@
 //   arena_keys, arena_values   [kv_heads, slots, dim]             slot = block * BLOCK_SIZE + offset
 //   tail_keys, tail_values     [rows, kv_heads, columns, dim]     a row's tokens after its arena tokens
 //   queries                    [rows, kv_heads * GROUP, TOKENS, KEY_DIM]      of the row's newest TOKENS tokens
-//   partials                   [items, kv_heads * GROUP, TOKENS]  a Partial for each item, query head and query token
+//   results                    [items, kv_heads * GROUP, TOKENS]  Partials, or the Whole of each row, query head and token
 //
 // With LATENT (latent attention) a value is the first VALUE_DIM numbers of its token's key, and the values' buffers are not
 // read. The rest of a key is called ROPE, because that is what is rotated by the token's position.
@@ -128,7 +128,7 @@ inline void add_part_values(
 
 template <
     typename T, typename KV, int KEY_DIM, int VALUE_DIM, int BLOCK_SIZE, int GROUP, int TOKENS, int SLICE, int PARTS,
-    bool LATENT, bool SOFTCAP>
+    bool LATENT, bool SOFTCAP, typename Results>
 inline void paged_wide(
     const device T* queries,  // [GROUP, TOKENS, KEY_DIM], of this row and KV head
     const thread PagedHeads<KV, KEY_DIM>& keys,
@@ -139,10 +139,10 @@ inline void paged_wide(
     int end,
     float scale,
     float softcap,
-    int first_query,                      // of this threadgroup's tile
-    device Partial<VALUE_DIM>* partials,  // [GROUP, TOKENS], of this item and KV head
-    threadgroup T* shared_queries,        // [PARTS, Part::QUERIES]
-    threadgroup float* shared_scores,     // [2, PARTS, 8 queries, SLICE + 4]: a gap, for stores to different banks
+    int first_query,                   // of this threadgroup's tile
+    const thread Results& results,     // [GROUP, TOKENS], of this item and KV head
+    threadgroup T* shared_queries,     // [PARTS, Part::QUERIES]
+    threadgroup float* shared_scores,  // [2, PARTS, 8 queries, SLICE + 4]: a gap, for stores to different banks
     uint simdgroup,
     uint lane) {
   constexpr int QUERIES = GROUP * TOKENS;
@@ -272,17 +272,13 @@ inline void paged_wide(
     }
   }
 
-  // The partial results: each part has its share of the values.
+  // The results: each part has its share of the values.
   const float sum = sum_over_columns(sum_exp_score);
   if (query < QUERIES) {
-    device Partial<VALUE_DIM>& partial = partials[query];
     UNROLL
     for (int n = 0; n < ValueShare::EACH; n++) {
-      partial.out[part * Part::VALUE + share_dimension<Part::VALUE, 4>(n, at)] = out[n / 2].thread_elements()[n % 2];
-    }
-    if (part == 0 && place.column == 0) {
-      partial.max_score = max_score;
-      partial.sum_exp_score = sum;
+      const int d = part * Part::VALUE + share_dimension<Part::VALUE, 4>(n, at);
+      leave(results, query, d, out[n / 2].thread_elements()[n % 2], max_score, sum);
     }
   }
 }

@@ -189,3 +189,22 @@ def test_ten_tokens_of_the_starter_model(backend: str) -> None:
             answers[attention] = engine.generate(prompt, SamplingParams(max_tokens=10, temperature=0.0)).token_ids
     assert len(answers[backend]) == 10
     assert answers[backend] == answers["reference"]
+
+
+@pytest.mark.parametrize(("name", "writes"), [("qwen3", 1), ("gemma3_text", 1), ("gpt2", 0)])
+def test_a_layer_of_a_decode_step_takes_two_launches_where_it_is_norm_rotation_and_write(
+    name: str, writes: int, tiny: Callable[[str], Path], judged: Callable[[str], Any]
+) -> None:
+    """One writes the tail, one attends. Learned positions are left alone, and MLX writes their tail."""
+    driver = Driver(tiny(name), attention="sim")
+    layers = len(driver.core.runner.arena.group_of)
+    with sim.recording(coalescing=False) as recorded:
+        answers = driver.answers(PROMPTS, 12)
+    names = [launch.kernel for launch in recorded.launches]
+    decoded = names.count("cortex_paged_decode_whole")
+    steps = driver.core.stats().steps
+    assert names.count("cortex_paged_decode") == names.count("cortex_paged_reduce") == 0 < decoded
+    assert names.count("cortex_tail_write") == writes * 11 * layers <= decoded <= steps * layers
+    wanted = Driver(tiny(name), attention="reference").answers(PROMPTS, 12)
+    for prompt, mine, theirs in zip(PROMPTS, answers, wanted, strict=True):
+        _same(judged(name)[0], prompt, mine, theirs)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import NoTokenToChoose
-from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind, StepPlan
+from cortexmlx.serving import opened_model
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
@@ -26,6 +27,7 @@ class Poison:
 
         self.core = driver.core
         self.slots = 0
+        self.columns: set[int] = set()
         self._nan = mx.array(float("nan"))
         self._written = [np.zeros(self.core.runner.arena.slots(g), bool) for g in range(len(self.core.cache.groups))]
         runner = self.core.runner
@@ -38,12 +40,13 @@ class Poison:
             self._poison(plan)
         return self._dispatch(plan)
 
-    def tail_write(self, layer: int, column: int, new: Any) -> Any:
-        tail = self._tail_write(layer, column, new)
+    def tail_write(self, layer: int, column: int, columns: int, new: Any) -> Any:
+        tail = self._tail_write(layer, column, columns, new)
         if column == 0:
             for array in tail:
                 array[:, :, 1:] = self._nan.astype(array.dtype)
-        assert tail[0].shape[2] == TAIL_COLUMNS
+        assert tail[0].shape[2] == columns
+        self.columns.add(columns)
         return tail
 
     def _poison(self, plan: StepPlan) -> None:
@@ -101,6 +104,22 @@ def test_poisoned_memory_changes_no_answer(name: str, prefix_cache: bool, tiny: 
     poisoned, slots = answers(True)
     assert slots > 500, "there must be something to poison for this test to say anything"
     assert poisoned == clean
+
+
+def test_poison_beside_a_long_tail_changes_no_answer(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: up to two rows have a long tail, so rows come and go between tails of both lengths."""
+    prompts = [tokens_of(n, seed=n) for n in (5, 17, 30)]
+    plain = Driver(tiny("llama"), tokens=1024).answers(prompts, 90)
+    monkeypatch.setattr(opened_model, "automatic", lambda: "metal")
+    monkeypatch.setattr(opened_model, "long_tail_rows", lambda *_: 2)
+    driver = Driver(tiny("llama"), tokens=1024)
+    poison = Poison(driver)
+    handles = [driver.add(prompt, 90) for prompt in prompts[:2]]
+    driver.step(40)
+    handles.append(driver.add(prompts[2], 90))
+    driver.finish()
+    assert [driver.result(h).token_ids for h in handles] == plain
+    assert poison.columns == {TAIL_COLUMNS, LONG_TAIL_COLUMNS} and poison.slots > 100
 
 
 def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ FAULTS = (
     ),
     Fault("the values of eight tokens for all sixteen", WIDE, "at, numbers[0][u], weight", "at, numbers[0][0], weight"),
     Fault("each part has the first part's values", WIDE, "first, last - 1)) + part * Part::VALUE", "first, last - 1))"),
-    Fault("each part leaves the first part's values", WIDE, "partial.out[part * Part::VALUE + ", "partial.out["),
+    Fault("each part leaves the first part's values", WIDE, "const int d = part * Part::VALUE + ", "const int d = "),
     Fault("a row's maximum leaves out columns", WIDE, "return max(x, simd_shuffle_xor(x, ushort(8)));", "return x;"),
     Fault("a row's sum leaves out columns", WIDE, "return x + simd_shuffle_xor(x, ushort(8));", "return x;"),
     Fault("one of two numbers of a wide output is not rescaled", WIDE, "out[m].thread_elements()[1] *= factor;", ""),

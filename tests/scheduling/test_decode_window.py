@@ -8,7 +8,7 @@ from hypothesis import given
 
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Job
@@ -62,10 +62,12 @@ def test_a_flush_keeps_inside_an_arena_that_shrinks() -> None:
 class Opened:
     """A window over rows whose prompts are computed, without a scheduler."""
 
-    def __init__(self, limits: list[int], layers: tuple[int, ...] = (0,)) -> None:
-        self.cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), layers)], 64, 4))
+    def __init__(
+        self, limits: list[int], layers: tuple[int, ...] = (0,), *, blocks: int = 64, long_tail_rows: int = 0
+    ) -> None:
+        self.cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), layers)], blocks, 4))
         self.running = RunningSet(self.cache, 8, headroom=0, share_prefixes=True)
-        self.window = DecodeWindow(self.cache, self.running)
+        self.window = DecodeWindow(self.cache, self.running, long_tail_rows)
         self.jobs = [job_of(i, [i] * (3 + i), limit) for i, limit in enumerate(limits)]
         self.room: dict[int, int] = {}
         for job in self.jobs:
@@ -109,6 +111,31 @@ def test_a_window_has_room_for_its_columns_and_for_no_more_than_an_answer_takes(
         opened.step()
     assert list(opened.window.todo) == [0], "the second answer is complete"
     assert opened.window.lane_of(opened.jobs[1]) is not None and opened.window.lane_of(opened.jobs[2]) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "long_tail_rows", "columns"),
+    [
+        ([100], 1, LONG_TAIL_COLUMNS),
+        ([100, 100], 2, LONG_TAIL_COLUMNS),
+        ([100, 1], 1, LONG_TAIL_COLUMNS),  # the second has all its tokens planned and gets no lane
+        ([100, 100], 1, TAIL_COLUMNS),
+        ([100, 100, 100], 2, TAIL_COLUMNS),
+    ],
+)
+def test_few_rows_have_a_long_tail(limits: list[int], long_tail_rows: int, columns: int) -> None:
+    opened = Opened(limits, long_tail_rows=long_tail_rows)
+    assert opened.window.columns == columns and opened.room[0] == 3 + columns
+    for _ in range(columns):
+        assert not opened.window.wants_flush
+        opened.step()
+    assert opened.window.wants_flush
+
+
+@pytest.mark.parametrize(("blocks", "columns"), [(19, TAIL_COLUMNS), (40, LONG_TAIL_COLUMNS)])
+def test_no_row_gives_up_blocks_for_a_long_tail(blocks: int, columns: int) -> None:
+    """Two rows of 3 and 4 tokens, of which the second wants 30 more: short windows fit 19 blocks of 4."""
+    assert Opened([100, 31], blocks=blocks, long_tail_rows=2).window.columns == columns
 
 
 def test_a_window_without_layers_that_have_a_tail_goes_on_behind_it() -> None:

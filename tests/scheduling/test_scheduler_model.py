@@ -84,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         between=st.booleans(),
         worth_waiting=st.sampled_from([1, 1, 5, 64]),
         snapshots=st.sampled_from([None, None, 0, 1, 3, 20]),
+        long_tail_rows=st.sampled_from([0, 0, 1, 2]),
         keep=st.sampled_from([None, None, (0, 1), (4, 3), (1, 9), (7, 5), (0, 30)]),
     )
     def begin(
@@ -104,6 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         between: bool,
         worth_waiting: int,
         snapshots: int | None,
+        long_tail_rows: int,
         keep: tuple[int, int] | None,
     ) -> None:
         self.now = 0.0
@@ -138,6 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             keep=None if keep is None else KeepPolicy(*keep),
             share_between_clients=between,
             worth_waiting=worth_waiting,
+            long_tail_rows=long_tail_rows if most == [None] * len(most) else 0,  # as `sizing.long_tail_rows`
         )
         self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
         self.shadow = Shadow(self.scheduler, VOCAB)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cortexmlx.attention.selfcheck.problem import (
     PREFILL_WINDOW,
+    WHOLE_LENGTHS,
     WINDOW,
     DecodeProblem,
     PrefillProblem,
@@ -23,11 +24,13 @@ from cortexmlx.attention.selfcheck.problem import (
     make_prefill_problem,
     make_problem,
 )
-from cortexmlx.metal import prefill
+from cortexmlx.attention.selfcheck.tail_problem import make_tail_problem
+from cortexmlx.metal import prefill, tail_write
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import Shape
+from cortexmlx.metal.tail_write import WRITES, TailWrite, TailWriteKernel
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
 """The largest difference of results of order 1 that rounding to the dtype explains, with sums made in float32 in any
@@ -49,7 +52,7 @@ lines.
 class VariantCheck:
     """The result of checking a variant."""
 
-    variant: Shape
+    variant: Shape | TailWrite
     error: float | None
     """The largest difference from float64; None if there was no result to compare."""
     reason: str = ""
@@ -98,9 +101,9 @@ class Approval:
 
     check: bool
     notes: dict[str, str] = field(default_factory=dict)
-    _known: dict[tuple[Shape, bool], bool] = field(default_factory=dict)
+    _known: dict[tuple[Shape | TailWrite, bool], bool] = field(default_factory=dict)
 
-    def of(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
+    def of(self, variant: Shape | TailWrite, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
         """Return whether the variant may serve; `check` compares it, once. Several threads may ask for different
         variants.
         """
@@ -114,7 +117,7 @@ class Approval:
         self._known.clear()
         self.notes.clear()
 
-    def _found(self, variant: Shape, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
+    def _found(self, variant: Shape | TailWrite, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
         reason, message = refusal, ""
         if reason is None and self.check:
             result = check()
@@ -130,10 +133,13 @@ class Approval:
 
 
 def check_all(factory: KernelFactory) -> Iterator[VariantCheck]:
-    """Check every variant of `VARIANTS` and `PREFILL_VARIANTS`, one after the other, on kernels made by `factory`."""
-    kernels, kernel = DecodeKernels(factory), PrefillKernel(factory)
+    """Check every variant of `VARIANTS`, `PREFILL_VARIANTS` and `WRITES`, one after the other, on kernels made by
+    `factory`.
+    """
+    kernels, kernel, writes = DecodeKernels(factory), PrefillKernel(factory), TailWriteKernel(factory)
     yield from (check_variant(kernels, variant) for variant in VARIANTS)
     yield from (check_prefill(kernel, variant) for variant in PREFILL_VARIANTS)
+    yield from (check_tail_write(writes, variant) for variant in WRITES)
 
 
 def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
@@ -144,6 +150,7 @@ def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
     def compared() -> float:
         problems = [make_problem(variant, window) for window in (None, WINDOW)]
         error = max(_error(kernels, variant, problem) for problem in problems)
+        error = max(error, _whole_error(kernels, variant, make_problem(variant, None, WHOLE_LENGTHS)))
         if error <= _TOLERANCE[variant.dtype]:
             _in_place(
                 "decode",
@@ -169,7 +176,19 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
     return _checked(variant, prefill.refusal(variant), compared)
 
 
-def _checked(variant: Shape, reason: str | None, compared: Callable[[], float]) -> VariantCheck:
+def check_tail_write(kernel: TailWriteKernel, variant: TailWrite) -> VariantCheck:
+    """Do the same with the kernel that writes the tail: its rotated queries, and the tails."""
+
+    def compared() -> float:
+        problem = make_tail_problem(variant)
+        made = kernel(problem.new, problem.tail, problem.columns, problem.places, init_value=_UNWRITTEN)
+        each = zip(made, problem.wanted, strict=True)
+        return max(_difference(_written("tail", 32, array), wanted) for array, wanted in each)
+
+    return _checked(variant, tail_write.refusal(variant), compared)
+
+
+def _checked(variant: Shape | TailWrite, reason: str | None, compared: Callable[[], float]) -> VariantCheck:
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})")
     mx.synchronize()
@@ -192,6 +211,12 @@ def _error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> 
     _written("decode", variant.geometry.threads, partials)
     attended = kernels.reduce(variant, partials, problem.inputs, init_value=_UNWRITTEN)
     return _difference(_written("reduce", REDUCE_THREADS, attended), problem.wanted)
+
+
+def _whole_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
+    """Return the largest difference of the kernel that leaves the rows' results."""
+    attended = kernels.whole(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
+    return _difference(_written("decode", variant.geometry.threads, attended), problem.wanted)
 
 
 def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:

@@ -26,6 +26,9 @@ from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
 LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
 """Tokens of each row in the arena: more than two partitions, and a tail across the end of a partition."""
 
+WHOLE_LENGTHS = (PARTITION - 9, 31, 1)
+"""The same for rows that have one partition each."""
+
 TAIL_TOKENS = 5
 WINDOW = PARTITION + 50
 PIECES = ((0, 67), (45, 131), (300, 301))
@@ -50,17 +53,17 @@ class DecodeProblem:
     wanted: npt.NDArray[np.float64]
 
 
-def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
-    """Return rows of unequal length whose blocks are scattered. What no row holds is NaN, in the arena and in the
-    tail.
+def make_problem(variant: Variant, window: int | None, lengths: Sequence[int] = LENGTHS) -> DecodeProblem:
+    """Return rows with so many tokens in the arena, whose blocks are scattered. What no row holds is NaN, in the arena
+    and in the tail.
     """
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> Floats:
         return _draw(random, *shape)
 
-    rows, heads = len(LENGTHS), _KV_HEADS * variant.group
-    tables, slots = _scattered(LENGTHS, variant.block_size, random.permutation)
+    rows, heads = len(lengths), _KV_HEADS * variant.group
+    tables, slots = _scattered(lengths, variant.block_size, random.permutation)
     queries, sinks, slopes = draw(rows, heads, variant.key_dim), draw(heads), alibi_slopes(heads)
     factors = np.array([variant.key_dim**-0.5, _SOFTCAP if variant.softcap else 0.0], np.float32)
 
@@ -69,7 +72,7 @@ def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
         dim = held[0].shape[2]
         slab = np.full((_KV_HEADS, (tables.max() + 1) * variant.block_size, dim), np.nan, np.float32)
         tails = np.full((rows, _KV_HEADS, _COLUMNS, dim), np.nan, np.float32)
-        for row, (mine, length) in enumerate(zip(held, LENGTHS, strict=True)):
+        for row, (mine, length) in enumerate(zip(held, lengths, strict=True)):
             slab[:, slots[row]], tails[row, :, :TAIL_TOKENS] = mine[:, :length], mine[:, length:]
         return slab, tails
 
@@ -77,11 +80,11 @@ def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
         """Each row's keys or values, and the slabs and tails that say so: one of each, or where they are quantized
         three, of codes, scales and biases.
         """
-        lengths = [length + TAIL_TOKENS for length in LENGTHS]
+        tokens = [length + TAIL_TOKENS for length in lengths]
         if variant.kv_bits is None or variant.quant_group is None:
-            plain = [_draw(random, _KV_HEADS, length, dim) for length in lengths]
+            plain = [_draw(random, _KV_HEADS, length, dim) for length in tokens]
             return plain, [laid_out(plain)]
-        each = [_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in lengths]
+        each = [_quantized(random, length, dim, variant.kv_bits, variant.quant_group) for length in tokens]
         parts = zip(*(parts for _, parts in each), strict=True)
         return [meant for meant, _ in each], [laid_out(part) for part in parts]
 
@@ -115,7 +118,7 @@ def make_problem(variant: Variant, window: int | None) -> DecodeProblem:
         tuple(_on_device(array, variant.kv_dtype) for array in (k[0], v[0], k[1], v[1]))
         for k, v in zip(stored_keys[1:], stored_values[1:], strict=True)
     ]
-    work = work_list(np.array(LENGTHS, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
+    work = work_list(np.array(lengths, np.int32), TAIL_TOKENS, AttentionWindow(window), variant.geometry.partition)
     inputs = DecodeInputs(
         queries=_on_device(queries[:, :, None], variant.dtype),
         keys=slab(keys_at[0]),

@@ -66,7 +66,7 @@ def _step_bytes(
 ) -> StepBytes:
     prefill, decode = largest_steps(groups, load, tokens)
     runner = _Outlined(model, groups, prefill.blocks, load.block_size, vocab_size, attend)
-    return StepBytes(runner.bytes_of(prefill), runner.bytes_of(replace(decode, column=TAIL_COLUMNS - 1)))
+    return StepBytes(runner.bytes_of(prefill), runner.bytes_of(replace(decode, column=decode.columns - 1)))
 
 
 def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tuple[StepPlan, StepPlan]:

@@ -12,13 +12,13 @@ from cortexmlx.execution.memory.states import StateStore
 from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
-from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup
+from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, in_group
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush
 
 
 class PagedMemory:
-    """The owner of the bytes. `tail` has each layer's newest tokens, `[rows, kv_heads, TAIL_COLUMNS, dim]` for each
+    """The owner of the bytes. `tail` has each layer's newest tokens, `[rows, kv_heads, columns, dim]` for each
     array of its slab. The arena has no blocks before `begin`. Nothing may be in flight when the arena is changed or
     read.
     """
@@ -97,10 +97,12 @@ class PagedMemory:
         self.tail.clear()
         mx.eval(self.arena.arrays())
 
-    def write_tail(self, layer: int, column: int, new: Slab) -> Slab:
-        """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column. Return the layer's tail."""
+    def write_tail(self, layer: int, column: int, columns: int, new: Slab) -> Slab:
+        """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column. Return the layer's tail. With
+        column 0, a tail of `columns` columns begins.
+        """
         if column == 0:
-            rest = [(0, 0), (0, 0), (0, TAIL_COLUMNS - 1), (0, 0)]
+            rest = [(0, 0), (0, 0), (0, columns - 1), (0, 0)]
             tail = tuple(mx.pad(a, rest) for a in new)
         else:
             tail = self.tail[layer]

@@ -70,10 +70,16 @@ class StepBuilder:
         return plan
 
     def decode(
-        self, lanes: Sequence[Lane], column: int, todo: Mapping[int, Job], committed: bool, flush: Flush | None
+        self,
+        lanes: Sequence[Lane],
+        column: int,
+        columns: int,
+        todo: Mapping[int, Job],
+        committed: bool,
+        flush: Flush | None,
     ) -> StepPlan:
-        """Return the step of a window's `column`: one token for every lane. Lanes that are not in `todo` are computed
-        and ignored. Unless everything is `committed`, the step's input is the result of the step before.
+        """Return the step of a window's `column`, of `columns`: one token for every lane. Lanes that are not in `todo`
+        are computed and ignored. Unless everything is `committed`, the step's input is the result of the step before.
         """
         tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
         segments = []
@@ -95,6 +101,7 @@ class StepBuilder:
             sampling=tuple(_sampling_row(lane.job) for lane in lanes) if opens else None,
             groups=group_steps(self.cache, [(lane.job, 1) for lane in lanes], written=False) if opens else None,
             column=column,
+            columns=columns,
             flush=flush,
         )
 
@@ -127,6 +134,7 @@ class StepBuilder:
         groups: tuple[GroupStep, ...] | None = None,
         writes: tuple[ArenaWrite, ...] = (),
         column: int = 0,
+        columns: int = 0,
         flush: Flush | None = None,
         cuts: tuple[Save, ...] = (),
         scoring: Scoring | None = None,
@@ -146,6 +154,7 @@ class StepBuilder:
             groups=groups,
             writes=writes,
             column=column,
+            columns=columns,
             blocks=self.cache.pools.blocks,
             flush=flush,
             states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),

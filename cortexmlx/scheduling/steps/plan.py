@@ -133,6 +133,8 @@ class StepPlan:
     """Where each group's tokens go in a MIXED step."""
     column: int
     """The tail column of a DECODE step."""
+    columns: int
+    """The columns of the tail, the same in all steps of a decode window."""
     blocks: tuple[int, ...]
     """The arena's size in blocks of each group. `step_memory.prepare` resizes it, and carries out `flush`, `loads` and
     `copies`, before the pass.

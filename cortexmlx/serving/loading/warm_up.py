@@ -32,12 +32,20 @@ class WarmUp:
     array can only be evaluated on the thread that made it. A check that raises is made again at the kernel's first use.
     """
 
-    def __init__(self, checks: Sequence[KernelCheck]) -> None:
-        self._left = deque(checks)
-        self._total = len(checks)
+    def __init__(self, checks: Sequence[KernelCheck] = ()) -> None:
+        self._left: deque[KernelCheck] = deque()
+        self._total = 0
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._tasks = [Task(self._run) for _ in range(min(THREADS, len(checks)))]
-        for task in self._tasks:
+        self._tasks: list[Task] = []
+        self.add(checks)
+
+    def add(self, checks: Sequence[KernelCheck]) -> None:
+        """Carry out more checks. Threads that are at work may be about to end, so these get their own."""
+        self._left.extend(checks)
+        self._total += len(checks)
+        tasks = [Task(self._run) for _ in range(min(THREADS, len(checks)))]
+        self._tasks += tasks
+        for task in tasks:
             task.start()
 
     def finish(self, report: OnProgress) -> None:

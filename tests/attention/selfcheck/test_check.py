@@ -16,6 +16,7 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Shape
+from cortexmlx.metal.tail_write import WRITES
 from support.kernels.broken_kernels import (
     COMPILE_ERROR,
     GPU_TIMEOUT,
@@ -202,11 +203,11 @@ def test_an_interrupt_is_no_result() -> None:
 
 def test_all_variants_are_checked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Shape] = []
-    for name in ("check_variant", "check_prefill"):
+    for name in ("check_variant", "check_prefill", "check_tail_write"):
         monkeypatch.setattr(f"cortexmlx.attention.selfcheck.check.{name}", lambda kernels, v: checked.append(v) or v)
     results = check_all(sim.metal_kernel)
     assert next(results) == VARIANTS[0] and len(checked) == 1, "whoever shows progress sees each as it comes"
-    assert [VARIANTS[0], *results] == [*VARIANTS, *PREFILL_VARIANTS] == checked
+    assert [VARIANTS[0], *results] == [*VARIANTS, *PREFILL_VARIANTS, *WRITES] == checked
 
 
 def test_the_error_is_the_largest_over_all_problems() -> None:

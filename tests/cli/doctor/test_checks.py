@@ -14,6 +14,7 @@ from cortexmlx.cli.doctor.checks import CHECKS, Verdict, all_checks
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
+from cortexmlx.metal.tail_write import WRITES
 from support.folders import cached_model
 from support.kernels.broken_kernels import COMPILE_ERROR, raising
 
@@ -90,9 +91,10 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
     monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
     monkeypatch.setattr("cortexmlx.attention.selfcheck.check.VARIANTS", VARIANTS[:1])
     monkeypatch.setattr("cortexmlx.attention.selfcheck.check.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.WRITES", WRITES[:1])
     backend, *kernels = CHECKS["attention"]()
-    assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 2
-    for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0]), strict=True):
+    assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 3
+    for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0]), strict=True):
         assert check.detail.startswith(f"{variant.label}: it does not compile (program_source:412:14: error: ")
         assert "\n" not in check.detail and "doctor --json" in check.advice
         assert check.message == f"RuntimeError: {COMPILE_ERROR.strip()}"

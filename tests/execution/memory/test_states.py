@@ -28,7 +28,8 @@ def plan_of(
         for job, begin, count in segments
     )
     groups = () if first else None
-    return StepPlan(0, kind, made, EMPTY, None, EMPTY, EMPTY, made, EMPTY, None, groups, (), 0, (), None, states=states)
+    steps = (kind, made, EMPTY, None, EMPTY, EMPTY, made, EMPTY, None)
+    return StepPlan(0, *steps, groups, (), 0, 16, (), None, states=states)
 
 
 class Rows:

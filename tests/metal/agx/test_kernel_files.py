@@ -46,7 +46,7 @@ def test_they_are_the_texts_that_mlx_prints(
     assert sorted(set(printed)) == sorted(k.text for k in kernel_texts(variant))
 
 
-def test_every_variant_has_its_two_kernels_and_each_is_written_once(
+def test_every_variant_has_its_three_kernels_and_each_is_written_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new" / "texts"

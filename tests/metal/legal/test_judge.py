@@ -20,7 +20,7 @@ KERNELS = mlx_headers() / "mlx/backend/metal/kernels"
 
 @cache
 def texts_of_every_variant() -> list[str]:
-    """What MLX would compile for each variant of `doctor`: decode and reduce."""
+    """What MLX would compile for each variant of `doctor`: decode, reduce, and the launch that does both."""
     return list({kernel.text: None for variant in CHECKED for kernel in kernel_texts(variant)})
 
 

@@ -77,14 +77,14 @@ def test_a_step_before_the_results_are_read_picks_each_lanes_token_from_them(
     prompts = [[7] * (1 + i % 3 if i in done else 9) for i in range(5)]
     builder, jobs, mixed = prefilled(prompts, [min(len(p), 4) for p in prompts])
     lanes = [Lane(jobs[i], jobs[i].generation, jobs[i].num_computed_tokens) for i in order if i in done - ended]
-    plan = builder.decode(lanes, 0, dict(enumerate(lane.job for lane in lanes)), False, None)
+    plan = builder.decode(lanes, 0, 16, dict(enumerate(lane.job for lane in lanes)), False, None)
     where = [s.job for s in mixed.logit_segments]
     source = list(range(len(where))) if plan.source is None else plan.source.tolist()  # None: all, as they are
     assert plan.tokens is None and [where[i] for i in source] == [lane.job.id for lane in lanes]
     assert plan.positions.tolist() == [len(lane.job.tokens) for lane in lanes]
     assert plan.token_index.tolist() == [1] * len(lanes)
     assert (plan.number, plan.kind, builder.count) == (2, StepKind.DECODE, 2)
-    assert plan.groups is not None and builder.decode(lanes, 1, {}, False, None).groups is None
+    assert plan.groups is not None and builder.decode(lanes, 1, 16, {}, False, None).groups is None
 
 
 def test_committed_tokens_are_said_and_a_lane_that_is_done_is_computed_in_vain() -> None:
@@ -92,7 +92,7 @@ def test_committed_tokens_are_said_and_a_lane_that_is_done_is_computed_in_vain()
     for job, token in zip(jobs, (8, 9), strict=True):
         job.tokens.append(token)
     lanes = [Lane(job, job.generation, job.num_computed_tokens) for job in jobs]
-    plan = builder.decode(lanes, 0, {1: jobs[1]}, True, None)
+    plan = builder.decode(lanes, 0, 16, {1: jobs[1]}, True, None)
     assert plan.tokens is not None and plan.tokens.tolist() == [0, 9]
     assert [s.live for s in plan.segments] == [False, True] and plan.source is None
     assert all(len(s.logits) == 1 for s in plan.segments), "a dead lane has its row in the result"
@@ -110,5 +110,5 @@ def test_a_result_that_is_lost_is_looked_into_by_nobody() -> None:
     builder, jobs, _ = prefilled([[1], [2]], [1, 1])
     lanes = [Lane(job, job.generation, 1) for job in reversed(jobs)]
     builder.forget()
-    plan = builder.decode(lanes, 0, {}, False, None)
+    plan = builder.decode(lanes, 0, 16, {}, False, None)
     assert plan.source is not None and np.array_equal(plan.source, [0, 0])

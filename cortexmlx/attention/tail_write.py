@@ -1,0 +1,314 @@
+"""One launch for what a decode step does before it attends: norms, rotation, and the write into the tail.
+
+Models are not edited, and nobody lists them. Their rotary modules and norms, whose mathematics is known, return arrays
+that remember how they were computed. If a layer stores keys that are just what its rotary module returned, one kernel
+computes them from that module's input, and the model's own operations are never evaluated, because nobody reads them.
+Where anything else happened in between, nothing is remembered, and the model's operations are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, YarnRoPE
+
+from cortexmlx.arrays import IntArray
+from cortexmlx.attention.probe import decode_pass
+from cortexmlx.attention.selfcheck.check import Approval, KernelCheck, check_tail_write
+from cortexmlx.kv.arena import Slab
+from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, TailWriteKernel, Turning, places_of, refusal
+from cortexmlx.metal.work import SMALL
+
+_LONGEST_HEAD = 512
+_TRIED = 2
+"""The decode step before which the modules are let go that the first one could not use."""
+
+
+@dataclass(frozen=True)
+class Normed:
+    """How an array was computed: by `norm` of `given`. Later, only axes of length 1 may have moved."""
+
+    module: Any
+    norm: Norm
+    given: mx.array
+
+
+@dataclass(frozen=True)
+class Turned:
+    """How an array `[rows, heads, 1, dim]` was computed: by rotation of what `norm` makes of `given`."""
+
+    module: Any
+    turning: Turning
+    frequencies: mx.array | None
+    norm: Norm | None
+    given: mx.array
+    norm_module: Any
+
+
+class TrackedArray(mx.array):
+    """An array that remembers its `origin`. Operations return arrays that do not, but for a transposition that moves an
+    axis of length 1. A change in place makes it forget.
+    """
+
+    origin: Normed | Turned | None = None
+
+    def transpose(self, *axes: Any) -> mx.array:  # type: ignore[override]
+        moved = super().transpose(*axes)
+        flat = axes[0] if len(axes) == 1 else axes
+        if self.ndim == 4 and tuple(flat) == (0, 2, 1, 3) and 1 in self.shape[1:3] and self.origin is not None:
+            return _tracked(moved, self.origin)
+        return moved
+
+
+def _tracked(array: mx.array, origin: Normed | Turned) -> TrackedArray:
+    tracked = TrackedArray(array)
+    tracked.origin = origin
+    return tracked
+
+
+def _forgetting(name: str) -> Callable[..., Any]:
+    def change(self: TrackedArray, *given: Any) -> Any:
+        self.origin = None
+        return getattr(mx.array, name)(self, *given)
+
+    return change
+
+
+_OPERATORS = "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul"
+IN_PLACE = ("__setitem__", *(f"__i{name}__" for name in _OPERATORS.split() if hasattr(mx.array, f"__i{name}__")))
+"""The methods that change an array in place."""
+
+for _name in IN_PLACE:
+    setattr(TrackedArray, _name, _forgetting(_name))
+
+
+@dataclass(frozen=True)
+class Written:
+    """A layer's new tail, and its rotated queries."""
+
+    tail: Slab
+    queries: mx.array
+    replaced: TrackedArray
+    """The model's own queries."""
+
+    def queries_for(self, queries: mx.array) -> mx.array:
+        """Return the rotated queries in the place of the model's, unless the model has changed them since."""
+        return self.queries if queries is self.replaced and self.replaced.origin is not None else queries
+
+
+class TailWriter:
+    """Writes the tail by a kernel made by `factory`, for the layers of the model that it follows. With `check`, a
+    variant is compared with float64 at first use. Only the thread that evaluates the steps may use it.
+    """
+
+    def __init__(self, factory: KernelFactory, *, check: bool = True) -> None:
+        self._kernel = TailWriteKernel(factory)
+        self._approval = Approval(check)
+        self._served: dict[Any, bool] = {}
+        self._positions: mx.array | None = None
+        self._places: mx.array | None = None
+        self._columns = 0
+        self._turned: list[TrackedArray] = []
+        self._followed: dict[int, tuple[Any, type]] = {}
+        self._used: set[int] = set()
+        self._begun = 0
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what is left to MLX's operations, and why: a line each."""
+        return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
+
+    def reconsider(self) -> None:
+        """Check every variant again at its next use, because a step failed."""
+        self._served.clear()
+        self._approval.reconsider()
+
+    def follow(self, model: nn.Module) -> None:
+        """Let the rotary modules and norms of a model return arrays that remember how they were computed."""
+        for module in model.modules():
+            if id(module) in self._followed:  # several layers may share one
+                continue
+            turning, norm = _turning_of(module), _norm_of(module)
+            if turning is None and norm is None:
+                continue
+            self._followed[id(module)] = module, type(module)
+            if turning is not None:
+                module.__class__ = self._tracking_turns(type(module), *turning)
+            elif norm is not None:
+                module.__class__ = self._tracking_norms(type(module), module.weight, norm)
+        self._begun = 0
+
+    def _tracking_turns(self, kind: Any, turning: Turning, frequencies: mx.array | None) -> Any:
+        class Tracking(kind):  # type: ignore[misc]
+            def __call__(module, x: mx.array, *given: Any, **named: Any) -> mx.array:
+                out: mx.array = super().__call__(x, *given, **named)
+                offset = named.get("offset", given[0] if given else None)
+                if self._positions is None or offset is not self._positions or len(given) + len(named) != 1:
+                    return out
+                tracked = _tracked(out, Turned(module, turning, frequencies, *_before(x)))
+                self._turned.append(tracked)
+                return tracked
+
+        return Tracking
+
+    def _tracking_norms(self, kind: Any, weight: mx.array, norm: Norm) -> Any:
+        class Tracking(kind):  # type: ignore[misc]
+            def __call__(module, x: mx.array) -> mx.array:
+                out: mx.array = super().__call__(x)
+                if self._positions is None or module.weight is not weight:
+                    return out
+                return _tracked(out, Normed(module, norm, _alias(x)))
+
+        return Tracking
+
+    def begin(self, positions: mx.array, on_host: IntArray, columns: int, column: int) -> None:
+        """Begin a step of a decode window: its tokens are at `positions` `[rows]`, which the model gets as its caches'
+        offset. Each writes `column` of the tail's `columns`.
+        """
+        self._begun += 1
+        if self._begun == _TRIED:
+            self._leave_unused()
+        self._positions, self._columns = positions, columns
+        self._places = mx.array(places_of(columns, column, on_host))
+        self._turned.clear()
+
+    def _leave_unused(self) -> None:
+        """Let the modules go whose arrays no write could use. An array that remembers is a copy, if it is read."""
+        for name, (module, kind) in self._followed.items():
+            if name not in self._used:
+                module.__class__ = kind
+        self._followed = {name: kept for name, kept in self._followed.items() if name in self._used}
+
+    def end(self) -> None:
+        """Track nothing until `begin`."""
+        self._positions = self._places = None
+        self._turned.clear()
+
+    def write(self, keys: mx.array, values: mx.array | None, tail: Slab | None) -> Written | None:
+        """Return a layer's tail with its new keys and values `[rows, kv_heads, 1, dim]`; None if they are not what the
+        kernel computes. `tail` is the one before; None begins one.
+        """
+        found = self._recognised(keys, values)
+        if found is None or self._places is None or not self._serves(found[0].variant):
+            return None
+        new, queries, modules = found
+        if self._begun < _TRIED:
+            self._used |= modules
+        made, *after = self._kernel(new, tail, self._columns, self._places)
+        return Written(tuple(after), made, queries)
+
+    def checks(self, model: nn.Module) -> list[KernelCheck]:
+        """Return a check for each kernel variant that decode steps of the model need, which must be followed. Nothing
+        is computed.
+        """
+        if not self._approval.check:
+            return []
+        variants: dict[TailWrite, None] = {}
+
+        def stored(layer: int, keys: mx.array, values: mx.array | None) -> None:
+            if (found := self._recognised(keys, values)) is not None:
+                variants.setdefault(found[0].variant)
+
+        self._positions = positions = mx.zeros(2, mx.int32)
+        try:
+            decode_pass(model, positions, stored)
+        finally:
+            self.end()
+        return [KernelCheck(variant.label, partial(self._approved, variant)) for variant in variants]
+
+    def _serves(self, variant: TailWrite) -> bool:
+        if variant not in self._served:
+            self._served[variant] = self._approved(variant)
+        return self._served[variant]
+
+    def _approved(self, variant: TailWrite) -> bool:
+        """Check a variant, unless that was done."""
+        return self._approval.of(variant, refusal(variant), lambda: check_tail_write(self._kernel, variant))
+
+    def _recognised(self, keys: mx.array, values: mx.array | None) -> tuple[NewTokens, TrackedArray, set[int]] | None:
+        """Return what the kernel computes a layer's new keys, values and queries from, the model's own queries, and the
+        modules whose work it does; None if they are not what the kernel computes.
+        """
+        turned = [array for array in self._turned if array.origin is not None]
+        self._turned.clear()
+        if len(turned) != 2 or values is None:
+            return None
+        queries, other = turned if turned[1] is keys else turned[::-1]
+        of_queries, of_keys = queries.origin, other.origin
+        if other is not keys or not isinstance(of_queries, Turned) or not isinstance(of_keys, Turned):
+            return None
+        rows, kv_heads, _, dim = keys.shape
+        alike = of_queries.turning == of_keys.turning and of_queries.frequencies is of_keys.frequencies
+        flat = keys.shape[2] == queries.shape[2] == values.shape[2] == 1 and queries.shape[0] == rows
+        if not alike or not flat or queries.shape[3] != dim or not queries.dtype == keys.dtype == values.dtype:
+            return None
+        new = NewTokens(
+            of_queries.given.reshape(rows, -1, dim),
+            of_keys.given.reshape(rows, kv_heads, dim),
+            values.reshape(rows, kv_heads, -1),
+            of_queries.norm,
+            of_keys.norm,
+            of_keys.turning,
+            of_keys.frequencies,
+        )
+        return new, queries, {id(m) for o in (of_queries, of_keys) for m in (o.module, o.norm_module)}
+
+
+def _alias(x: mx.array) -> mx.array:
+    """Return the same array as an object of its own, which no change in place reaches. It costs no operation."""
+    return x.astype(x.dtype)
+
+
+def _before(x: mx.array) -> tuple[Norm | None, mx.array, Any]:
+    """Return the norm whose result is rotated, its input and its module; or no norm, and what is rotated."""
+    origin = x.origin if isinstance(x, TrackedArray) else None
+    if isinstance(origin, Normed):
+        weight, given = origin.norm.weight, origin.given
+        if weight.shape == x.shape[3:] and weight.dtype == given.dtype == x.dtype:
+            return origin.norm, given, origin.module
+    return None, _alias(x), None
+
+
+def _turning_of(module: Any) -> tuple[Turning, mx.array | None] | None:
+    """Return what a rotary module does; None for any other module, and for a rotation that is not known."""
+    kind = type(module)
+    if kind is nn.RoPE:
+        return Turning(module.dims, module.traditional, float(module.base), float(module.scale)), None
+    if kind in (Llama3RoPE, ProportionalRoPE) or (kind is YarnRoPE and module.mscale == 1.0):
+        frequencies = module._freqs.astype(mx.float32)
+        padding = max(0, SMALL - frequencies.size)  # a small input would be in another address space
+        return Turning(module.dims, module.traditional, None), mx.pad(frequencies, (0, padding))
+    return None
+
+
+def _norm_of(module: Any) -> Norm | None:
+    """Return the RMSNorm that a module computes, over as many numbers as a head may have; None for any other module.
+
+    A class that is not MLX's is tried out: its result must have the bits of MLX's, with its weight or one more.
+    """
+    weight, eps = getattr(module, "weight", None), getattr(module, "eps", None)
+    if (
+        not isinstance(weight, mx.array)
+        or weight.ndim != 1
+        or weight.size > _LONGEST_HEAD
+        or not isinstance(eps, float)
+    ):
+        return None
+    if type(module) is nn.RMSNorm:
+        return Norm(weight, eps)
+    numbers = np.random.default_rng(0).standard_normal((2, 1, 3, weight.size)).astype(np.float32)
+    x = mx.array(numbers).astype(weight.dtype)
+    try:
+        found = module(x)
+        for candidate in (weight, 1.0 + weight):
+            if mx.array_equal(found, mx.fast.rms_norm(x, candidate, eps)):
+                return Norm(candidate, eps)
+    except Exception:  # whatever the code of a module raises that is no norm
+        return None
+    return None

@@ -1,0 +1,39 @@
+"""What the check of the tail's kernel calls right is what MLX's own operations give."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention.selfcheck.tail_problem import make_tail_problem
+from cortexmlx.metal.tail_write import Norm, TailWrite, Turning
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        TailWrite("float32", 16, 8, Turning(16, False, 10000.0), query_norm=True, key_norm=False),
+        TailWrite("float32", 24, 24, Turning(8, True, 500.0, 0.5), query_norm=False, key_norm=True),
+        TailWrite("float32", 32, 32, Turning(32, False, None), query_norm=True, key_norm=True),
+    ],
+    ids=lambda v: v.label,
+)
+def test_the_answer_is_that_of_mlx(variant: TailWrite) -> None:
+    problem = make_tail_problem(variant)
+    new, turning = problem.new, variant.turning
+    [_, column, _, *positions] = problem.places[:6].tolist()
+
+    def by_mlx(given: mx.array, norm: Norm | None) -> mx.array:
+        x = given if norm is None else mx.fast.rms_norm(given, norm.weight, norm.eps)
+        rest = {"base": turning.base, "scale": turning.scale, "freqs": new.frequencies}
+        offset = mx.array(positions)
+        return mx.fast.rope(x[:, :, None], turning.dims, traditional=turning.traditional, offset=offset, **rest)
+
+    queries, keys, values = problem.wanted
+    assert np.abs(queries - np.array(by_mlx(new.queries, new.query_norm))).max() < 2e-5
+    assert np.abs(keys[:, :, [column]] - np.array(by_mlx(new.keys, new.key_norm))).max() < 2e-5
+    assert np.array_equal(values[:, :, column], np.array(new.values))
+    for wanted, before in zip((keys, values), problem.tail, strict=True):
+        others = [c for c in range(problem.columns) if c != column]
+        assert np.array_equal(wanted[:, :, others], np.array(before)[:, :, others])
