@@ -124,6 +124,19 @@ class BlockMap:
         return sum(len(group.states) for group in self.groups)
 
 
+@dataclass(frozen=True)
+class ArenaWrites:
+    """Writes to the KV cache that were measured: the first ones, and those after it grew. Each array of a layer counts.
+    MLX should copy none of them (see docs/memory.md).
+    """
+
+    measured: int = 0
+    copied: int = 0
+    """Writes for which MLX copied the whole array."""
+    copied_bytes: int = 0
+    """Bytes of these arrays."""
+
+
 class StoreState(str, Enum):
     """Whether an engine reads and writes its store."""
 
@@ -256,6 +269,8 @@ class EngineStats:
     """
     active_memory: int
     peak_memory: int
+    arena_writes: ArenaWrites
+    """Whether MLX writes the KV cache in place."""
     kv_store: StoreStats | None
     """The disk tier, if there is one."""
     timeline: tuple[UsageSample, ...] = field(repr=False)

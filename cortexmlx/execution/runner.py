@@ -152,6 +152,8 @@ class ModelRunner:
             return self.build_pass(plan)
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
+            if plan.flush is None:
+                self.memory.watch.look(self.arena)
         prepare(plan, self.memory)
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
