@@ -37,7 +37,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def model(name: str) -> Path:
         if name not in made:
             kind, changes = SHAPES[name]
-            made[name] = write_tiny(folder / name.replace(" ", "-"), kind, max_position_embeddings=8192, **WIDE, **changes)
+            made[name] = write_tiny(
+                folder / name.replace(" ", "-"), kind, max_position_embeddings=8192, **WIDE, **changes
+            )
         return made[name]
 
     return model
@@ -163,7 +165,10 @@ def another_engine() -> Iterator[None]:
 def test_who_else_allocates_is_not_accused(another_engine: None, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            arena, watch = KVArena([LayerGroup(KVSpec(HEADS, DIM, DIM, "float32"), (0, 1, 2, 3))], BLOCKS, SIZE), CopyWatch()
+            arena, watch = (
+                KVArena([LayerGroup(KVSpec(HEADS, DIM, DIM, "float32"), (0, 1, 2, 3))], BLOCKS, SIZE),
+                CopyWatch(),
+            )
             for _ in range(20):
                 one_write(arena, watch)
                 time.sleep(0)
@@ -194,7 +199,9 @@ def test_a_copy_after_which_it_is_not_quiet_is_not_told(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fuzzed_runs_are_never_accused(seed: int, models: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_fuzzed_runs_are_never_accused(
+    seed: int, models: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
     """Prompts, forks, cancelled answers, growth, pressure, and an app that resets the peak."""
     chance = random.Random(seed)
     driven = Driver(models(chance.choice(list(SHAPES))), tokens=8192, block_size=SIZE, prefill_budget=64)
