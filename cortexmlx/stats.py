@@ -127,7 +127,7 @@ class BlockMap:
 @dataclass(frozen=True)
 class ArenaWrites:
     """Writes to the KV cache that were measured: the first ones, and those after it grew. Each array of a layer counts.
-    MLX should copy none of them (see docs/memory.md).
+    MLX should copy none of them: see docs/memory.md.
     """
 
     measured: int = 0

@@ -39,7 +39,7 @@ def doctor(
     --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
     no paths and no texts.
     """
-    from cortexmlx.cli.doctor.checks import Check, Verdict, all_checks
+    from cortexmlx.cli.doctor.checks import Verdict, all_checks
 
     if report is not None:
         from cortexmlx.cli.doctor.report import check_writable

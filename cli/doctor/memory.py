@@ -13,7 +13,8 @@ def memory_checks(stats: EngineStats) -> Iterator[Check]:
     """Yield whether the KV cache was written in place, and on a GPU how a decode step is handed to it."""
     writes, buffers = stats.arena_writes, stats.command_buffers
     if writes.copied:
-        detail = f"{writes.copied} of {writes.measured} measured writes copied a part of it, {format_bytes(writes.copied_bytes)}"
+        size = format_bytes(writes.copied_bytes)
+        detail = f"{writes.copied} of {writes.measured} measured writes copied a part of it, {size}"
         yield Check("KV cache", Verdict.WARN, detail, "this costs memory and time: please report it")
     elif writes.measured:
         yield Check("KV cache", Verdict.OK, f"written in place in all of {writes.measured} measured writes")

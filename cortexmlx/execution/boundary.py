@@ -54,7 +54,7 @@ class MemoryInUse:
     """All that MLX has allocated and not freed: weights, and what steps compute with, too."""
     peak: int
     """The largest value of `active` so far."""
-    writes: ArenaWrites = ArenaWrites()
+    writes: ArenaWrites = field(default_factory=ArenaWrites)
     """Whether the arena is written in place."""
 
 

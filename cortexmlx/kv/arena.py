@@ -173,8 +173,8 @@ class KVArena:
             array[:, slots] = value
 
     def write_scratch(self) -> None:
-        """Write zeros to the last slot, which belongs to no token, of every slab. It is lazy, and nothing else may be in
-        flight.
+        """Write zeros to the last slot of every slab, which belongs to no token. It is lazy, and nothing else may be
+        in flight.
         """
         for slab in self._slabs.values():
             for array in slab:
@@ -227,7 +227,7 @@ class KVArena:
         """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones.
 
         MLX's cache is cleared first each time. It has the slab of the layer before, and buffers of other sizes. MLX
-        copies an array at each write whose buffer is more than 16,384 bytes larger (`is_donatable`), and the cache gives
+        copies an array at a write if its buffer is more than 16,384 bytes larger (`is_donatable`), and the cache gives
         out buffers that are up to two pages larger: 32,768 bytes on a Mac.
         """
         for layer, slab in self._slabs.items():

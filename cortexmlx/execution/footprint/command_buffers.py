@@ -25,7 +25,7 @@ IN_FLIGHT = 10
 """Tasks in flight (`MAX_ACTIVE_TASKS`)."""
 
 _BY_CHIP = {"p": (20, 40), "g": (40, 40), "s": (50, 50), "d": (50, 50)}
-"""By the last letter of the GPU's architecture (phone; base and Pro; Max; Ultra): the operations, and the Mi elements."""
+"""By the last letter of a GPU's architecture (phone; base and Pro; Max; Ultra): the operations, and the Mi elements."""
 
 _OPERATIONS, _ELEMENTS = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
 

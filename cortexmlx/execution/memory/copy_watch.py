@@ -10,7 +10,8 @@ Read in MLX's source (0.32: `is_donatable` in `backend/common/utils.h`, `buffer_
 - On Metal the inputs of an operation are held until the completion handler of their command buffer has run. The event
   that `mx.eval` waits for is signalled before that; `mx.synchronize` waits for the handlers, too.
 - A freed buffer goes to a cache, from which a later allocation may take it. So a copy shows in the active bytes (what
-  held the slab holds the old buffer), in active and cached bytes together (the old one is in the cache), or in the peak.
+  held the slab holds the old buffer), in active and cached bytes together (the cache has the old buffer), or in the
+  peak.
 """
 
 from __future__ import annotations
@@ -138,8 +139,8 @@ class CopyWatch:
         )
         if copied and not told:
             _log.warning(
-                "MLX copied %s of the KV cache to write a few tokens (%d of %d arrays): something holds them. This costs "
-                "memory and time; please report it with what `cortexmlx doctor --report` writes",
+                "MLX copied %s of the KV cache to write a few tokens (%d of %d arrays): something holds them. This "
+                "costs memory and time; please report it with what `cortexmlx doctor --report` writes",
                 format_bytes(sum(copied)),
                 len(copied),
                 measured,

@@ -80,6 +80,22 @@ def test_a_path_that_cannot_be_written_is_one_message_before_anything_is_measure
     assert not list(quick.iterdir())
 
 
+def test_no_section_names_a_place(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"stats": {"error": f"OSError: no file {Path.home() / 'diary.txt'}"}}
+    advised = Check("KV cache", Verdict.WARN, f"in {quick}", f"look at {quick / 'x'}", f"{quick}: a message")
+    monkeypatch.setattr(trial, "trial", lambda begins: (found, [advised]))
+    assert run(["doctor", "--report"]) == 0
+    told = json.loads((quick / "cortexmlx-report.json").read_text())
+    assert told["stats"] == {"error": "OSError: no file <path>"}
+    assert told["checks"][1] == {
+        "name": "KV cache",
+        "verdict": "warn",
+        "detail": "in <path>",
+        "advice": "look at <path>",
+        "message": "<path>: a message",
+    }
+
+
 def test_a_home_is_expanded(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(quick))
     assert run(["doctor", "--report=~/here.json"]) == 0
