@@ -22,12 +22,13 @@ def bound_elements(model: nn.Module, slabs: Mapping[int, int]) -> list[int]:
     for name, array in tree_flatten(model.parameters()):
         module = name.rpartition(".")[0]
         modules[module] = modules.get(module, 0) + array.size
-    layers: dict[int | None, list[int]] = {}
+    layers: dict[int, list[int]] = {}
+    around: list[int] = []  # the embedding, the last norm, the projection to the vocabulary
     for module, elements in modules.items():
-        layers.setdefault(_layer(module), []).append(elements)
-    around = layers.pop(None, [])  # the embedding, the last norm, the projection to the vocabulary
+        layer = _layer(module)
+        (around if layer is None else layers.setdefault(layer, [])).append(elements)
     bound = around[:1]
-    for layer in sorted({*layers, *slabs}, key=lambda index: index or 0):
+    for layer in sorted({*layers, *slabs}):
         attention = [slabs[layer]] if layer in slabs else []
         bound += layers.get(layer, []) + attention + [0] * (OTHERS - len(attention))
     return bound + (around[1:] if len(around) > 2 else around[1:] + around[:1])  # a tied projection is the embedding
