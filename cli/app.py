@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +16,7 @@ from cortexmlx.cli.cache import cache
 from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chats.command import chats
 from cortexmlx.cli.chats.saved_chats import LAST
-from cortexmlx.cli.doctor.command import doctor
+from cortexmlx.cli.doctor.command import DEFAULT_FILE, doctor
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
@@ -68,15 +68,17 @@ NOT_HERE = {
 
 
 class OptionalValue(TyperCommand):
-    """A command whose option `--resume` may come without a value, which typer cannot express."""
+    """A command with an option that may come without a value, which typer cannot express."""
+
+    alone: Mapping[str, str] = {"--resume": LAST, "--report": DEFAULT_FILE}
+    """What such an option means without a value: the last chat, the usual file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Add the last chat's name after an option without a value."""
-        alone = ("--resume", None), ("--resume", "-")
+        """Add the value after an option that has none."""
         for place in range(len(args) - 1, -1, -1):
-            behind = args[place + 1][:1] if place + 1 < len(args) else None
-            if (args[place], behind) in alone:
-                args = [*args[: place + 1], LAST, *args[place + 1 :]]
+            behind = args[place + 1][:1] if place + 1 < len(args) else "-"
+            if args[place] in self.alone and behind == "-":
+                args = [*args[: place + 1], self.alone[args[place]], *args[place + 1 :]]
         return super().parse_args(ctx, args)
 
 
@@ -161,5 +163,5 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),
 )
 for name, command, summary in COMMANDS:
-    kind = OptionalValue if command is chat else TyperCommand
+    kind = OptionalValue if command in (chat, doctor) else TyperCommand
     app.command(name, short_help=summary, cls=kind)(command)

@@ -14,9 +14,12 @@ from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
 from cortexmlx.cli.terminal.harmless import guarded_streams
 
 MLX_ENVIRONMENT = {
-    # Metal commits a command buffer once the buffers bound to it pass this size. Every layer binds its slabs of the
-    # KV arena, which would end a command buffer at each layer: count operations only, as without an arena.
+    # MLX commits a command buffer once the arrays bound to it have so many Mi elements. Every layer binds its slabs of
+    # the KV arena, which would end a command buffer at each layer: count operations only, as without an arena.
     "MLX_MAX_MB_PER_BUFFER": "1000000",
+    # And once it has so many operations: 20 to 50 without this. A layer has about 20, and more than ten command buffers
+    # in flight make the host wait. So a step of up to 50 layers is queued as a whole.
+    "MLX_MAX_OPS_PER_BUFFER": "100",
 }
 QUIET_LIBRARIES = {"HF_HUB_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "true"}
 

@@ -124,6 +124,42 @@ class BlockMap:
         return sum(len(group.states) for group in self.groups)
 
 
+@dataclass(frozen=True)
+class ArenaWrites:
+    """Writes to the KV cache that were measured: the first ones, and those after it grew. Each array of a layer counts.
+    MLX should copy none of them: see docs/memory.md.
+    """
+
+    measured: int = 0
+    copied: int = 0
+    """Writes for which MLX copied the whole array."""
+    copied_bytes: int = 0
+    """Bytes of these arrays."""
+
+
+@dataclass(frozen=True)
+class CommandBuffers:
+    """What a decode step becomes on a Mac's GPU. It is computed from the weights, the KV cache and MLX's limits, not
+    measured: see docs/python.md.
+    """
+
+    per_step: int
+    """Command buffers of a step, about."""
+    max_operations: int
+    """MLX commits a command buffer when it has more kernels than this,"""
+    max_elements: int
+    """or when it uses arrays of more elements than this, in Mi."""
+    run_ahead: float
+    """The share of a step that MLX queues for the GPU before it makes the engine wait, 0 to 1."""
+
+    @property
+    def cut(self) -> bool:
+        """Whether a step does not fit into the queue. Then the GPU may have nothing to do while the next step is
+        prepared.
+        """
+        return self.run_ahead < 1
+
+
 class StoreState(str, Enum):
     """Whether an engine reads and writes its store."""
 
@@ -256,6 +292,10 @@ class EngineStats:
     """
     active_memory: int
     peak_memory: int
+    arena_writes: ArenaWrites
+    """Whether MLX writes the KV cache in place."""
+    command_buffers: CommandBuffers | None
+    """How a decode step is handed to the GPU. None without one, and for a model that runs one request at a time."""
     kv_store: StoreStats | None
     """The disk tier, if there is one."""
     timeline: tuple[UsageSample, ...] = field(repr=False)

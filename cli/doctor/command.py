@@ -5,22 +5,47 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 
+if TYPE_CHECKING:
+    from cortexmlx.cli.doctor.checks import Check
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False) -> None:
+DEFAULT_FILE = "cortexmlx-report.json"
+"""Where `--report` without a name writes."""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="[FILE]",
+            help=f"Write what helps to understand this machine to a new file, to be sent: {DEFAULT_FILE} without FILE.",
+        ),
+    ] = None,
+) -> None:
     """Check the installation, a line each: ok, warn or fail, and what to do.
 
     On an Apple GPU every kind of attention kernel is run and compared with the plain computation. Exit code 1 if a
     line says fail.
-    """
-    from cortexmlx.cli.doctor.checks import Check, Verdict, all_checks
 
+    --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
+    no paths and no texts.
+    """
+    from cortexmlx.cli.doctor.checks import Verdict, all_checks
+
+    if report is not None:
+        from cortexmlx.cli.doctor.report import check_writable
+
+        report = report.expanduser()
+        check_writable(report)
     colours = {Verdict.OK: "32", Verdict.WARN: "33", Verdict.FAIL: "1;31"}
     coloured = console.is_coloured(sys.stdout)
 
@@ -39,7 +64,25 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
         done.append(check)
         if not as_json:
             show(check)
+    sections: dict[str, Any] = {}
+    if report is not None:
+        from cortexmlx.cli.doctor.trial import trial
+
+        sections, more = trial(lambda what: console.note(f"report: {what}"))
+        done += more
+        for check in () if as_json else more:
+            show(check)
     if as_json:
         console.say(json.dumps([asdict(check) for check in done]))
+    if report is not None:
+        write_report(report, done, sections)
     if any(check.verdict is Verdict.FAIL for check in done):
         raise typer.Exit(FAILED)
+
+
+def write_report(path: Path, checks: list[Check], sections: dict[str, Any]) -> None:
+    """Write a report, and say where it is."""
+    from cortexmlx.cli.doctor.report import report, write
+
+    size = write(path, report(checks, sections))
+    console.note(f"wrote {path} ({size:,} bytes), without names and paths: please read it, and send it as an issue")

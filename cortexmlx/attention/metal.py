@@ -294,12 +294,16 @@ def _kv_dtype(kv: PagedKV) -> mx.Dtype:
 def _require_rows(layer: int, slab: Slab) -> None:
     """Raise KVBlockError unless each slab lies in memory row by row, as the kernels read it. They are what `mx.zeros`
     made and updates wrote in place, so this is so; but MLX does not look, and the answers would be wrong.
+
+    A memoryview holds its array, not more: MLX waits for the array and hands out its pointer (`python/src/buffer.h`,
+    0.32). While it exists, a write would copy the slab, so it is released at once, also if an error keeps this frame.
     """
     for place, array in enumerate(slab):
         name = "values" if 2 * place >= len(slab) > 1 else "keys"
-        memory = memoryview(array)  # type: ignore[arg-type]
-        if not memory.c_contiguous:
+        with memoryview(array) as memory:  # type: ignore[arg-type]
+            contiguous, strides = memory.c_contiguous, memory.strides
+        if not contiguous:
             raise KVBlockError(
-                f"layer {layer}'s {name} {array.shape} have strides of {memory.strides} bytes, which the kernels "
+                f"layer {layer}'s {name} {array.shape} have strides of {strides} bytes, which the kernels "
                 "do not read: this is a fault of the arena, please report it; attention='reference' reads them"
             )

@@ -22,6 +22,7 @@ from cortexmlx.machine import is_refusal
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.stats import ArenaWrites, CommandBuffers
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -53,6 +54,8 @@ class MemoryInUse:
     """All that MLX has allocated and not freed: weights, and what steps compute with, too."""
     peak: int
     """The largest value of `active` so far."""
+    writes: ArenaWrites = field(default_factory=ArenaWrites)
+    """Whether the arena is written in place."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,10 @@ class Runner(Protocol):
     @property
     def bytes(self) -> MemoryInUse:
         """The bytes in use now."""
+
+    @property
+    def command_buffers(self) -> CommandBuffers | None:
+        """How a decode step is handed to the GPU; None if there is none, or it is not known."""
 
     @property
     def shapes(self) -> Sequence[Shapes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
@@ -21,6 +22,8 @@ from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
+from cortexmlx.execution.footprint.bindings import bound_elements
+from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
@@ -34,6 +37,7 @@ from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
 from cortexmlx.scheduling.steps.step_memory import prepare
+from cortexmlx.stats import CommandBuffers
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class ModelRunner:
         self._scores_later: Callable[[], TokenScores] | None = None
         self._in_flight: deque[Pending] = deque()
         self._newest: Sampled | None = None
+        self._command_buffers: tuple[Counts, CommandBuffers] | None = None
 
     def close(self) -> None:
         """Free the model and all memory. The runner cannot be used afterwards. Safe to call again."""
@@ -163,6 +168,8 @@ class ModelRunner:
             return self.build_pass(plan)
         if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
             mx.synchronize()
+            if plan.flush is None:
+                self.memory.watch.look(self.arena)
         prepare(plan, self.memory)
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
@@ -341,6 +348,17 @@ class ModelRunner:
     def bytes(self) -> MemoryInUse:
         """The bytes in use now."""
         return self.memory.bytes
+
+    @property
+    def command_buffers(self) -> CommandBuffers | None:
+        """See `Runner`."""
+        if self.computes_at_dispatch:
+            return None
+        if self._command_buffers is None or self._command_buffers[0] != self.blocks:
+            slabs = {layer: sum(a.size for a in self.arena.slab(layer)) for layer in self.arena.group_of}
+            limits = limits_of(str(mx.device_info(mx.gpu).get("architecture", "")), os.environ)
+            self._command_buffers = self.blocks, command_buffers(bound_elements(self.model, slabs), limits)
+        return self._command_buffers[1]
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:

@@ -172,6 +172,14 @@ class KVArena:
         for array, value in zip(self._slabs[layer], values, strict=True):
             array[:, slots] = value
 
+    def write_scratch(self) -> None:
+        """Write zeros to the last slot of every slab, which belongs to no token. It is lazy, and nothing else may be
+        in flight.
+        """
+        for slab in self._slabs.values():
+            for array in slab:
+                array[:, -1:] = 0
+
     def can_resize(self, blocks: int | Sequence[int]) -> bool:
         """Return whether the system has enough memory now to resize the arena to `blocks` blocks, with what that takes
         on the way.
@@ -216,8 +224,14 @@ class KVArena:
         self._slabs.clear()
 
     def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
-        """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones."""
+        """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones.
+
+        MLX's cache is cleared first each time. It has the slab of the layer before, and buffers of other sizes. MLX
+        copies an array at a write if its buffer is more than 16,384 bytes larger (`is_donatable`), and the cache gives
+        out buffers that are up to two pages larger: 32,768 bytes on a Mac.
+        """
         for layer, slab in self._slabs.items():
+            mx.clear_cache()
             group = self.group_of[layer]
             slots, keep = (
                 (blocks[group] + 2) * self.block_size,
@@ -240,16 +254,18 @@ class KVArena:
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
         """Copy whole blocks within every layer of a group. Nothing else may be in flight.
 
-        The copies are evaluated before they are written: a pending read of the slab would make the write copy all of
-        it.
+        The copies are evaluated before they are written, and awaited: a read of the slab that is pending, or whose
+        command buffer is not given back yet (`mx.eval` does not wait for that), would make the write copy all of it.
         """
         for blocks in (sources, targets):
             self.check_blocks(group, blocks)
         source, target = self._block_slots(sources), self._block_slots(targets)
-        for layer in self.groups[group].layers:
-            values = [a[:, source] for a in self._slabs[layer]]
-            mx.eval(values)
-            self.write(layer, target, *values)
+        layers = self.groups[group].layers
+        values = [[a[:, source] for a in self._slabs[layer]] for layer in layers]
+        mx.eval(values)
+        mx.synchronize()
+        for layer, each in zip(layers, values, strict=True):
+            self.write(layer, target, *each)
 
     def fill(self, group: int, slots: np.ndarray, value: float) -> None:
         """Set every number of `slots` (`[n]` int) to `value`. The debug mode uses it to make memory that must not be

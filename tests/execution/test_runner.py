@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.step import GroupStep
@@ -37,3 +38,23 @@ def test_what_a_backend_derives_goes_with_the_group_step(tiny: Callable[[str], P
     groups = [set(group.layers) for group in driver.core.cache.groups]
     assert len(groups) == 2 and all(set(found) in groups for found in layers.values())
     assert max(len(found) for found in layers.values()) == 16 * max(len(group) for group in groups)
+
+
+def test_command_buffers_are_told_on_a_gpu_only_and_follow_the_arena(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(tiny("llama"), tokens=4096)
+    assert driver.core.stats().command_buffers is None, "nothing is queued on a CPU"
+    monkeypatch.setattr(driver.core.runner, "computes_at_dispatch", False)
+    monkeypatch.setattr(mx, "device_info", lambda device: {"architecture": "applegpu_g16s"})
+    monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER", raising=False)
+    monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", "0")
+    few = driver.core.stats().command_buffers
+    assert few is not None and (few.max_operations, few.max_elements) == (50, 0)
+    assert few.per_step == 1 and not few.cut
+    slab = driver.core.runner.arena.slab(0)[0]
+    driver.core.runner.resize(
+        tuple(-(-(1 << 20) // (slab.shape[0] * slab.shape[2] * 8)) for _ in driver.core.cache.groups)
+    )
+    many = driver.core.stats().command_buffers
+    assert many is not None and many.per_step == 3, "each of two layers binds a Mi of elements"

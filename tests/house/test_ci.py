@@ -214,8 +214,11 @@ def test_on_a_mac_the_compiler_comes_before_any_test_and_only_the_gpu_is_advisor
     advisory = [i for i, step in enumerate(steps) if "continue-on-error" in step]
     assert advisory == tests
     assert {steps[i]["continue-on-error"] for i in advisory} == {"${{ steps.gpu.outputs.trusted != 'true' }}"}
-    kept = next(step for step in steps if "upload-artifact" in step.get("uses", ""))
-    assert kept["if"] == "always()" and kept["with"]["path"] == "build/metal"
+    kept = {step["with"]["path"]: i for i, step in enumerate(steps) if "upload-artifact" in step.get("uses", "")}
+    assert all(steps[i]["if"] == "always()" for i in kept.values())
+    report = next(i for i, run in enumerate(runs) if re.search(r"doctor --report build/report.json$", run))
+    assert kept["build/metal"] > compiler and kept["build/report.json"] > report
+    assert len({steps[i]["with"]["name"] for i in kept.values()}) == len(kept) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="MLX has another BLAS elsewhere")

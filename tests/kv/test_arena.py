@@ -141,3 +141,33 @@ def test_an_arena_that_is_refused_says_how_much_it_asked_for(monkeypatch: pytest
     with pytest.raises(MemoryRefused, match=r"refuses 4 KiB .*--kv-memory"):
         KVArena([group], 6, 8)
     assert asked == [2 * 4096]
+
+
+def test_blocks_are_copied_after_the_command_buffers_that_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Metal `mx.eval` returns before a command buffer lets go of its inputs. A write that comes sooner copies slabs,
+    which no CPU shows.
+    """
+    arena, order = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0, 1))], 4, 8), list[str]()
+    for name, function in (("eval", mx.eval), ("synchronize", mx.synchronize)):
+        monkeypatch.setattr(mx, name, lambda *a, name=name, function=function: (order.append(name), function(*a))[1])
+    write = arena.write
+    monkeypatch.setattr(arena, "write", lambda *a: (order.append("write"), write(*a))[1])
+    arena.copy_blocks(0, np.array([0], np.int32), np.array([2], np.int32))
+    assert order == ["eval", "synchronize", "write", "write"]
+
+
+def test_no_resized_slab_takes_another_arrays_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX would copy a slab in a buffer that is too large for it at its first write."""
+    arena = KVArena([LayerGroup(KVSpec(2, 64, 64, "float32"), (0, 1, 2))], 64, 8)
+    resized, cached = arena_module._resized, list[int]()
+
+    def watched(array: mx.array, slots: int, keep: int) -> mx.array:
+        cached.append(mx.get_cache_memory())
+        return resized(array, slots, keep)
+
+    other = mx.ones(arena.slab(0)[0].size + 1024)
+    mx.eval(other)
+    del other
+    monkeypatch.setattr(arena_module, "_resized", watched)
+    arena.resize(62)
+    assert len(cached) == 6 and max(cached) < arena.slab(0)[0].nbytes // 4

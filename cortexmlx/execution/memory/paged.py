@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes
+from cortexmlx.execution.memory.copy_watch import CopyWatch, Moment
 from cortexmlx.execution.memory.states import StateStore
 from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.kv.arena import KVArena, Slab
@@ -27,6 +28,7 @@ class PagedMemory:
         self.arena = KVArena(groups, None, block_size)
         self.states = states
         self.tail: dict[int, Slab] = {}
+        self.watch = CopyWatch()
 
     def close(self) -> None:
         """Free all bytes. It cannot be used afterwards."""
@@ -44,7 +46,7 @@ class PagedMemory:
         """The bytes in use now."""
         tail = sum(array.nbytes for slab in self.tail.values() for array in slab)
         active, peak = mx.get_active_memory(), mx.get_peak_memory()
-        return MemoryInUse(self.arena.nbytes, tail, self.states.nbytes, active, peak)
+        return MemoryInUse(self.arena.nbytes, tail, self.states.nbytes, active, peak, self.watch.writes)
 
     @property
     def shapes(self) -> tuple[Shapes, ...]:
@@ -88,6 +90,7 @@ class PagedMemory:
     def flush(self, flush: Flush) -> None:
         """Write the tail's live columns to their slots, with one update per slab."""
         writes = [LazyWrite(write, self.arena, group) for group, write in enumerate(flush.writes)]
+        moved = max((array.nbytes for tail in self.tail.values() for array in tail), default=0)
         for layer, tail in self.tail.items():
             write = writes[self.arena.group_of[layer]]
             columns = (t[:, :, : flush.columns].swapaxes(0, 1) for t in tail)
@@ -95,7 +98,7 @@ class PagedMemory:
                 layer, write.where, *(write.padded(c.reshape(c.shape[0], -1, c.shape[-1])) for c in columns)
             )
         self.tail.clear()
-        mx.eval(self.arena.arrays())
+        self.watch.evaluate(Moment.FLUSH, self.arena, moved)
 
     def write_tail(self, layer: int, column: int, columns: int, new: Slab) -> Slab:
         """Write a layer's newest tokens, `[rows, kv_heads, 1, dim]` each, to a column. Return the layer's tail. With

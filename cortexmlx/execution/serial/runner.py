@@ -89,6 +89,11 @@ class SerialRunner:
         return MemoryInUse(kept, kept, 0, mx.get_active_memory(), mx.get_peak_memory())
 
     @property
+    def command_buffers(self) -> None:
+        """They are mlx-lm's own."""
+        return None
+
+    @property
     def shapes(self) -> tuple[Shapes, ...]:
         """Nothing is stored in blocks."""
         return ()

@@ -86,6 +86,8 @@ def engine_stats(core: Reported) -> EngineStats:
         attention_notes=core.backend.notes(),
         active_memory=held.active,
         peak_memory=held.peak,
+        arena_writes=held.writes,
+        command_buffers=runner.command_buffers,
         kv_store=None if core.disk is None else core.disk.stats(),
         timeline=measured.timeline.moments(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),

@@ -40,7 +40,16 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.stats import BlockMap, BlockState, EngineStats, GroupBlocks, Latency, StoreStats, UsageSample
+from cortexmlx.stats import (
+    ArenaWrites,
+    BlockMap,
+    BlockState,
+    EngineStats,
+    GroupBlocks,
+    Latency,
+    StoreStats,
+    UsageSample,
+)
 from cortexmlx.structured.thoughts import Thoughts
 
 if __name__ == "__main__":  # a program of its own, which does not find the tests' modules
@@ -169,7 +178,7 @@ class FakeEngine:
         values: dict[str, Any] = {f.name: 0 for f in fields(EngineStats)}
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
         values |= {"attention_backend": "reference", "attention_notes": (), "sequences": (), "requests": ()}
-        values |= {"total_blocks": 4, "kv_store": None}
+        values |= {"total_blocks": 4, "kv_store": None, "arena_writes": ArenaWrites(), "command_buffers": None}
         if self.options.kv_store is not None:
             values["kv_store"] = StoreStats(str(self.options.kv_store), 10**9, 0, 0, 0, 0, 0, 0)
         if (keep := self.options.keep) is not None:

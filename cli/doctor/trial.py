@@ -1,0 +1,111 @@
+"""A short run of a real engine for the report: a decode beside mlx-lm, and what `stats()` says afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cortexmlx.cli.doctor.checks import Check
+from cortexmlx.cli.doctor.memory import memory_checks
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+
+PROMPT, TOKENS = 200, 40
+"""Tokens of a prompt, and of its answer: a few flushes of the tail."""
+
+PAIRS = 3
+"""Runs of each side."""
+
+SECONDS = 10.0
+"""No further pair begins after this time."""
+
+_PERSONAL_OR_LONG = ("timeline", "sequences", "requests", "kv_store")
+
+
+def trial(begins: Callable[[str], None]) -> tuple[dict[str, Any], list[Check]]:
+    """Return the sections of the report that need an engine, by name, and what the doctor says of that engine. It runs
+    the starter model, or a tiny random one if that is not installed. What fails is told in its section. `begins` is
+    called with a line for each.
+    """
+    from cortexmlx.bench.measure.random_model import NAME, write_random_model
+    from cortexmlx.engine import Engine
+    from cortexmlx.models.resolve import STARTER, starter_path
+
+    with ExitStack() as stack:
+        name, path = STARTER, STARTER
+        if starter_path() is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            name, path = NAME, str(write_random_model(Path(folder)))
+        begins(f"opening {name}")
+        try:
+            engine = stack.enter_context(Engine(path, max_rows=4, prefix_cache=False, token_target=None))
+        except Exception as error:
+            return {"model": {"name": name, **_failed(error)}}, []
+        found: dict[str, Any] = {"model": {"name": name, "dtype": engine.info.dtype}}
+        for section, make in SECTIONS.items():
+            begins(section)
+            try:
+                found[section] = make(engine)
+            except Exception as error:
+                found[section] = _failed(error)
+        return found, list(memory_checks(engine.stats()))
+
+
+def _failed(error: Exception) -> dict[str, str]:
+    return {"error": f"{type(error).__name__}: {error}"}
+
+
+def decode_beside_mlx_lm(engine: Engine) -> dict[str, Any]:
+    """Return tokens per second of both sides, pair by pair: each side goes first in turn. They have the same weights
+    and prompts.
+    """
+    from cortexmlx.bench.measure.trace import Trace, Work
+    from cortexmlx.bench.suites.against import Contest
+
+    contest = Contest(lambda: engine, seed=0)
+
+    def work(number: int) -> list[Work]:
+        return [Work(contest.prompts("report", number).take(PROMPT), TOKENS)]
+
+    def ours(number: int) -> Trace:
+        return contest.cortex().run(work(number))
+
+    def theirs(number: int) -> Trace:
+        return contest.mlx_lm().run(work(number))
+
+    for run in (ours, theirs):  # the first steps of a kind take longer
+        run(0)
+    began, pairs = time.monotonic(), list[tuple[Trace, Trace]]()
+    while len(pairs) < PAIRS and (not pairs or time.monotonic() - began < SECONDS):
+        number = len(pairs) + 1
+        if number % 2:
+            mine, other = ours(number), theirs(number)
+        else:
+            other, mine = theirs(number), ours(number)
+        pairs.append((mine, other))
+    return {
+        "prompt_tokens": PROMPT,
+        "generated_tokens": TOKENS,
+        "cortexmlx_tokens_per_second": [mine.decode_rate().wall for mine, _ in pairs],
+        "mlx_lm_tokens_per_second": [other.decode_rate().wall for _, other in pairs],
+        "same_tokens": [mine.tokens == other.tokens for mine, other in pairs],
+    }
+
+
+def engine_stats(engine: Engine) -> dict[str, Any]:
+    """Return the engine's counters, with the copies of its KV cache and its command buffers."""
+    figures = asdict(engine.stats())
+    return {name: value for name, value in figures.items() if name not in _PERSONAL_OR_LONG}
+
+
+SECTIONS: dict[str, Callable[[Engine], Any]] = {
+    "a short decode beside mlx-lm": decode_beside_mlx_lm,
+    "stats": engine_stats,
+}
+"""The sections by name, in order. Each returns data for JSON."""

@@ -1,0 +1,81 @@
+"""Nothing in a report says who and where its user is."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.cli.doctor import impersonal
+from cortexmlx.cli.doctor.impersonal import Impersonal, variables
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Impersonal:
+    monkeypatch.setattr(platform, "node", lambda: "Ada-Laptop.local")
+    monkeypatch.setattr(getpass, "getuser", lambda: "adal")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_gecos="Ada Lovelace,,,"))
+    monkeypatch.setattr(Path, "home", lambda: Path("/Users/adal"))
+    monkeypatch.setenv("HF_HOME", "/Volumes/Ada's disk/models")
+    return Impersonal()
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("50 GiB free in /Users/adal/.cache/hub", "50 GiB free in <path>"),
+        ("not in /Volumes/Ada's disk/models/hub: set it", "not in <path> set it"),
+        ("/opt/secret/place/file.metal:3:4: error", "<path>:3:4: error"),
+        ("~/notes/diary.txt, 'C:\\Users\\adal\\x'", "<path>, '<path>'"),
+        (
+            "Ada-Laptop.local and ADA-LAPTOP of Ada Lovelace, LOVELACE, adal",
+            "<name> and <name> of <name>, <name>, <name>",
+        ),
+        ("a canada adalbert 3/4, tok/s, ~/x", "a canada adalbert 3/4, tok/s, ~/x"),
+        ("program_source:412:14: error: use of 'x'", "program_source:412:14: error: use of 'x'"),
+    ],
+)
+def test_names_and_paths_are_taken_out_and_nothing_else(names: Impersonal, text: str, left: str) -> None:
+    assert names.text(text) == left
+
+
+def test_data_keeps_its_shape_its_numbers_and_its_keys(names: Impersonal) -> None:
+    data = {"adal": [1, 2.5, None, True, "adal"], "b": ({"c": Path("/Users/adal/x")},)}
+    assert names.data(data) == {"adal": [1, 2.5, None, True, "<name>"], "b": [{"c": "<path>"}]}
+
+
+@given(
+    st.lists(st.sampled_from(["adal", "/Users/adal", "Lovelace", "Ada-Laptop", ":", " ", "/", "x", "'"]), max_size=12)
+)
+def test_whatever_stands_around_them_names_that_are_words_are_gone(parts: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        text = names.__wrapped__(patched).text(" ".join(parts))  # type: ignore[attr-defined]
+    for name in ("adal", "Lovelace", "Ada-Laptop"):
+        assert name not in text
+
+
+def test_a_user_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: object) -> str:
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    monkeypatch.setattr(platform, "node", lambda: "")
+    monkeypatch.delenv("USER", raising=False)
+    assert Impersonal().text("fine") == "fine"
+
+
+def test_of_the_environment_only_plain_values_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(impersonal.os.environ):
+        if name.startswith(("MLX_", "CORTEXMLX_", "OPENBLAS_", "OMP_", "METAL_", "MTL_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "100")
+    monkeypatch.setenv("CORTEXMLX_API_KEY", "s3cret")
+    monkeypatch.setenv("CORTEXMLX_KV_STORE", "/Users/adal/kv")
+    monkeypatch.setenv("EDITOR", "vi")
+    told = {"MLX_MAX_OPS_PER_BUFFER": "100", "CORTEXMLX_API_KEY": "<set>", "CORTEXMLX_KV_STORE": "<set>"}
+    assert variables() == told

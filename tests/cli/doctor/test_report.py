@@ -1,0 +1,164 @@
+"""The file of `cortexmlx doctor --report`: what is in it, and that it replaces nothing."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.doctor import checks, report, trial
+from cortexmlx.cli.doctor.checks import Check, Verdict
+from cortexmlx.cli.start import run
+
+FINE = Check("fine", Verdict.OK, "as it should be")
+WRITES = Check("KV cache", Verdict.OK, "in place")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A doctor with one check and no engine, in a folder of its own."""
+    monkeypatch.setattr(checks, "CHECKS", {"a": lambda: iter([FINE])})
+    monkeypatch.setattr(trial, "trial", lambda begins: ({"stats": {"steps": 3}}, [WRITES]))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_report_has_the_checks_the_machine_and_the_trial_and_says_where_it_is(
+    quick: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", "--report"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "ok    fine          as it should be\nok    KV cache      in place\n"
+    text = (quick / "cortexmlx-report.json").read_text()
+    assert f"wrote cortexmlx-report.json ({len(text):,} bytes)" in " ".join(err.split())
+    found = json.loads(text)
+    assert found["report"] == 1 and found["stats"] == {"steps": 3}
+    assert found["checks"] == [
+        {"name": "fine", "verdict": "ok", "detail": "as it should be", "advice": "", "message": ""},
+        {"name": "KV cache", "verdict": "ok", "detail": "in place", "advice": "", "message": ""},
+    ]
+    assert {"chip", "memory", "mlx", "mlx_lm", "python", "system"} <= found["machine"].keys()
+
+
+@pytest.mark.parametrize("arguments", [["--report", "--json"], ["--json", "--report"], ["--report=x.json", "--json"]])
+def test_json_goes_to_stdout_and_the_report_to_its_file(
+    arguments: list[str], quick: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", *arguments]) == 0
+    assert [check["name"] for check in json.loads(capsys.readouterr().out)] == ["fine", "KV cache"]
+    assert [path.name for path in quick.iterdir()] == [
+        "x.json" if "x.json" in arguments[0] else "cortexmlx-report.json"
+    ]
+
+
+def test_a_file_that_exists_is_kept_and_nothing_is_measured(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(trial, "trial", None)
+    monkeypatch.setattr(checks, "CHECKS", None)
+    (quick / "mine.json").write_text("mine")
+    assert run(["doctor", "--report", "mine.json"]) == 1
+    assert (quick / "mine.json").read_text() == "mine"
+    out, err = capsys.readouterr()
+    assert not out and "mine.json exists" in err and "remove it, or name another" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("where", ["no/such/folder.json", "."])
+def test_a_path_that_cannot_be_written_is_one_message_before_anything_is_measured(
+    where: str, quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS", None)
+    assert run(["doctor", "--report", where]) == 1
+    out, err = capsys.readouterr()
+    assert not out and err.startswith("error: ") and where in err and "Traceback" not in err
+    assert not list(quick.iterdir())
+
+
+def test_no_section_names_a_place(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"stats": {"error": f"OSError: no file {Path.home() / 'diary.txt'}"}}
+    advised = Check("KV cache", Verdict.WARN, f"in {quick}", f"look at {quick / 'x'}", f"{quick}: a message")
+    monkeypatch.setattr(trial, "trial", lambda begins: (found, [advised]))
+    assert run(["doctor", "--report"]) == 0
+    told = json.loads((quick / "cortexmlx-report.json").read_text())
+    assert told["stats"] == {"error": "OSError: no file <path>"}
+    assert told["checks"][1] == {
+        "name": "KV cache",
+        "verdict": "warn",
+        "detail": "in <path>",
+        "advice": "look at <path>",
+        "message": "<path>: a message",
+    }
+
+
+def test_a_home_is_expanded(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(quick))
+    assert run(["doctor", "--report=~/here.json"]) == 0
+    assert (quick / "here.json").exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupt_or_a_full_disk_leaves_no_file(
+    error: BaseException, quick: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(trial, "trial", fails)
+    assert run(["doctor", "--report"]) in (1, 130)
+    assert not list(quick.iterdir())
+
+    class Full:
+        def __enter__(self) -> Full:
+            return self
+
+        write = __exit__ = fails
+
+    real = Path.open
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        real(path, *arguments, **options).close()
+        return Full()
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(type(error)):
+        report.write(quick / "full.json", {})
+    assert not list(quick.iterdir())
+
+
+def test_a_file_that_appears_meanwhile_is_kept(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "trial", lambda begins: (quick / "r.json").write_text("other") and ({}, []))
+    assert run(["doctor", "--report", "r.json"]) == 1
+    assert (quick / "r.json").read_text() == "other"
+
+
+def test_the_whole_report_of_this_machine_names_nobody_and_no_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All checks, and a real engine with a tiny random model."""
+    monkeypatch.setattr(import_module("cortexmlx.models.resolve"), "starter_path", lambda: None)
+    monkeypatch.setattr(trial, "PROMPT", 8)
+    monkeypatch.setattr(trial, "PAIRS", 1)
+    monkeypatch.setattr(platform, "node", lambda: "adas-machine.example")
+    monkeypatch.setattr(getpass, "getuser", lambda: "adalov")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "ada" / "models"))
+    file = tmp_path / "report.json"
+    assert run(["doctor", "--report", str(file)]) == 0
+    text = file.read_text()
+    places = {str(Path.home()), str(tmp_path), os.path.realpath(tmp_path), str(Path.cwd()), "/tmp", "/Users/", "/home/"}
+    for personal in ("adalov", "adas-machine", *(place for place in places if len(place) > 1)):
+        assert personal not in text
+    found = json.loads(text)
+    [ours], [theirs] = (
+        found["a short decode beside mlx-lm"][f"{side}_tokens_per_second"] for side in ("cortexmlx", "mlx_lm")
+    )
+    assert ours > 0 and theirs > 0 and found["a short decode beside mlx-lm"]["same_tokens"] == [True]
+    assert found["model"]["name"] == "random-llama-8M"
+    assert found["stats"]["generated_tokens"] == 2 * trial.TOKENS
+    assert found["stats"]["arena_writes"]["copied"] == 0
+    assert not {"requests", "sequences", "timeline"} & found["stats"].keys()

@@ -1,0 +1,87 @@
+"""The short run for the report: what fails is told in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.cli.doctor import trial
+from cortexmlx.stats import ArenaWrites
+
+
+class Engine:
+    """An engine that can be opened and closed."""
+
+    closed = 0
+    info: Any = type("Info", (), {"dtype": "float16"})
+
+    def __init__(self, model: str, **options: Any) -> None:
+        self.model = model
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def stats(self) -> Any:
+        return type("Stats", (), {"arena_writes": ArenaWrites(), "command_buffers": None})
+
+    def __exit__(self, *_: object) -> None:
+        Engine.closed += 1
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("no such thing")
+
+
+def test_a_section_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engine.closed, said = 0, list[str]()
+    monkeypatch.setattr("cortexmlx.engine.Engine", Engine)
+    monkeypatch.setattr(trial, "SECTIONS", {"one": broken, "two": lambda engine: engine.model})
+    found, lines = trial.trial(said.append)
+    assert (
+        [line.name for line in lines] == ["KV cache"]
+        and found["one"] == {"error": "RuntimeError: no such thing"}
+        and found["two"]
+    )
+    assert said[1:] == ["one", "two"] and Engine.closed == 1
+
+
+def test_an_engine_that_does_not_open_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cortexmlx.engine.Engine", broken)
+    found, lines = trial.trial(lambda what: None)
+    assert list(found) == ["model"] and not lines and found["model"]["error"] == "RuntimeError: no such thing"
+
+
+def test_both_sides_go_first_in_turn_and_time_ends_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, Any]] = []
+
+    class Side:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, work: Any) -> Any:
+            ran.append((self.name, work[0].prompt))
+            return type("Trace", (), {"tokens": 1, "decode_rate": lambda self: type("Figure", (), {"wall": 2.0})})()
+
+    class Contest:
+        def __init__(self, opened: Any, seed: int) -> None:
+            pass
+
+        def prompts(self, case: str, number: int) -> Any:
+            return type("Prompts", (), {"take": lambda self, count: (number,) * count})()
+
+        def cortex(self) -> Side:
+            return Side("ours")
+
+        def mlx_lm(self) -> Side:
+            return Side("theirs")
+
+    monkeypatch.setattr("cortexmlx.bench.suites.against.Contest", Contest)
+    found = trial.decode_beside_mlx_lm(None)  # type: ignore[arg-type]
+    order = ["ours", "theirs", "ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert [name for name, _ in ran] == order
+    assert [prompt[0] for _, prompt in ran] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert found["same_tokens"] == [True] * 3 and found["mlx_lm_tokens_per_second"] == [2.0] * 3
+    ran.clear()
+    monkeypatch.setattr(trial, "SECONDS", -1.0)
+    assert len(trial.decode_beside_mlx_lm(None)["same_tokens"]) == 1  # type: ignore[arg-type]
