@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from cortexmlx.attention import reference
+from cortexmlx.attention.choices.decode import ChoosingBackend, ReferenceAttention
+from cortexmlx.attention.choices.kernel_ways import KernelChoosing
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.errors import InvalidRequest
@@ -40,6 +41,8 @@ class Backend:
     """Called after a step that failed."""
     kernels: Callable[[], tuple[str, ...]] = field(default=_no_notes)
     """Returns the names of the kernels that have served."""
+    choosing: ChoosingBackend | None = None
+    """What may be told which way single tokens take; None: nothing may."""
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
@@ -60,14 +63,20 @@ def choose_backend(name: str) -> Backend:
     if name == "auto":
         name = automatic()
     if name == "reference":
-        return Backend("reference", reference.attend)
+        plain = ReferenceAttention()
+        return Backend("reference", plain.attend, choosing=plain)
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")
         attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
-        return Backend("metal", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return _of_kernels("metal", attention)
     if name == "sim":
         simulator = developer_part("cortexmlx.metal.sim", "attention='sim'")
         attention = MetalAttention(simulator.metal_kernel, check=False)
-        return Backend("sim", attention.attend, attention.notes, attention.reconsider, attention.kernels)
+        return _of_kernels("sim", attention)
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")
+
+
+def _of_kernels(name: str, attention: MetalAttention) -> Backend:
+    choosing = KernelChoosing(attention.ways, attention.decode)
+    return Backend(name, attention.attend, attention.notes, attention.reconsider, attention.kernels, choosing=choosing)

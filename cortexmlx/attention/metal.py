@@ -9,21 +9,25 @@ disagrees, and a shape that the kernels do not serve, take the reference path, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import mlx.core as mx
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import reference
+from cortexmlx.attention.choices.kernel_ways import KernelWays
+from cortexmlx.attention.choices.layer import LayerKey, layer_key
+from cortexmlx.attention.choices.ways import AttendRows, Way
 from cortexmlx.attention.metal_prefill import MetalPrefill
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.selfcheck.check import Approval, check_variant
+from cortexmlx.attention.selfcheck.check import Approval
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PrefillVariant
-from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _Variant = TypeVar("_Variant", Variant, PrefillVariant)
@@ -67,14 +71,15 @@ class MetalAttention:
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
-    Only the thread that evaluates the steps may use it.
+    Only the thread that evaluates the steps may use it. `ways` decides what serves a shape.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
         self._kernels = DecodeKernels(factory)
         self._approval = Approval(check)
         self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
-        self._served: dict[tuple[Any, ...], Variant | None] = {}
+        self.ways = KernelWays(self._kernels, self._approval)
+        self._served: dict[tuple[LayerKey, Way | None], Variant | AttendRows] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -88,12 +93,13 @@ class MetalAttention:
 
     def kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels that have served a layer."""
-        names = {variant.kernel.value for variant in self._served.values() if variant is not None}
+        names = {served.kernel.value for served in self._served.values() if isinstance(served, Variant)}
         return tuple(sorted(names | ({"prefill"} if self._prefill.served else set())))
 
     def reconsider(self) -> None:
         """Check every variant again at its next use, because a step failed, perhaps by a kernel."""
         self._served.clear()
+        self.ways.forget_checks()
         self._prefill.reconsider()
         self._approval.notes.clear()
 
@@ -110,12 +116,9 @@ class MetalAttention:
         """See `paged_attention`."""
         rows, parts = kv.step.rows, []
         if rows:
-            variant = self._variant(queries, kv, sinks, softcap, slopes)
-            if variant is None:
-                parts.append(reference.attend_rows(queries, kv, scale, sinks, softcap, slopes))
-            else:
-                single = queries[:rows] if kv.step.pieces else queries
-                parts.append(self._decode(variant, single, kv, scale, sinks, softcap, slopes))
+            served = self._serving(queries, kv, sinks, softcap, slopes)
+            attend_rows = partial(self.decode, served) if isinstance(served, Variant) else served
+            parts.append(attend_rows(queries, kv, scale, sinks, softcap, slopes))
         if kv.step.pieces:
             shape = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes)
             if self._prefill.serves(shape, kv.step.attention_window):
@@ -126,7 +129,7 @@ class MetalAttention:
                 parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _decode(
+    def decode(
         self,
         variant: Variant,
         queries: mx.array,
@@ -136,6 +139,10 @@ class MetalAttention:
         softcap: float | None,
         slopes: mx.array | None,
     ) -> mx.array:
+        """Return the attention of the step's single tokens by the kernels of a variant. `queries` are those of the
+        whole step.
+        """
+        queries = queries[: kv.step.rows] if kv.step.pieces else queries
         step = kv.derived.get(MetalStep, kv.step)
         work = step.work(kv.tail_tokens, variant.geometry.partition)
         slab = kv.arena.slab(kv.layer)
@@ -161,31 +168,21 @@ class MetalAttention:
         )
         return self._kernels(variant, work.items, inputs)
 
-    def _variant(
+    def _serving(
         self,
         queries: mx.array,
         kv: PagedKV,
         sinks: mx.array | None,
         softcap: float | None,
         slopes: mx.array | None,
-    ) -> Variant | None:
-        """Return the variant that serves this layer; None if it must take the reference path."""
-        keys = kv.arena.slab(kv.layer)[0]
-        options = (softcap is not None, sinks is not None, slopes is not None, kv.quantization)
-        key = (
-            queries.dtype,
-            _kv_dtype(kv),
-            queries.shape[1],
-            keys.shape[0],
-            queries.shape[3],
-            _value_dim(kv),
-            *options,
-        )
-        if key not in self._served:
+    ) -> Variant | AttendRows:
+        """Return what serves this layer's single tokens in its step."""
+        key = layer_key(queries, kv, sinks, softcap, slopes)
+        way = self.ways.choices.way(key, kv)
+        if (key, way) not in self._served:
             variant = self._shape(Variant, queries, kv, sinks, softcap, slopes)
-            served = self._approval.of(variant, refusal(variant), lambda: check_variant(self._kernels, variant))
-            self._served[key] = variant if served else None
-        return self._served[key]
+            self._served[key, way] = self.ways.serving(variant, way)
+        return self._served[key, way]
 
     def _shape(
         self,

@@ -22,7 +22,9 @@ from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.stats import ModelInfo
+from cortexmlx.serving.timed_choices import choose, times_at_opening
+from cortexmlx.stats import ModelInfo, TimedChoice
+from cortexmlx.timed_choice.chooser import SECONDS
 
 Call = Callable[[Any], None]
 """Something to be done with an engine's core between two steps."""
@@ -33,9 +35,15 @@ class OpenedModel:
     store. Only the engine's thread may use it.
     """
 
-    def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it."""
+    def __init__(
+        self, config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
+        somebody is `waiting`.
+        """
         self._config = config
+        self.choices: tuple[TimedChoice, ...] = ()
+        """What was chosen to compute attention, and why. Empty where the rules choose everything."""
         if config.kv_bytes is not None:
             check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
         self._store: StoreSetup | None = None
@@ -44,7 +52,7 @@ class OpenedModel:
         self.disk: StoreConnector | None = None
         try:
             self._load()
-            self._open(wake)
+            self._open(wake, waiting)
         except BaseException:
             self.release()
             raise
@@ -62,7 +70,7 @@ class OpenedModel:
         if store is not None:
             store.weights.check(self.loaded.model)
 
-    def _open(self, wake: Callable[[Call], None]) -> None:
+    def _open(self, wake: Callable[[Call], None], waiting: Callable[[], bool]) -> None:
         """Open everything that needs the model."""
         config, loaded = self._config, self.loaded
         self._mode = mode = execution_mode(loaded.model, config.kv_bits, config.kv_group_size)
@@ -95,12 +103,33 @@ class OpenedModel:
             template_vars=_template_vars(loaded),
             sampling=tuple(loaded.sampling.items()),
         )
+        if self.backend.choosing is not None:
+            self.backend.choosing.choices.reproducible = config.reproducible
+        if config.reproducible or times_at_opening(self.backend):
+            self.choose(waiting=waiting)
+
+    def choose(
+        self, *, seconds: float = SECONDS, again: bool = False, waiting: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Choose what computes attention: see `timed_choices.choose`."""
+        config, context = self._config, self.loaded.context_length
+        self.choices = choose(
+            self.runner,
+            self.backend,
+            config.max_rows,
+            context if config.keep is None else min(context, config.keep.most),
+            reproducible=config.reproducible,
+            seconds=seconds,
+            again=again,
+            waiting=waiting,
+        )
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> StoreConnector | None:
         """Return the store's connector; None if no store is asked for, or if it cannot be used."""
         if self._store is None:
             return None
         attention = automatic() if self._config.attention == "auto" else self._config.attention
+        attention += ", reproducible" if self._config.reproducible else ""
         return self._store.disk(
             self.loaded,
             self._mode,
