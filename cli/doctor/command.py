@@ -9,17 +9,32 @@ from typing import Annotated
 
 import typer
 
+from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False) -> None:
+def doctor(
+    model: options.Model = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Time the ways of attention in MODEL.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
+) -> None:
     """Check the installation, a line each: ok, warn or fail, and what to do.
 
     On an Apple GPU every kind of attention kernel is run and compared with the plain computation. Exit code 1 if a
     line says fail.
+
+    With --time, only the ways to compute attention in a model are timed, for classes of rows and lengths: what engines
+    do when they open on an Apple GPU, without their bound of 1.5 seconds.
     """
-    from cortexmlx.cli.doctor.checks import Check, Verdict, all_checks
+    from cortexmlx.cli.doctor.check import Check, Verdict
+    from cortexmlx.cli.doctor.checks import all_checks
+    from cortexmlx.cli.doctor.choices import timed_choices
+
+    if model is not None and not time:
+        raise typer.BadParameter("a model is only timed: add --time", param_hint="MODEL")
 
     colours = {Verdict.OK: "32", Verdict.WARN: "33", Verdict.FAIL: "1;31"}
     coloured = console.is_coloured(sys.stdout)
@@ -35,7 +50,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")]
             console.say(f"{'':<20}-> {check.advice}", flush=True)
 
     done = []
-    for check in all_checks():
+    for check in timed_choices(options.model_name(model, None)) if time else all_checks():
         done.append(check)
         if not as_json:
             show(check)

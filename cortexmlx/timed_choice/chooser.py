@@ -86,6 +86,14 @@ class Chooser:
         self._choices[job.key] = TimedChoice(job.label, job.batch, name, source, timing.seconds, timing.refused)
 
 
+def kept(table: ChoiceTable) -> tuple[TimedChoice, ...]:
+    """Return the choices that follow from the times in a table."""
+    return tuple(
+        TimedChoice(e.label, e.batch, fastest(e.timing, e.usual), ChoiceSource.DISK, e.timing.seconds, e.timing.refused)
+        for e in table.read().values()
+    )
+
+
 def fastest(timing: Timing, usual: str) -> str:
     """Return the name of the candidate that serves: the usual one, unless it is refused or another is faster by
     `MARGIN`.

@@ -54,6 +54,8 @@ def _tokens(kv: PagedKV, row: int, oldest: int) -> Slab:
         column = max(0, oldest - int(kv.step.lengths[row]))
         newest = [array[row, :, column : kv.tail_tokens] for array in kv.tail]
         arrays = [mx.concatenate(list(both), axis=1) for both in zip(arrays, newest, strict=True)]
+    # What `take` returns lies in another order: a product with it would be rounded in another way.
+    arrays = [mx.contiguous(array) for array in arrays]
     return tuple(arrays) if kv.quantization is None else kv.quantization.dequantize(arrays)
 
 
