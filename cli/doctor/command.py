@@ -16,9 +16,7 @@ from cortexmlx.cli.terminal.exits import FAILED
 
 def doctor(
     model: options.Model = None,
-    time: Annotated[
-        bool, typer.Option("--time", help="Time the ways of attention in MODEL.")
-    ] = False,
+    time: Annotated[bool, typer.Option("--time", help="Time the ways of attention in MODEL.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
 ) -> None:
     """Check the installation, a line each: ok, warn or fail, and what to do.
