@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
+from cortexmlx.execution.choices.timed_choices import choose, times_at_opening
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
@@ -22,7 +23,6 @@ from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.timed_choices import choose, times_at_opening
 from cortexmlx.stats import ModelInfo, TimedChoice
 from cortexmlx.timed_choice.chooser import SECONDS
 

@@ -12,10 +12,10 @@ import pytest
 
 from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.choices.problem import TimedProblem
-from cortexmlx.serving import timed_choices
+from cortexmlx.execution.choices import timed_choices
+from cortexmlx.execution.choices.timed_choices import SWITCH, times_at_opening
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.opened_model import OpenedModel
-from cortexmlx.serving.timed_choices import SWITCH, times_at_opening
 from cortexmlx.stats import ChoiceSource, TimedChoice
 from cortexmlx.timed_choice.chooser import SECONDS
 from support.engine.core_driver import Driver
