@@ -9,7 +9,6 @@ disagrees, and a shape that the kernels do not serve, take the reference path, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import mlx.core as mx
@@ -117,8 +116,10 @@ class MetalAttention:
         rows, parts = kv.step.rows, []
         if rows:
             served = self._serving(queries, kv, sinks, softcap, slopes)
-            attend_rows = partial(self.decode, served) if isinstance(served, Variant) else served
-            parts.append(attend_rows(queries, kv, scale, sinks, softcap, slopes))
+            if isinstance(served, Variant):
+                parts.append(self.decode(served, queries, kv, scale, sinks, softcap, slopes))
+            else:
+                parts.append(served(queries, kv, scale, sinks, softcap, slopes))
         if kv.step.pieces:
             shape = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes)
             if self._prefill.serves(shape, kv.step.attention_window):

@@ -28,7 +28,6 @@ FAULTS = (
     ),
     Fault("times of another kernel text are taken", TABLE, 'content.get("identity") != asdict(self.identity)', "False"),
     Fault("another process's times are dropped", TABLE, " in self.read().items() if", " in {}.items() if"),
-    Fault("a fifo is waited for", TABLE, "not path.is_file() or ", ""),
     Fault("runs have no bound", TIMING, "self._runs <= 0 or ", ""),
     Fault("timing goes on while somebody waits", TIMING, " or self._waiting()", ""),
     Fault("a run begins that ends too late", TIMING, "began + predicted > self._until", "began > self._until"),
@@ -50,7 +49,7 @@ FAULTS = (
     Fault(
         "a chosen kernel is not checked",
         KERNEL_WAYS,
-        "if reason is None:\n                return",
-        "if True:\n                return",
+        "if self.refusal(forced) is None:",
+        "if True:",
     ),
 )

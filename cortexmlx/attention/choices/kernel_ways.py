@@ -54,11 +54,18 @@ class KernelWays:
         return PLAIN[reproducible_way(False, variant.softcap, variant.sinks, variant.alibi)]
 
     def refusal(self, variant: Variant) -> str | None:
-        """Return why a kernel may not serve; None if it may."""
+        """Return why a kernel may not serve; None if it may. A check that fails is logged once."""
         reason = refusal(variant)
-        if reason is None and self._approval.check and not (check := self._check(variant)).agrees:
-            return check.outcome
-        return reason
+        if reason is not None or not self._approval.check:
+            return reason
+        new, check = variant not in self._checks, self._check(variant)
+        if check.agrees:
+            return None
+        if new:
+            _log.warning(
+                "attention (%s) is not computed by this kernel: %s", variant.label, check.message or check.outcome
+            )
+        return check.outcome
 
     def _check(self, variant: Variant) -> VariantCheck:
         if variant not in self._checks:

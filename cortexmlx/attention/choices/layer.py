@@ -73,7 +73,7 @@ class LayerAttention:
             f"{spec.kv_bits}-bit KV in groups of {spec.kv_group_size}": spec.kv_bits is not None,
             "latent": spec.value_in_key,
             "softcap": self.softcap is not None,
-            "sinks": self.sinks is not None,
+            "sinks" if self.sinks == self.dtype else f"{self.sinks} sinks": self.sinks is not None,
             "alibi": self.slopes,
         }
         heads = f"{self.query_heads} heads on {spec.kv_heads}, head_dim {dims}, blocks of {self.block_size}"

@@ -17,9 +17,9 @@ from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.timed_choice.job import CannotServe
 
-MOST_BYTES = 64 << 20
-"""Bytes of keys and values that are made. If a class needs more, its rows share blocks: a cache of the GPU may then
-hold more of them than of an engine's.
+MOST_BYTES = 128 << 20
+"""Bytes of keys and values that are made, in float32. If a class needs more, its rows share blocks: a cache of the GPU
+may then hold more of them than of an engine's.
 """
 
 _TAIL = TAIL_COLUMNS // 2
@@ -80,7 +80,7 @@ class TimedProblem:
         self._wanted: mx.array | None = None
         in_arena = max(tokens - _TAIL, 1)
         each = -(-in_arena // layer.block_size)
-        block_bytes = layer.block_size * layer.spec.bytes_per_token
+        block_bytes = layer.block_size * layer.spec.kv_heads * sum(layer.spec.dims) * 4
         blocks = min(rows * each, max(each, MOST_BYTES // block_bytes))
         arena = slabs.of(layer, blocks)
         order = np.random.default_rng(0).permutation(blocks) if not batch.run else np.arange(blocks)

@@ -84,5 +84,5 @@ def test_labels() -> None:
     layer = LayerAttention("bfloat16", 32, spec, 16, 0.1, 30.0, "float32", True, None)
     assert layer.label == (
         "attention bfloat16 on float16, 32 heads on 8, head_dim 192/128, blocks of 16, 4-bit KV in groups of 64, "
-        "softcap, sinks, alibi"
+        "softcap, float32 sinks, alibi"
     )
