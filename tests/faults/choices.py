@@ -52,4 +52,12 @@ FAULTS = (
         "if self.refusal(forced) is None:",
         "if True:",
     ),
+    Fault(
+        "choices are not for their class",
+        DECODE,
+        "self._ways.get((key, kv.derived.get(BatchClass.of, kv.step)))",
+        "next(iter(self._ways.values()))",
+    ),
+    Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),
+    Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),
 )

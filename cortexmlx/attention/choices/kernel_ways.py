@@ -41,12 +41,8 @@ class KernelWays:
             return PLAIN[way]
         if way is not None:
             forced = _forced(variant, way)
-            reason = self.refusal(forced)
-            if reason is None:
+            if self.refusal(forced) is None:
                 return forced
-            _log.warning(
-                "attention (%s): the %s was the fastest, but is not used: %s", variant.label, way.value, reason
-            )
         if self._approval.of(variant, refusal(variant), lambda: self._check(variant)):
             return variant
         if not self.choices.reproducible:
