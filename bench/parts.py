@@ -9,8 +9,9 @@ import mlx.core as mx
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.report import memory
+from cortexmlx.bench.report.choices import choices as report_choices
 from cortexmlx.bench.report.report import Report
-from cortexmlx.bench.suites import allocations, kernels, pool
+from cortexmlx.bench.suites import allocations, choices, kernels, pool
 from cortexmlx.errors import CortexError
 
 REQUESTS = 600
@@ -39,12 +40,13 @@ def measure_allocator(block_size: int, repetitions: int, seed: int, tell: Callab
 
 
 def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Callable[[str], None]) -> Report:
-    """Measure decode attention beside MLX's, and compute the cost sheet of the Metal kernels.
+    """Measure decode attention beside MLX's, time its ways, and compute the cost sheet of the Metal kernels.
 
     An interrupt during the cost sheet keeps the measurements.
     """
     machine, notes, interrupted = Machine.here(), tuple[str, ...](), False
     found, source = kernels.measure(kernels.SHAPES, block_size, attention, repetitions, tell)
+    ways = choices.measure(kernels.SHAPES, block_size, attention, tell)
     sheet: list[kernels.Modelled] = []
     try:
         sheet = kernels.cost_sheet(CHIPS, tell)
@@ -53,4 +55,5 @@ def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Call
     except KeyboardInterrupt:
         interrupted = True
     part = memory.kernel(found, source, sheet, mx.default_device() == mx.gpu)
-    return Report(machine, None, (part,), notes, interrupted=interrupted)
+    sections = (part, report_choices(ways)) if ways else (part,)
+    return Report(machine, None, sections, notes, interrupted=interrupted)

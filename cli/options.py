@@ -157,6 +157,10 @@ KeepLast = Annotated[
 ]
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
 
+Reproducible = Annotated[
+    bool, typer.Option("--reproducible", help="The same attention, to the bit, alone and in any batch.")
+]
+
 
 KVStore = Annotated[
     str | None,
@@ -201,6 +205,7 @@ ENGINE = {
     "keep_first": KeepFirst,
     "keep_last": KeepLast,
     "attention": Attention,
+    "reproducible": Reproducible,
 }
 """The options that make `EngineConfig`."""
 

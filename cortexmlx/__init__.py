@@ -39,6 +39,7 @@ from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.stats import (
     BlockMap,
     BlockState,
+    ChoiceSource,
     EngineStats,
     GroupBlocks,
     Latency,
@@ -47,6 +48,7 @@ from cortexmlx.stats import (
     RequestStats,
     StoreState,
     StoreStats,
+    TimedChoice,
     UsageSample,
 )
 from cortexmlx.structured.output import StructuredOutput
@@ -77,6 +79,7 @@ __all__ = [
     "BlockState",
     "CallDelta",
     "ChatPrompt",
+    "ChoiceSource",
     "Completion",
     "Conversation",
     "ConversationFileError",
@@ -125,6 +128,7 @@ __all__ = [
     "StoreStats",
     "StructuredOutput",
     "StructuredOutputError",
+    "TimedChoice",
     "Timings",
     "TokenEvent",
     "TokenLogprob",

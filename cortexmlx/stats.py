@@ -211,6 +211,35 @@ class RequestStats:
     preemptions: int
 
 
+class ChoiceSource(str, Enum):
+    """Where a choice comes from."""
+
+    TIMED = "timed"
+    """The candidates were timed at this opening."""
+    DISK = "disk"
+    """They were timed earlier."""
+    RULE = "rule"
+    """They were not timed, since there is one only, or no time was left. They are timed next time."""
+    FIXED = "fixed"
+    """They are not timed, so that one choice serves all classes (`reproducible`)."""
+
+
+@dataclass(frozen=True)
+class TimedChoice:
+    """What computes a job, and why."""
+
+    job: str
+    """What is computed."""
+    batch: str
+    """For which rows and lengths."""
+    chosen: str
+    source: ChoiceSource
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """The median time of each candidate that can serve, for computing the job once."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """The candidates that cannot serve, and why."""
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """Counters since the engine began (or began again, see docs/python.md), and values of this moment. Blocks are
@@ -304,6 +333,8 @@ class EngineStats:
     """A line about each answer that runs or waits."""
     requests: tuple[RequestStats, ...] = field(repr=False)
     """The same answers as numbers, in the same order."""
+    choices: tuple[TimedChoice, ...] = field(default=(), repr=False)
+    """What computes each kind of work, where there are several candidates. Empty if the rules choose everything."""
 
     @property
     def hit_rate(self) -> float:

@@ -30,6 +30,9 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")
 # Commands keep a store on disk: those that tests run, not in the user's own folder.
 os.environ.setdefault("CORTEXMLX_KV_STORE", os.path.join(tempfile.gettempdir(), f"cortexmlx-tests-{os.getuid()}", "kv"))
 
+# On a GPU each of hundreds of engines would time its attention, and tests would depend on what was the fastest.
+os.environ.setdefault("CORTEXMLX_TIMED_CHOICE", "0")
+
 # Hundreds of processes import the package. Where Python keeps no bytecode, each of them compiles all of it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -8,38 +8,15 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import cast
 
 from cortexmlx import __version__
+from cortexmlx.cli.doctor.check import Check, Verdict
+from cortexmlx.cli.doctor.choices import kept_choices
 from cortexmlx.cli.terminal import console
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes, working_set_bytes
-
-
-class Verdict(str, Enum):
-    """The result of a check."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report."""
-
-    name: str
-    """What was checked."""
-    verdict: Verdict
-    detail: str
-    """What was found."""
-    advice: str = ""
-    """What to do about it; empty for nothing."""
-    message: str = ""
-    """The whole text of a compiler or a library. Only `--json` shows it."""
 
 
 def all_checks() -> Iterator[Check]:
@@ -229,5 +206,6 @@ CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "models": _models,
     "terminal": _terminal,
     "attention": _attention,
+    "choice": kept_choices,
     "simulator": _simulator,
 }

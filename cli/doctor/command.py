@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 
 if TYPE_CHECKING:
-    from cortexmlx.cli.doctor.checks import Check
+    from cortexmlx.cli.doctor.check import Check
 
 DEFAULT_FILE = "cortexmlx-report.json"
 """Where `--report` without a name writes."""
 
 
 def doctor(
+    model: options.Model = None,
+    time: Annotated[bool, typer.Option("--time", help="Time the ways of attention in MODEL.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
     report: Annotated[
         Path | None,
@@ -36,11 +40,16 @@ def doctor(
     On an Apple GPU every kind of attention kernel is run and compared with the plain computation. Exit code 1 if a
     line says fail.
 
-    --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
-    no paths and no texts.
-    """
-    from cortexmlx.cli.doctor.checks import Verdict, all_checks
+    With --time, only the ways to compute attention in a model are timed, for classes of rows and lengths: what engines
+    do when they open on an Apple GPU, without their bound of 1.5 seconds.
 
+    --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
+    no paths and no texts. With --time it has these times, too.
+    """
+    from cortexmlx.cli.doctor.check import Verdict
+
+    if model is not None and not time:
+        raise typer.BadParameter("a model is only timed: add --time", param_hint="MODEL")
     if report is not None:
         from cortexmlx.cli.doctor.report import check_writable
 
@@ -60,7 +69,7 @@ def doctor(
             console.say(f"{'':<20}-> {check.advice}", flush=True)
 
     done = []
-    for check in all_checks():
+    for check in _checks(options.model_name(model, None) if time else None, report is not None):
         done.append(check)
         if not as_json:
             show(check)
@@ -78,6 +87,17 @@ def doctor(
         write_report(report, done, sections)
     if any(check.verdict is Verdict.FAIL for check in done):
         raise typer.Exit(FAILED)
+
+
+def _checks(timed: str | None, everything: bool) -> Iterator[Check]:
+    """Yield all checks, or the times of a model's attention; with `everything` both."""
+    from cortexmlx.cli.doctor.checks import all_checks
+    from cortexmlx.cli.doctor.choices import timed_choices
+
+    if timed is None or everything:
+        yield from all_checks()
+    if timed is not None:
+        yield from timed_choices(timed)
 
 
 def write_report(path: Path, checks: list[Check], sections: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cortexmlx.cli.doctor.checks import Check, Verdict
+from cortexmlx.cli.doctor.check import Check, Verdict
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.stats import EngineStats
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.doctor.checks import Check
+from cortexmlx.cli.doctor.check import Check
 from cortexmlx.cli.doctor.impersonal import Impersonal, variables
 from cortexmlx.errors import InvalidRequest
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.cli.doctor.checks import Check
+from cortexmlx.cli.doctor.check import Check
 from cortexmlx.cli.doctor.memory import memory_checks
 
 if TYPE_CHECKING:

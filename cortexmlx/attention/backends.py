@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.attention import reference
+from cortexmlx.attention.choices.decode import ChoosingBackend, ReferenceAttention
+from cortexmlx.attention.choices.kernel_ways import KernelChoosing
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.attention.probe import attention_calls
@@ -55,6 +56,8 @@ class Backend:
     """
     writer: TailWriter | None = None
     """Writes decode steps into the tail; None: MLX's own operations do."""
+    choosing: ChoosingBackend | None = None
+    """What may be told which way single tokens take; None: nothing may."""
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
@@ -77,7 +80,8 @@ def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | No
         if writer is not None:
             writer.reconsider()
 
-    return Backend(name, attention.attend, notes, reconsider, attention.kernels, checks, writer)
+    choosing = KernelChoosing(attention.ways, attention.decode)
+    return Backend(name, attention.attend, notes, reconsider, attention.kernels, checks, writer, choosing)
 
 
 def automatic() -> str:
@@ -92,7 +96,8 @@ def choose_backend(name: str) -> Backend:
     if name == "auto":
         name = automatic()
     if name == "reference":
-        return Backend("reference", reference.attend)
+        plain = ReferenceAttention()
+        return Backend("reference", plain.attend, choosing=plain)
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")

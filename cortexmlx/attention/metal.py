@@ -11,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
 
 from cortexmlx.attention import reference
+from cortexmlx.attention.choices.kernel_ways import KernelWays
+from cortexmlx.attention.choices.layer import LayerKey, layer_key
+from cortexmlx.attention.choices.ways import AttendRows, Way
 from cortexmlx.attention.metal_prefill import MetalPrefill, whole_blocks
 from cortexmlx.attention.paged import AttentionCall, PagedKV
-from cortexmlx.attention.selfcheck.check import Approval, KernelCheck, check_variant
+from cortexmlx.attention.selfcheck.check import Approval, KernelCheck
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PrefillVariant
-from cortexmlx.metal.rules import Variant, refusal
+from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
 
 _Variant = TypeVar("_Variant", Variant, PrefillVariant)
@@ -69,14 +72,15 @@ class MetalAttention:
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
-    Only the thread that evaluates the steps may use it.
+    Only the thread that evaluates the steps may use it. `ways` decides what serves a shape.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
         self._kernels = DecodeKernels(factory)
         self._approval = Approval(check)
         self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
-        self._served: dict[tuple[Any, ...], Variant | None] = {}
+        self.ways = KernelWays(self._kernels, self._approval)
+        self._served: dict[tuple[LayerKey, Way | None], Variant | AttendRows] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -102,7 +106,7 @@ class MetalAttention:
         for layer, call in calls:
             spec = specs[layer]
             variant = _shape_of(Variant, call, spec, block_size)
-            checks.setdefault(variant, KernelCheck(variant.label, partial(self._approve, variant)))
+            checks.setdefault(variant, KernelCheck(variant.label, partial(self.ways.approve, variant)))
             shape, window = _shape_of(PrefillVariant, call, spec, block_size), spec.attention_window
             if self._prefill.wanted(shape, window):
                 asked = (shape, whole_blocks(shape, window))
@@ -111,12 +115,13 @@ class MetalAttention:
 
     def kernels(self) -> tuple[str, ...]:
         """Return the names of the kernels that have served a layer."""
-        names = {variant.kernel.value for variant in self._served.values() if variant is not None}
+        names = {served.kernel.value for served in self._served.values() if isinstance(served, Variant)}
         return tuple(sorted(names | ({"prefill"} if self._prefill.served else set())))
 
     def reconsider(self) -> None:
         """Check every variant again at its next use, because a step failed, perhaps by a kernel."""
         self._served.clear()
+        self.ways.forget_checks()
         self._prefill.reconsider()
         self._approval.reconsider()
 
@@ -135,12 +140,11 @@ class MetalAttention:
             queries = kv.queries_for(queries)
         rows, parts = kv.step.rows, []
         if rows:
-            variant = self._variant(queries, kv, sinks, softcap, slopes)
-            if variant is None:
-                parts.append(reference.attend_rows(queries, kv, scale, sinks, softcap, slopes))
+            served = self._serving(queries, kv, sinks, softcap, slopes)
+            if isinstance(served, Variant):
+                parts.append(self.decode(served, queries, kv, scale, sinks, softcap, slopes))
             else:
-                single = queries[:rows] if kv.step.pieces else queries
-                parts.append(self._decode(variant, single, kv, scale, sinks, softcap, slopes))
+                parts.append(served(queries, kv, scale, sinks, softcap, slopes))
         if kv.step.pieces:
             shape = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes)
             if self._prefill.serves(shape, kv.step.attention_window):
@@ -151,7 +155,7 @@ class MetalAttention:
                 parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _decode(
+    def decode(
         self,
         variant: Variant,
         queries: mx.array,
@@ -161,6 +165,10 @@ class MetalAttention:
         softcap: float | None,
         slopes: mx.array | None,
     ) -> mx.array:
+        """Return the attention of the step's single tokens by the kernels of a variant. `queries` are those of the
+        whole step.
+        """
+        queries = queries[: kv.step.rows] if kv.step.pieces else queries
         step = kv.derived.get(MetalStep, kv.step)
         work = step.work(kv.tail_tokens, variant.geometry.partition)
         slab = kv.arena.slab(kv.layer)
@@ -188,33 +196,21 @@ class MetalAttention:
             return self._kernels.whole(variant, work.items, inputs)
         return self._kernels(variant, work.items, inputs)
 
-    def _variant(
+    def _serving(
         self,
         queries: mx.array,
         kv: PagedKV,
         sinks: mx.array | None,
         softcap: float | None,
         slopes: mx.array | None,
-    ) -> Variant | None:
-        """Return the variant that serves this layer; None if it must take the reference path."""
-        keys = kv.arena.slab(kv.layer)[0]
-        options = (softcap is not None, sinks is not None, slopes is not None, kv.quantization)
-        key = (
-            queries.dtype,
-            _kv_dtype(kv),
-            queries.shape[1],
-            keys.shape[0],
-            queries.shape[3],
-            _value_dim(kv),
-            *options,
-        )
-        if key not in self._served:
+    ) -> Variant | AttendRows:
+        """Return what serves this layer's single tokens in its step."""
+        key = layer_key(queries, kv, sinks, softcap, slopes)
+        way = self.ways.choices.way(key, kv)
+        if (key, way) not in self._served:
             variant = self._shape(Variant, queries, kv, sinks, softcap, slopes)
-            self._served[key] = variant if self._approve(variant) else None
-        return self._served[key]
-
-    def _approve(self, variant: Variant) -> bool:
-        return self._approval.of(variant, refusal(variant), lambda: check_variant(self._kernels, variant))
+            self._served[key, way] = self.ways.serving(variant, way)
+        return self._served[key, way]
 
     def _shape(
         self,

@@ -75,7 +75,7 @@ def attend_rows(
         return _attend_run(queries[:1], kv, run, scale, None)
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
     if coarse and not softmax.of_no_model:
-        return _attend_rows_as_mlx(queries[:rows], kv, softmax)
+        return attend_gathered(queries[:rows], kv, softmax)
     if kv.quantization is not None and multiplies_codes():
         return _attend_codes(queries[:rows], kv, kv.quantization, softmax)
     if run is not None:
@@ -153,8 +153,10 @@ def _visible(mask: mx.array | str, count: int, tokens: int) -> mx.array:
     return mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None] if isinstance(mask, str) else mask
 
 
-def _attend_rows_as_mlx(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
-    """Attend with rows of one query each, over a copy of their keys and values."""
+def attend_gathered(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
+    """Attend with rows of one query each, by MLX's attention over a copy of their keys and values, with its roundings.
+    It does not serve a softmax that is `of_no_model`.
+    """
     heads = kv.arena.slab(kv.layer)[0].shape[0]
     slab = kv.arena.blocks_of(kv.layer)
     index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads, kv.arena.block_size)

@@ -46,6 +46,11 @@ class EngineConfig:
     attention: str = "auto"
     """Where attention runs: "auto", "metal", "reference" or "sim"."""
 
+    reproducible: bool = False
+    """Compute attention in one way whatever is in a step, so that a row's attention has the same bits alone and in any
+    batch. False: the fastest way serves each kind of step, which may round differently.
+    """
+
     prefill_budget: int = 512
     """Prompt tokens that a step computes at most."""
 
@@ -109,6 +114,7 @@ class EngineConfig:
         first, last = self.keep_first, self.keep_last
         self._require("keep_first", first is None or _is_count(first, 0), "at least 0 tokens or None")
         self._require("keep_last", last is None or _is_count(last, 1), "at least 1 token or None")
+        self._require("reproducible", isinstance(self.reproducible, bool), "True or False")
         self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
         for name in ("adapter", "kv_store"):
             path = getattr(self, name)

@@ -42,17 +42,25 @@ class EngineCore:
     All of it runs on the engine's thread.
     """
 
-    def __init__(self, config: EngineConfig, wake: Callable[[Call], None] = lambda call: None) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        wake: Callable[[Call], None] = lambda call: None,
+        waiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`wake(call)` has a call carried out between two steps. Threads of the store use it. `waiting()` says whether
+        somebody waits for the engine while it opens.
+        """
         self.config = config
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
         self._at_work = False
         self._step_seconds = 0.0
         try:
-            self._model = model = OpenedModel(config, wake)
+            self._model = model = OpenedModel(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
+            self.choices = model.choices
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:

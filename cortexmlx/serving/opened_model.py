@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
+from cortexmlx.execution.choices.timed_choices import choose, times_at_opening
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
@@ -31,7 +32,8 @@ from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.loading.warm_up import WarmUp
-from cortexmlx.stats import ModelInfo
+from cortexmlx.stats import ModelInfo, TimedChoice
+from cortexmlx.timed_choice.chooser import SECONDS
 
 Call = Callable[[Any], None]
 """Something to be done with an engine's core between two steps."""
@@ -42,9 +44,15 @@ class OpenedModel:
     store. Only the engine's thread may use it.
     """
 
-    def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
-        """`wake(call)` has a call carried out between two steps. Threads of the store use it."""
+    def __init__(
+        self, config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
+        somebody is `waiting`.
+        """
         self._config = config
+        self.choices: tuple[TimedChoice, ...] = ()
+        """What was chosen to compute attention, and why. Empty where the rules choose everything."""
         if config.kv_bytes is not None:
             check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
         self._store: StoreSetup | None = None
@@ -56,6 +64,7 @@ class OpenedModel:
             self._load()
             self._open(wake)
             self._warm_up.finish(config.on_progress or (lambda progress: None))
+            self._choose_at_opening(waiting)
         except BaseException:
             self.release()
             raise
@@ -128,11 +137,35 @@ class OpenedModel:
             sampling=tuple(loaded.sampling.items()),
         )
 
+    def _choose_at_opening(self, waiting: Callable[[], bool]) -> None:
+        """Choose what computes attention, unless the rules do. The kernels have been compiled."""
+        if self.backend.choosing is not None:
+            self.backend.choosing.choices.reproducible = self._config.reproducible
+        if self._config.reproducible or times_at_opening(self.backend):
+            self.choose(waiting=waiting)
+
+    def choose(
+        self, *, seconds: float = SECONDS, again: bool = False, waiting: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Choose what computes attention: see `timed_choices.choose`."""
+        config, context = self._config, self.loaded.context_length
+        self.choices = choose(
+            self.runner,
+            self.backend,
+            config.max_rows,
+            context if config.keep is None else min(context, config.keep.most),
+            reproducible=config.reproducible,
+            seconds=seconds,
+            again=again,
+            waiting=waiting,
+        )
+
     def _opened_disk(self, wake: Callable[[Call], None]) -> StoreConnector | None:
         """Return the store's connector; None if no store is asked for, or if it cannot be used."""
         if self._store is None:
             return None
         attention = automatic() if self._config.attention == "auto" else self._config.attention
+        attention += ", reproducible" if self._config.reproducible else ""
         return self._store.disk(
             self.loaded,
             self._mode,

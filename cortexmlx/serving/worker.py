@@ -135,6 +135,11 @@ class Worker:
         """Whether `submit` would wait now."""
         return self._permits.empty()
 
+    @property
+    def _awaited(self) -> bool:
+        """Whether somebody waits for the engine to be open, or to end."""
+        return self._stopping or self._requests > 0
+
     def cancel(self, request: RequestId) -> None:
         self._calls.put(lambda core: core.cancel(request))
 
@@ -238,7 +243,7 @@ class Worker:
                 raise raised
             from cortexmlx.serving.core import EngineCore
 
-            self.core = EngineCore(self._config, lambda call: self._calls.put(call))
+            self.core = EngineCore(self._config, lambda call: self._calls.put(call), lambda: self._awaited)
             self._loaded = True
         except BaseException as error:
             _clear_frames(error)

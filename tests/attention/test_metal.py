@@ -222,7 +222,7 @@ def test_the_check_runs_the_kernels_that_are_used_afterwards() -> None:
             step.queries = step.queries[:, :2]
         phase = "check"
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(attention, "_decode", lambda *given: given[1])
+            patched.setattr(attention, "decode", lambda *given: given[1])
             short.attend(attention.attend, 3, sinks=sinks)
         phase = "use"
         short.attend(attention.attend, 3, sinks=sinks)

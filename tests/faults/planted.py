@@ -14,6 +14,7 @@ VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/shaders/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
+LAYER_KEY = "cortexmlx/attention/choices/layer.py"
 BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/attention_window.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
@@ -313,9 +314,9 @@ FAULTS = (
     ),
     Fault(
         "slopes are no part of a variant's key",
-        BACKEND,
-        ", slopes is not None, kv.quantization)",
-        ", False, kv.quantization)",
+        LAYER_KEY,
+        "        slopes is not None,\n        kv.quantization,\n",
+        "        False,\n        kv.quantization,\n",
     ),
     Fault(
         "keys are brought while values are read",

@@ -29,6 +29,7 @@ ORDER = (
     "protocols",
     "stats",
     "host",
+    "timed_choice",
     "cpu",
     "kv",
     "store",

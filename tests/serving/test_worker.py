@@ -28,8 +28,9 @@ ENOUGH = 20
 class FakeCore:
     """A core that counts. It has work for ever once a request has come, and answers none."""
 
-    def __init__(self, config: Any, wake: Any) -> None:
+    def __init__(self, config: Any, wake: Any, waiting: Any) -> None:
         self.idle = True
+        self.waiting = waiting
         self.steps = 0
         self.cancelled: list[int] = []
         self.enough = threading.Event()
@@ -69,6 +70,20 @@ def submit(worker: Worker) -> RequestHandle:
     handles: list[RequestHandle] = []
     worker.submit([Submission(QueuedRequest((1,), SamplingParams()), Stops())], handles)
     return handles[0]
+
+
+def test_a_core_is_told_whether_somebody_waits_for_it(worker: Worker) -> None:
+    """While it opens, it then times nothing."""
+    core: Any = worker.core
+    assert not core.waiting()
+    submit(worker)
+    assert core.waiting()
+
+
+def test_an_engine_that_is_to_end_is_waited_for(worker: Worker) -> None:
+    core: Any = worker.core
+    worker.end()
+    assert core.waiting()
 
 
 def test_steps_are_taken_while_calls_never_end(worker: Worker) -> None:

@@ -14,7 +14,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.observed.meter import Measurements
-from cortexmlx.stats import EngineStats, ModelInfo, RequestStats
+from cortexmlx.stats import EngineStats, ModelInfo, RequestStats, TimedChoice
 
 
 class Reported(Protocol):
@@ -29,6 +29,7 @@ class Reported(Protocol):
     measured: Measurements
     disk: StoreConnector | None
     pins: Pins
+    choices: tuple[TimedChoice, ...]
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -92,6 +93,7 @@ def engine_stats(core: Reported) -> EngineStats:
         timeline=measured.timeline.moments(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
         requests=tuple(map(_numbers, scheduler.jobs)),
+        choices=core.choices,
     )
 
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cortexmlx.cli.doctor.checks import CHECKS, Verdict, all_checks
+from cortexmlx.cli.doctor.check import Verdict
+from cortexmlx.cli.doctor.checks import CHECKS, all_checks
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS

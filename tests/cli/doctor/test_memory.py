@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.doctor.checks import Verdict
+from cortexmlx.cli.doctor.check import Verdict
 from cortexmlx.cli.doctor.memory import memory_checks
 from cortexmlx.stats import ArenaWrites, CommandBuffers
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.doctor import checks, report, trial
-from cortexmlx.cli.doctor.checks import Check, Verdict
+from cortexmlx.cli.doctor.check import Check, Verdict
 from cortexmlx.cli.start import run
 
 FINE = Check("fine", Verdict.OK, "as it should be")

@@ -19,6 +19,7 @@ from cortexmlx import (
     BlockState,
     CallDelta,
     ChatPrompt,
+    ChoiceSource,
     Completion,
     Conversation,
     ConversationFileError,
@@ -67,6 +68,7 @@ from cortexmlx import (
     StoreStats,
     StructuredOutput,
     StructuredOutputError,
+    TimedChoice,
     Timings,
     TokenEvent,
     TokenLogprob,
@@ -232,6 +234,8 @@ def looks(engine: Engine) -> None:
     stats: EngineStats = engine.stats()
     latency: Latency = stats.time_to_first_token
     moments: tuple[UsageSample, ...] = stats.timeline
+    choices: tuple[TimedChoice, ...] = stats.choices
+    print(*(c.job for c in choices if c.source is ChoiceSource.TIMED and c.seconds[c.chosen] < 1e-3))
     requests: tuple[RequestStats, ...] = stats.requests
     print([(each.state, each.computed_tokens) for each in requests])
     store: StoreStats | None = stats.kv_store

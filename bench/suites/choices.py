@@ -1,0 +1,40 @@
+"""The ways of decode attention against each other, as an engine times them when it opens: see `timed_choice/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from cortexmlx.arrays import dtype_name
+from cortexmlx.attention.backends import choose_backend
+from cortexmlx.attention.choices.jobs import attention_jobs
+from cortexmlx.attention.choices.layer import LayerAttention
+from cortexmlx.bench.suites.kernels import Shape
+from cortexmlx.kv.spec import KVSpec
+from cortexmlx.stats import TimedChoice
+from cortexmlx.timed_choice.chooser import Chooser
+
+SECONDS = 10.0
+"""How long the ways of a shape are timed at most."""
+
+
+def measure(
+    shapes: Sequence[Shape], block_size: int, attention: str, on_run: Callable[[str], None]
+) -> tuple[TimedChoice, ...]:
+    """Time the ways of the heads of `shapes`, in classes of steps up to the largest shape. Nothing is kept.
+
+    Not in the simulator, whose times are its own.
+    """
+    backend = choose_backend(attention)
+    if backend.choosing is None or backend.name == "sim":
+        return ()
+    dtype = dtype_name(mx.float16 if mx.default_device() == mx.gpu else mx.float32)
+    chooser = Chooser(None)
+    for kv_heads, group, dim in dict.fromkeys((s.kv_heads, s.group, s.dim) for s in shapes):
+        on_run(f"ways of decode attention, head_dim {dim}, {group} query heads per KV head")
+        spec = KVSpec(kv_heads, dim, dim, dtype)
+        layer = LayerAttention(dtype, kv_heads * group, spec, block_size, dim**-0.5, None, None, False, None)
+        most = max(shape.rows for shape in shapes), max(shape.tokens for shape in shapes)
+        chooser.decide(attention_jobs({(dim, group): layer}, backend.choosing, *most).values(), seconds=SECONDS)
+    return chooser.choices()

@@ -1,0 +1,29 @@
+"""Check: one line of the report of `cortexmlx doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(str, Enum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    """What was checked."""
+    verdict: Verdict
+    detail: str
+    """What was found."""
+    advice: str = ""
+    """What to do about it; empty for nothing."""
+    message: str = ""
+    """The whole text of a compiler or a library. Only `--json` shows it."""

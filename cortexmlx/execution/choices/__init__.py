@@ -1,0 +1,1 @@
+"""What an engine chooses when it opens."""

@@ -1,0 +1,70 @@
+"""Chooses what computes a model's jobs, before its engine takes requests."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.choices.identity import identity_here
+from cortexmlx.attention.choices.jobs import attention_jobs, fixed_jobs, take_choices
+from cortexmlx.attention.choices.layer import layers_of
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.stats import TimedChoice
+from cortexmlx.timed_choice.chooser import SECONDS, Chooser
+from cortexmlx.timed_choice.table import ChoiceTable
+
+_log = logging.getLogger(__name__)
+
+SWITCH = "CORTEXMLX_TIMED_CHOICE"
+"""The environment variable that switches timing off ("0"), or on also where it is off ("1")."""
+
+
+def times_at_opening(backend: Backend) -> bool:
+    """Return whether candidates are timed when an engine opens: on an Apple GPU.
+
+    Not on a CPU. There the rules of the reference path were measured (bench/LEDGER.md), and a choice by time would let
+    tokens depend on what else the machine does.
+    """
+    switch = os.environ.get(SWITCH)
+    return switch == "1" or (switch != "0" and backend.name == "metal" and bool(mx.default_device() == mx.gpu))
+
+
+def choose(
+    runner: Runner,
+    backend: Backend,
+    max_rows: int,
+    longest: int,
+    *,
+    reproducible: bool = False,
+    seconds: float = SECONDS,
+    again: bool = False,
+    waiting: Callable[[], bool] = lambda: False,
+) -> tuple[TimedChoice, ...]:
+    """Choose for each kind of layer what computes its single tokens in steps of up to `max_rows` rows that see up to
+    `longest` tokens. Return the choices. See `Chooser.decide` for the other arguments.
+
+    If anything fails, the rules choose. They also do for a model that runs on mlx-lm's own caches.
+    """
+    choosing = backend.choosing
+    if choosing is None or not isinstance(runner, ModelRunner):
+        return ()
+    chooser = Chooser(ChoiceTable(identity_here()))
+    try:
+        layers = layers_of(runner.model, runner.arena)
+        if reproducible:
+            for job in fixed_jobs(layers, choosing):
+                chooser.fix(job)
+        else:
+            jobs = attention_jobs(layers, choosing, max_rows, longest)
+            chooser.decide(jobs.values(), seconds=seconds, again=again, waiting=waiting)
+            take_choices(choosing, jobs, chooser)
+    except Exception:
+        _log.warning("the rules choose what computes attention, since timing failed", exc_info=True)
+    finally:
+        mx.clear_cache()
+    return chooser.choices()

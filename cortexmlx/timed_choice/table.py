@@ -1,0 +1,143 @@
+"""ChoiceTable: the times of candidates on disk, in one file for each identity. Without mlx."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.host.files import in_place_of
+from cortexmlx.host.folders import cache_folder
+from cortexmlx.timed_choice.timing import Timing
+
+_log = logging.getLogger(__name__)
+
+MOST_ENTRIES = 1000
+"""Entries of a file. Beyond them, the oldest go."""
+
+MOST_FILES = 16
+"""Files of a folder. Beyond them, those that were written longest ago go."""
+
+_MOST_BYTES = 4 << 20
+"""A larger file is not ours."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What times are true for. If any part of it changes, everything is timed again."""
+
+    device: str
+    """The GPU's name, or the CPU."""
+    system: str
+    """The operating system's version: Apple's compiler is part of it."""
+    mlx: str
+    texts: str
+    """A digest of the texts of all kernels."""
+    cortexmlx: str
+
+    @property
+    def file_name(self) -> str:
+        """The name of the identity's file."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:24] + ".json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A job that was timed."""
+
+    label: str
+    """As `Job.label`."""
+    batch: str
+    """As `Job.batch`."""
+    usual: str
+    """As `Job.usual`."""
+    timing: Timing
+
+
+class ChoiceTable:
+    """The entries of one identity, by `Job.key`, in a file of `folder` (None: among the user's caches).
+
+    A file that cannot be read, is damaged, or belongs to another identity has no entries. A file that cannot be written
+    is not written. Neither is an error: times can be taken again. Several processes may use it at once.
+    """
+
+    def __init__(self, identity: Identity, folder: Path | None = None) -> None:
+        self.identity = identity
+        self._folder = folder
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        folder = cache_folder() / "choices" if self._folder is None else self._folder
+        return folder / self.identity.file_name
+
+    def read(self) -> dict[str, Entry]:
+        """Return the entries. What is damaged is left out."""
+        try:
+            path = self.path
+            if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+                return {}
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            _log.info("the times of earlier runs are not readable (%s): they are taken again", error)
+            return {}
+        if not isinstance(content, dict) or content.get("identity") != asdict(self.identity):
+            return {}
+        entries = content.get("entries")
+        found = {key: _entry(value) for key, value in entries.items()} if isinstance(entries, dict) else {}
+        return {key: entry for key, entry in found.items() if entry is not None}
+
+    def add(self, entries: Mapping[str, Entry]) -> bool:
+        """Add entries to those on disk, or replace them. Return whether the file was written.
+
+        If two processes add at once, entries of one may be lost, and are timed again.
+        """
+        kept = {key: entry for key, entry in self.read().items() if key not in entries} | dict(entries)
+        newest = dict(list(kept.items())[-MOST_ENTRIES:])
+        content = {
+            "identity": asdict(self.identity),
+            "entries": {key: asdict(entry) for key, entry in newest.items()},
+        }
+        try:
+            path = self.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with in_place_of(path) as file:
+                file.write(json.dumps(content, indent=1).encode())
+            _remove_oldest(path.parent)
+        except OSError as error:
+            _log.info("the times of this run are not kept: %s", error)
+            return False
+        return True
+
+
+def _entry(value: Any) -> Entry | None:
+    """Return what a file says of a job; None if it does not say it in full."""
+    if not isinstance(value, dict):
+        return None
+    texts = [value.get(name) for name in ("label", "batch", "usual")]
+    timing = value.get("timing")
+    if not all(isinstance(text, str) for text in texts) or not isinstance(timing, dict):
+        return None
+    seconds, refused = timing.get("seconds"), timing.get("refused")
+    if not isinstance(seconds, dict) or not isinstance(refused, dict) or not seconds:
+        return None
+    if not all(type(s) in (int, float) and 0 <= s < math.inf for s in seconds.values()):
+        return None
+    if not all(isinstance(why, str) for why in refused.values()) or seconds.keys() & refused.keys():
+        return None
+    label, batch, usual = map(str, texts)
+    return Entry(label, batch, usual, Timing({name: float(s) for name, s in seconds.items()}, dict(refused)))
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Remove the files of a folder that were written longest ago, beyond `MOST_FILES`."""
+    with suppress(OSError):  # another process removes them, too
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-MOST_FILES]:
+            path.unlink()

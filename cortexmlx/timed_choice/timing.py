@@ -1,0 +1,119 @@
+"""Times the candidates of a job in turns, within a budget of runs and seconds. Without mlx."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from cortexmlx.timed_choice.job import Candidate
+
+ROUNDS = 5
+"""Timed runs of a candidate. One run before them is not counted: it compiles, and fills caches."""
+
+FEWEST_ROUNDS = 3
+"""Rounds that are enough if the budget ends in between."""
+
+HOPELESS = 3.0
+"""A candidate that takes this many times as long as the fastest is timed no further after the first round."""
+
+
+class BudgetSpent(Exception):
+    """The next run may not begin."""
+
+
+class Budget:
+    """How long may be timed: `seconds` from now, `runs` runs, and not while `waiting()`.
+
+    A run cannot be interrupted. So none begins that would end too late if it took as long as the candidate's last run,
+    or, for a candidate's first one, as the longest run so far.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        runs: int,
+        *,
+        waiting: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._until = clock() + seconds
+        self._runs = runs
+        self._waiting = waiting
+        self._longest = 0.0
+
+    def run(self, candidate: Candidate, expected: float | None = None) -> float:
+        """Run a candidate, and return the seconds of its computation. `expected` seconds are what it took before.
+
+        Raises BudgetSpent before the run, and whatever the candidate raises.
+        """
+        began = self._clock()
+        predicted = self._longest if expected is None else expected
+        if self._runs <= 0 or began + predicted > self._until or self._waiting():
+            raise BudgetSpent
+        self._runs -= 1
+        try:
+            compute = candidate.prepare()
+            started = self._clock()
+            compute()
+            return self._clock() - started
+        finally:
+            self._longest = max(self._longest, self._clock() - began)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was found out about a job's candidates: each is in one of the two."""
+
+    seconds: dict[str, float]
+    """The median of each candidate that serves, for computing the job once."""
+    refused: dict[str, str]
+    """Why the others do not."""
+
+
+def measure(candidates: Sequence[Candidate], budget: Budget) -> Timing | None:
+    """Time all candidates in turns. Return None if the budget ends before enough is known."""
+    refused: dict[str, str] = {}
+    times: dict[str, list[float]] = {}
+    serving: list[Candidate] = []
+
+    def run(candidate: Candidate, expected: float | None) -> float | None:
+        try:
+            return budget.run(candidate, expected)
+        except BudgetSpent:
+            raise
+        except Exception as error:  # whatever a kernel, a compiler or a library raises: it cannot serve
+            refused[candidate.name] = _in_a_line(error)
+            return None
+
+    try:
+        for candidate in candidates:
+            if run(candidate, None) is not None:
+                serving.append(candidate)
+                times[candidate.name] = []
+        for number in range(ROUNDS):
+            for candidate in serving if number % 2 == 0 else serving[::-1]:
+                if candidate.name in refused:
+                    continue
+                last = times[candidate.name][-1] if times[candidate.name] else None
+                taken = run(candidate, last)
+                if taken is not None:
+                    times[candidate.name].append(taken)
+            serving = [candidate for candidate in serving if candidate.name not in refused]
+            if number == 0 and serving:
+                limit = HOPELESS * min(times[candidate.name][0] for candidate in serving)
+                serving = [candidate for candidate in serving if times[candidate.name][0] <= limit]
+    except BudgetSpent:
+        counts = [len(times[candidate.name]) for candidate in serving if candidate.name not in refused]
+        if len(times) + len(refused.keys() - times.keys()) < len(candidates) or min(counts, default=0) < FEWEST_ROUNDS:
+            return None
+    each = {candidate.name: candidate.times for candidate in candidates}
+    return Timing({name: median(t) / each[name] for name, t in times.items() if name not in refused}, refused)
+
+
+def _in_a_line(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    kind = "" if type(error).__name__ == "CannotServe" else f"{type(error).__name__}: "
+    return f"{kind}{first}"[:300] or type(error).__name__

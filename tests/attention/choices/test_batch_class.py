@@ -1,0 +1,69 @@
+"""The classes of rows and lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.attention.choices.batch_class import ROWS, TOKENS, BatchClass, classes
+from cortexmlx.attention.paged import Derived
+from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.step import GroupStep
+
+EVERYTHING = AttentionWindow()
+
+
+def step(lengths: list[int], window: AttentionWindow = EVERYTHING, run: bool = False) -> GroupStep:
+    runs = (KVHandle(0, 1000) if run else None,) * len(lengths)
+    return GroupStep(np.zeros((len(lengths), 1), np.int32), np.array(lengths, np.int32), runs, (), window)
+
+
+def test_a_step_is_classed_by_its_rows_and_the_longest_of_them() -> None:
+    assert BatchClass.of(step([512])) == BatchClass(1, 512)
+    assert BatchClass.of(step([513], run=True)) == BatchClass(1, 4096, run=True)
+    assert BatchClass.of(step([5, 7], run=True)) == BatchClass(4, 512), "each row is one run, but it is not alone"
+    assert BatchClass.of(step([1, 2, 3, 4, 5000])) == BatchClass(16, None)
+    assert BatchClass.of(step([9] * 17)) == BatchClass(None, 512)
+    assert BatchClass.of(step([0])) == BatchClass(1, 512)
+
+
+def test_what_a_window_hides_does_not_count() -> None:
+    assert BatchClass.of(step([100_000], AttentionWindow(300))) == BatchClass(1, 512)
+    assert BatchClass.of(step([100_000], AttentionWindow(2000))) == BatchClass(1, 4096)
+    assert BatchClass.of(step([2048 + 100], AttentionWindow(2048, chunked=True))) == BatchClass(1, 512)
+
+
+def test_a_decode_windows_class_is_what_it_begins_with() -> None:
+    """The same object for all its steps and layers, whatever the tail holds meanwhile."""
+    derived, begun = Derived(), step([510])
+    first = derived.get(BatchClass.of, begun)
+    assert all(derived.get(BatchClass.of, begun) is first for _ in range(16))
+
+
+def test_labels() -> None:
+    assert BatchClass(1, 512, True).label == "1 row in one run, up to 512 tokens"
+    assert BatchClass(1, 4096).label == "1 row in pieces, 513 to 4,096 tokens"
+    assert BatchClass(4, None).label == "2 to 4 rows, more than 4,096 tokens"
+    assert BatchClass(None, 512).label == "more than 16 rows, up to 512 tokens"
+
+
+@given(st.integers(1, 40), st.integers(1, 40_000), st.data())
+def test_every_step_that_an_engine_makes_is_in_one_of_its_classes(
+    max_rows: int, longest: int, data: st.DataObject
+) -> None:
+    every = classes(max_rows, longest)
+    assert len(set(every)) == len(every) <= (len(ROWS) + 2) * (len(TOKENS) + 1)
+    lengths = data.draw(st.lists(st.integers(1, longest), min_size=1, max_size=max_rows))
+    mine = BatchClass.of(step(lengths, run=data.draw(st.booleans())))
+    assert mine in every
+    assert mine.most is None or mine.most >= len(lengths) * max(lengths)
+
+
+@given(st.integers(1, 40), st.integers(1, 40_000))
+def test_a_class_is_timed_on_a_step_that_an_engine_can_make(max_rows: int, longest: int) -> None:
+    for batch in classes(max_rows, longest):
+        rows, tokens = batch.sample(max_rows, longest)
+        assert 1 <= rows <= max_rows and 1 <= tokens <= longest
+        assert BatchClass.of(step([1] * rows)).rows == batch.rows

@@ -1,0 +1,154 @@
+"""The jobs of attention, and the choices that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.attention.choices import jobs as made
+from cortexmlx.attention.choices.batch_class import BatchClass
+from cortexmlx.attention.choices.decode import ReferenceAttention
+from cortexmlx.attention.choices.jobs import attention_jobs, fixed_jobs, take_choices
+from cortexmlx.attention.choices.layer import LayerAttention
+from cortexmlx.attention.choices.problem import Slabs
+from cortexmlx.attention.choices.ways import AttendRows, Way
+from cortexmlx.errors import MemoryRefused
+from cortexmlx.kv.spec import KVSpec
+from cortexmlx.stats import ChoiceSource
+from cortexmlx.timed_choice.chooser import Chooser
+from support.scripted_choice import Clock
+
+LAYER = LayerAttention("float32", 4, KVSpec(2, 8, 8, "float32"), 8, 0.35, None, None, False, None)
+
+
+class Scripted(ReferenceAttention):
+    """The reference backend with kernels that do not exist: a way advances the clock by its seconds when its result is
+    computed, and one that is broken gives something else.
+    """
+
+    def __init__(self, clock: Clock, seconds: dict[Way, float], broken: tuple[Way, ...] = ()) -> None:
+        super().__init__()
+        self.clock, self.seconds, self.broken = clock, seconds, broken
+        self.attended: list[Way] = []
+
+    def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
+        return tuple(way for way in (Way.VECTOR, Way.MATRIX) if way in self.seconds)
+
+    def attend_by(self, way: Way, layer: LayerAttention) -> AttendRows:
+        real = super().attend_by(Way.REFERENCE if way in self.own_ways(layer) else way, layer)
+
+        def attend(*given: Any) -> mx.array:
+            self.attended.append(way)
+            self.clock.now += self.seconds[way]
+            return real(*given) * (0.0 if way in self.broken else 1.0)
+
+        return attend
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock that a way moves when it is computed, not when it is prepared."""
+    clock = Clock()
+    real = made.TimedProblem.run
+
+    def run(self: Any, attend: AttendRows) -> Callable[[], None]:
+        return lambda: real(self, attend)()
+
+    monkeypatch.setattr(made.TimedProblem, "run", run)
+    return clock
+
+
+def decided(backend: Scripted, **more: Any) -> Chooser:
+    jobs = attention_jobs({"layer": LAYER}, backend, 4, 100)
+    chooser = Chooser(None, backend.clock)
+    chooser.decide(jobs.values(), seconds=1e6)
+    take_choices(backend, jobs, chooser)
+    return chooser
+
+
+def test_the_fastest_way_serves_its_class(clock: Clock) -> None:
+    """A kernel that spills costs nobody anything."""
+    times = {Way.VECTOR: 1.0, Way.MATRIX: 0.75, Way.REFERENCE: 0.5, Way.VIEW: 0.25, Way.GATHER: 2.0}
+    backend = Scripted(clock, times)
+    chooser = decided(backend)
+    assert [(choice.batch, choice.chosen) for choice in chooser.choices()] == [
+        ("1 row in one run, up to 512 tokens", "MLX over the view"),
+        ("2 to 4 rows, up to 512 tokens", "reference path"),
+        ("1 row in pieces, up to 512 tokens", "reference path"),
+    ]
+    assert backend.choices._ways == {
+        ("layer", BatchClass(1, 512, True)): Way.VIEW,
+        ("layer", BatchClass(4, 512)): Way.REFERENCE,
+        ("layer", BatchClass(1, 512)): Way.REFERENCE,
+    }
+
+
+def test_a_way_with_another_result_cannot_serve_however_fast(clock: Clock) -> None:
+    times = {Way.VECTOR: 1.0, Way.MATRIX: 0.001, Way.REFERENCE: 2.0, Way.VIEW: 0.001, Way.GATHER: 3.0}
+    chooser = decided(Scripted(clock, times, broken=(Way.MATRIX, Way.VIEW)))
+    assert {choice.chosen for choice in chooser.choices()} == {"vector kernel"}
+    first = chooser.choices()[0]
+    assert set(first.refused) == {"matrix kernel", "MLX over the view"}
+    assert all("differs by 1 of the largest number" in why for why in first.refused.values())
+
+
+def test_nothing_is_allocated_for_a_job_that_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing is timed")
+
+    monkeypatch.setattr(Slabs, "of", refuse)
+    jobs = attention_jobs({"layer": LAYER}, ReferenceAttention(), 4, 100)
+    chooser = Chooser(None)
+    chooser.decide(jobs.values(), runs=0)
+    assert {choice.source for choice in chooser.choices()} == {ChoiceSource.RULE}
+
+
+def test_refused_memory_leaves_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryRefused("the system refuses 64 MB for the KV cache")
+
+    monkeypatch.setattr(Slabs, "of", refuse)
+    backend = ReferenceAttention()
+    jobs = attention_jobs({"layer": LAYER}, backend, 4, 100)
+    chooser = Chooser(None)
+    chooser.decide(jobs.values())
+    assert {choice.chosen for choice in chooser.choices()} == {"reference path"}
+    assert "refuses 64 MB" in chooser.choices()[0].refused["MLX over the view"]
+
+
+def test_a_windows_layers_have_the_classes_that_they_can_see() -> None:
+    layers = {"all": LAYER, "window": replace(LAYER, window=100)}
+    jobs = attention_jobs(layers, ReferenceAttention(), 1, 3000)
+    assert {key: batch.tokens for key, batch in jobs if batch.run} == {"all": 4096, "window": 512}
+    assert len({job.key for job in jobs.values()}) == len(jobs)
+
+
+def test_a_fixed_choice_is_not_timed() -> None:
+    [job] = fixed_jobs({"layer": LAYER}, ReferenceAttention())
+    chooser = Chooser(None)
+    chooser.fix(job)
+    [choice] = chooser.choices()
+    assert (choice.batch, choice.chosen, choice.source) == ("every step", "row by row", ChoiceSource.FIXED)
+
+
+def test_an_error_of_a_way_does_not_stay_in_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU reports a command buffer that failed once more at the stream's next use."""
+    waited = []
+    monkeypatch.setattr(mx, "synchronize", lambda: waited.append(True))
+    backend = ReferenceAttention()
+
+    def failing(way: Way, layer: LayerAttention) -> AttendRows:
+        if way is Way.VIEW:
+            raise RuntimeError("[METAL] Command buffer execution failed")
+        return ReferenceAttention.attend_by(backend, way, layer)
+
+    monkeypatch.setattr(backend, "attend_by", failing)
+    jobs = attention_jobs({"layer": LAYER}, backend, 1, 100)
+    chooser = Chooser(None)
+    chooser.decide([jobs["layer", BatchClass(1, 512, True)]])
+    assert waited == [True]
+    assert "Command buffer" in chooser.choices()[0].refused["MLX over the view"]

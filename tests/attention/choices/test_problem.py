@@ -1,0 +1,94 @@
+"""What the ways of a layer are timed on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.attention.choices import problem
+from cortexmlx.attention.choices.batch_class import BatchClass
+from cortexmlx.attention.choices.layer import LayerAttention
+from cortexmlx.attention.choices.problem import Slabs, TimedProblem, times_together
+from cortexmlx.attention.choices.ways import PLAIN, Way, plain_ways
+from cortexmlx.kv.spec import KVSpec
+from cortexmlx.timed_choice.job import CannotServe
+
+LAYER = LayerAttention("float32", 8, KVSpec(2, 64, 64, "float32"), 16, 0.125, None, None, False, None)
+FEW, ONE_RUN, PIECES = BatchClass(4, 512), BatchClass(1, 512, True), BatchClass(1, 512)
+SHAPES = {
+    "plain": LAYER,
+    "sinks": replace(LAYER, sinks="float32"),
+    "softcap": replace(LAYER, softcap=3.0),
+    "slopes": replace(LAYER, slopes=True),
+    "quantized": replace(LAYER, spec=replace(LAYER.spec, kv_bits=8, kv_group_size=64)),
+    "latent": replace(LAYER, query_heads=4, spec=KVSpec(1, 80, 64, "float32", value_in_key=True)),
+    "half": replace(LAYER, dtype="float16", spec=replace(LAYER.spec, dtype="float16")),
+}
+
+
+@pytest.mark.parametrize("batch", [FEW, ONE_RUN, PIECES], ids=["few", "run", "pieces"])
+@pytest.mark.parametrize("layer", SHAPES.values(), ids=SHAPES.keys())
+def test_every_way_that_serves_a_layer_agrees_with_the_first(layer: LayerAttention, batch: BatchClass) -> None:
+    made = TimedProblem(layer, batch, 1 if batch.rows == 1 else 4, 100, Slabs())
+    for way in (*plain_ways(layer, batch), Way.ROWS):
+        made.check(PLAIN[way])
+        made.run(PLAIN[way])()
+
+
+def test_a_launch_that_was_dropped_is_no_fast_one() -> None:
+    """It leaves zeros. So does a wrong result, or none at all, not serve."""
+    made = TimedProblem(LAYER, FEW, 4, 300, Slabs())
+    made.check(PLAIN[Way.REFERENCE])
+    for factor in (0.0, 1.1, float("nan")):
+
+        def wrong(*given: Any, factor: float = factor) -> mx.array:
+            return PLAIN[Way.REFERENCE](*given) * factor
+
+        with pytest.raises(CannotServe, match="differs by"):
+            made.check(wrong)
+    made.check(PLAIN[Way.GATHER])
+
+
+def test_a_runs_attentions_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would compute independent ones side by side, and no layer of a model runs beside another."""
+    monkeypatch.setattr(problem, "times_together", lambda *shape: 3)
+    made = TimedProblem(LAYER, FEW, 2, 50, Slabs())
+    given = []
+
+    def attend(queries: mx.array, *others: Any) -> mx.array:
+        given.append(queries)
+        return PLAIN[Way.REFERENCE](queries, *others)
+
+    made.run(attend)()
+    assert len(given) == 3
+    assert all(np.array_equal(np.array(given[0]), np.array(later)) for later in given)
+    assert given[0] is not given[1] is not given[2]
+
+
+def test_a_gpu_computes_several_at_once_where_they_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert times_together(LAYER, 1, 256) == 1
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert times_together(LAYER, 1, 256) == 8
+    assert times_together(LAYER, 16, 8192) == 1
+
+
+def test_memory_is_bounded_and_rows_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problem, "MOST_BYTES", 10 * 16 * LAYER.spec.bytes_per_token)
+    slabs = Slabs()
+    TimedProblem(LAYER, FEW, 4, 16 * 8, slabs).check(PLAIN[Way.REFERENCE])
+    assert slabs.of(LAYER, 1).blocks == (10,)
+    TimedProblem(LAYER, ONE_RUN, 1, 16 * 20, slabs).check(PLAIN[Way.VIEW])
+    assert slabs.of(LAYER, 1).blocks == (20,), "one row has its own blocks, however many"
+
+
+def test_jobs_of_a_layer_share_its_slabs() -> None:
+    slabs = Slabs()
+    first = slabs.of(LAYER, 4)
+    assert slabs.of(LAYER, 3) is first
+    assert slabs.of(LAYER, 5) is not first
+    other = slabs.of(replace(LAYER, sinks="float32"), 2)
+    assert other.blocks == (2,)

@@ -1,0 +1,106 @@
+"""The ways of attention that are MLX's own, against float64 NumPy, and where each of them serves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+
+from cortexmlx.attention import reference
+from cortexmlx.attention.choices import ways
+from cortexmlx.attention.choices.batch_class import BatchClass
+from cortexmlx.attention.choices.layer import LayerAttention
+from cortexmlx.attention.choices.ways import MOST_COPIED, PLAIN, Way, plain_ways
+from cortexmlx.attention.paged import Attend, PagedKV
+from cortexmlx.kv.spec import KVSpec
+from support.kernels.attention_case import Case
+
+LAYER = LayerAttention("float32", 8, KVSpec(2, 64, 64, "float32"), 32, 0.125, None, None, False, None)
+ONE_RUN, PIECES, FEW = BatchClass(1, 512, True), BatchClass(1, 512), BatchClass(4, 512)
+
+
+def attend_by(way: Way) -> Attend:
+    """Attention that takes a way in every step that it serves, and counts them."""
+
+    def attend(
+        queries: mx.array,
+        kv: PagedKV,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+        softcap: float | None = None,
+        slopes: mx.array | None = None,
+    ) -> mx.array:
+        rows = kv.step.rows
+        plain = kv.value_in_key is None and slopes is None
+        serves = {
+            Way.VIEW: plain and softcap is None and rows == 1 and kv.step.runs[0] is not None,
+            Way.GATHER: plain and (sinks is None or softcap is None),
+        }.get(way, True)
+        if not rows or not serves:
+            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
+        parts = [PLAIN[way](queries, kv, scale, sinks, softcap, slopes)]
+        if kv.step.pieces:
+            parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)
+        return mx.concatenate(parts)
+
+    return attend
+
+
+@pytest.mark.parametrize("way", [Way.VIEW, Way.GATHER, Way.ROWS])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_step_is_softmax_attention(way: Way, data: st.DataObject) -> None:
+    Case(data.draw, attend_by(way)).run()
+
+
+@pytest.mark.parametrize("tail", [0, 1, 16])
+@pytest.mark.parametrize("window", [None, 3, 20])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lone_row_over_its_view(tail: int, window: int | None, dtype: str) -> None:
+    """With a window that begins in the arena, or within the tail."""
+    chosen: list[Any] = [7, 8, (2, 3), (16, 8, False), dtype, dtype, window, False, None]
+    chosen += [*([0.3] if dtype == "float32" else []), True, False, tail, 1, 33, *([] if tail else [0]), True, False]
+    given = iter(chosen)
+    Case(lambda _: next(given), attend_by(Way.VIEW)).run()
+    assert next(given, None) is None, "everything that was chosen is part of the case"
+
+
+def test_where_each_way_serves() -> None:
+    assert plain_ways(LAYER, ONE_RUN) == (Way.REFERENCE, Way.VIEW)
+    assert plain_ways(LAYER, PIECES) == plain_ways(LAYER, FEW) == (Way.REFERENCE, Way.GATHER)
+    quantized = replace(LAYER, spec=replace(LAYER.spec, kv_bits=8, kv_group_size=64))
+    assert plain_ways(quantized, ONE_RUN) == (Way.REFERENCE,)
+    assert plain_ways(quantized, FEW) == (Way.REFERENCE, Way.GATHER)
+    capped = replace(LAYER, softcap=5.0)
+    assert plain_ways(capped, ONE_RUN) == (Way.REFERENCE,)
+    assert plain_ways(capped, FEW) == (Way.REFERENCE, Way.GATHER)
+    for other in (
+        replace(LAYER, slopes=True),
+        replace(capped, sinks="float32"),
+        replace(LAYER, spec=KVSpec(1, 80, 64, "float32", value_in_key=True)),
+    ):
+        assert plain_ways(other, FEW) == plain_ways(other, PIECES) == (Way.REFERENCE,)
+
+
+def test_below_float32_a_cpu_has_one_way_and_a_gpu_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = replace(LAYER, dtype="float16", spec=replace(LAYER.spec, dtype="float16"))
+    assert plain_ways(half, FEW) == (Way.REFERENCE,)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert plain_ways(half, FEW) == (Way.REFERENCE, Way.GATHER)
+
+
+def test_no_way_copies_more_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the rows or their lengths have no bound, nothing is copied at all."""
+    per_token = 2 * 2 * 64 * 4
+    assert plain_ways(LAYER, BatchClass(4, None)) == plain_ways(LAYER, BatchClass(None, 512)) == (Way.REFERENCE,)
+    assert FEW.most is not None and FEW.most * per_token < MOST_COPIED
+    monkeypatch.setattr(ways, "MOST_COPIED", FEW.most * per_token)
+    assert plain_ways(LAYER, FEW) == (Way.REFERENCE, Way.GATHER)
+    monkeypatch.setattr(ways, "MOST_COPIED", FEW.most * per_token - 1)
+    assert plain_ways(LAYER, FEW) == (Way.REFERENCE,)
+    assert plain_ways(LAYER, ONE_RUN) == (Way.REFERENCE, Way.VIEW)

@@ -1,0 +1,63 @@
+"""Faults of timed choices: the wrong candidate, times that are not those of this machine, ways that are not exact."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+CLASSES, TIMED_ON = "cortexmlx/attention/choices/batch_class.py", "cortexmlx/attention/choices/problem.py"
+PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/choices/ways.py", "cortexmlx/attention/choices/row_by_row.py"
+KERNEL_WAYS, DECODE = "cortexmlx/attention/choices/kernel_ways.py", "cortexmlx/attention/choices/decode.py"
+TIMING, TABLE, CHOOSER = (f"cortexmlx/timed_choice/{name}.py" for name in ("timing", "table", "chooser"))
+OPENED = "cortexmlx/execution/choices/timed_choices.py"
+
+_FIRST_RUN_COUNTS = "                times[candidate.name] = [budget.run(candidate)]"
+
+TESTS = (
+    "timed_choice",
+    "attention/choices",
+    "execution/choices",
+    "engine/test_timed_choices.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("the slowest serves", CHOOSER, "name = min(timing.seconds,", "name = max(timing.seconds,"),
+    Fault("a choice flaps within the noise", CHOOSER, "least * (1 + MARGIN)", "least"),
+    Fault(
+        "times of other candidates are taken", CHOOSER, "entry.timing.refused.keys() == job.names", "job.names >= set()"
+    ),
+    Fault("times of another kernel text are taken", TABLE, 'content.get("identity") != asdict(self.identity)', "False"),
+    Fault("another process's times are dropped", TABLE, " in self.read().items() if", " in {}.items() if"),
+    Fault("runs have no bound", TIMING, "self._runs <= 0 or ", ""),
+    Fault("timing goes on while somebody waits", TIMING, " or self._waiting()", ""),
+    Fault("a run begins that ends too late", TIMING, "began + predicted > self._until", "began > self._until"),
+    Fault("the run that compiles counts", TIMING, "                times[candidate.name] = []", _FIRST_RUN_COUNTS),
+    Fault("one candidate always goes first", TIMING, "serving if number % 2 == 0 else serving[::-1]", "serving"),
+    Fault("a dropped launch is the fastest", TIMED_ON, "if not share <= _AGREES[self._layer.dtype]:", "if share < 0:"),
+    Fault("layers run side by side", TIMED_ON, "self._queries + out[..., :1] * 0", "self._queries"),
+    Fault(
+        "a window hides nothing from a class",
+        CLASSES,
+        "step.lengths - step.attention_window",
+        "step.lengths - 0 * step.attention_window",
+    ),
+    Fault("each row alone in a batch counts as one run", CLASSES, "step.rows == 1 and step.runs[0]", "step.runs[0]"),
+    Fault("a way copies without a bound", PLAIN_WAYS, "most * numbers > MOST_COPIED", "most < 0"),
+    Fault("the tail is no part of the view", PLAIN_WAYS, "if kv.tail is not None:", "if kv.tail is None:"),
+    Fault("what lies otherwise is rounded otherwise", ROW_BY_ROW, "mx.contiguous(array)", "array"),
+    Fault("a row sees what its window hides", ROW_BY_ROW, "np.arange(oldest, int(", "np.arange(0, int("),
+    Fault(
+        "a chosen kernel is not checked",
+        KERNEL_WAYS,
+        "if self.refusal(forced) is None:",
+        "if True:",
+    ),
+    Fault(
+        "choices are not for their class",
+        DECODE,
+        "self._ways.get((key, kv.derived.get(BatchClass.of, kv.step)))",
+        "next(iter(self._ways.values()))",
+    ),
+    Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),
+    Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),
+)
