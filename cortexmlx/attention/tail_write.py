@@ -243,6 +243,8 @@ class TailWriter:
         of_queries, of_keys = queries.origin, other.origin
         if other is not keys or not isinstance(of_queries, Turned) or not isinstance(of_keys, Turned):
             return None
+        if keys.ndim != 4 or queries.ndim != 4:
+            return None
         rows, kv_heads, _, dim = keys.shape
         alike = of_queries.turning == of_keys.turning and of_queries.frequencies is of_keys.frequencies
         flat = keys.shape[2] == queries.shape[2] == values.shape[2] == 1 and queries.shape[0] == rows
@@ -270,7 +272,7 @@ def _before(x: mx.array) -> tuple[Norm | None, mx.array, Any]:
     origin = x.origin if isinstance(x, TrackedArray) else None
     if isinstance(origin, Normed):
         weight, given = origin.norm.weight, origin.given
-        if weight.shape == x.shape[3:] and weight.dtype == given.dtype == x.dtype:
+        if weight.dtype == given.dtype == x.dtype:
             return origin.norm, given, origin.module
     return None, _alias(x), None
 

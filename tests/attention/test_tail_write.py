@@ -266,6 +266,19 @@ def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
     assert type(used.rope) is not Llama3RoPE and isinstance(used.rope, Llama3RoPE)
 
 
+def test_queries_that_are_rotated_in_another_shape_are_left_to_mlx() -> None:
+    class Flat(Layer):
+        def __call__(self, x: mx.array, cache: Any) -> mx.array:
+            k, v = (p(x).reshape(*x.shape[:2], -1, 12).transpose(0, 2, 1, 3) for p in (self.k_proj, self.v_proj))
+            q = self.rope(x[..., :12], offset=cache.offset)
+            keys, values = cache.update_and_fetch(self.rope(k, offset=cache.offset), v)
+            sdpa = import_module("mlx_lm.models.base").scaled_dot_product_attention
+            return sdpa(mx.repeat(q[:, None], 4, 1), keys, values, cache=cache, scale=1.0, mask=None)  # type: ignore[no-any-return]
+
+    fused, error, _ = both(lambda: _seeded(lambda: Flat(nn.RoPE(12), lambda q, k: (q, k))))
+    assert not fused and error == 0.0
+
+
 @pytest.mark.parametrize(
     ("factory", "says"),
     [

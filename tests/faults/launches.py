@@ -86,5 +86,4 @@ FAULTS = (
         "kind is YarnRoPE",
     ),
     Fault("unused modules stay followed", WRITER, "if self._begun == _TRIED:", "if self._begun < 0:"),
-    Fault("a norm over all heads is taken for one of each", WRITER, "weight.shape == x.shape[3:] and ", ""),
 )
