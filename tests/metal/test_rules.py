@@ -37,9 +37,7 @@ def test_any_number_of_query_heads_is_served() -> None:
 def test_a_threadgroup_has_one_tile_and_one_part_and_keeps_every_limit(
     kernel: Kernel, dtype: str, kv_dtype: str, key_dim: int, value_dim: int, group: int, tokens: int, latent: bool
 ) -> None:
-    v = Variant(
-        dtype, kv_dtype, key_dim, value_dim, 32, group, query_tokens=tokens, latent=latent, forced=kernel
-    )
+    v = Variant(dtype, kv_dtype, key_dim, value_dim, 32, group, query_tokens=tokens, latent=latent, forced=kernel)
     if refusal(v) is None:
         g = v.geometry
         assert g.threads in (128, 256) and g.threadgroup_bytes <= THREADGROUP_BYTES
