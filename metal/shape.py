@@ -161,8 +161,9 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def cycles(self) -> float:
-        """Estimated cycles of a core's scheduler for one token of a KV head. `rules.py` uses the estimate to choose a
-        kernel. It is within a tenth of the cost sheet's figure (tests/metal/cost/test_choice.py).
+        """Estimated cycles in which a core's scheduler issues the instructions for one token of a KV head. `rules.py`
+        uses it to choose a kernel. For plain keys it is within a tenth of the compiled kernel's figure
+        (tests/metal/cost/test_choice.py).
         """
 
     @property

@@ -84,8 +84,9 @@ class VectorGeometry(Geometry):
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition. 8 are half the way for a lone row whose partitions do not
-        fill the GPU, if a core holds two such threadgroups. Several tiles are several threadgroups and need no more.
+        """Simdgroups that share the tokens of a partition. With 8, a lone row whose partitions do not fill the GPU is
+        done in half the steps. Larger tiles leave a core no room for two such threadgroups, and several tiles are
+        several threadgroups anyway.
         """
         return 8 if self.tile <= 2 and self.tiles == 1 else 4
 
