@@ -12,13 +12,9 @@ from cortexmlx.bench.report import memory
 from cortexmlx.bench.report.choices import choices as report_choices
 from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.suites import allocations, choices, kernels, pool
-from cortexmlx.errors import CortexError
 
 REQUESTS = 600
 """Requests of a recorded trace."""
-
-CHIPS = ("M2 Max", "M4 Max", "M5")
-"""The chips of the cost sheet."""
 
 
 def measure_pool(block_size: int, repetitions: int, tell: Callable[[str], None]) -> Report:
@@ -40,20 +36,9 @@ def measure_allocator(block_size: int, repetitions: int, seed: int, tell: Callab
 
 
 def measure_kernel(block_size: int, attention: str, repetitions: int, tell: Callable[[str], None]) -> Report:
-    """Measure decode attention beside MLX's, time its ways, and compute the cost sheet of the Metal kernels.
-
-    An interrupt during the cost sheet keeps the measurements.
-    """
-    machine, notes, interrupted = Machine.here(), tuple[str, ...](), False
+    """Measure decode attention beside MLX's, and time its ways."""
+    machine = Machine.here()
     found, source = kernels.measure(kernels.SHAPES, block_size, attention, repetitions, tell)
     ways = choices.measure(kernels.SHAPES, block_size, attention, tell)
-    sheet: list[kernels.Modelled] = []
-    try:
-        sheet = kernels.cost_sheet(CHIPS, tell)
-    except CortexError as error:
-        notes = (f"no cost sheet: {error}",)
-    except KeyboardInterrupt:
-        interrupted = True
-    part = memory.kernel(found, source, sheet, mx.default_device() == mx.gpu)
-    sections = (part, report_choices(ways)) if ways else (part,)
-    return Report(machine, None, sections, notes, interrupted=interrupted)
+    part = memory.kernel(found, source, mx.default_device() == mx.gpu)
+    return Report(machine, None, (part, report_choices(ways)) if ways else (part,))

@@ -15,17 +15,16 @@ MATRIX_ROW = 72
 
 def _entry(sources: str) -> str:
     return f"""{STRUCTS}
-  constexpr int TILES = (GROUP * TOKENS + 7) / 8, SIMDGROUPS = TILES * SLICES * PARTS;
-  constexpr int QUERY_NUMBERS = (KEY_DIM + 31) / 32 * 256;
-  threadgroup T shared_queries[TILES * QUERY_NUMBERS];
-  threadgroup float outputs[SIMDGROUPS * 8 * 72];
-  threadgroup float max_scores[SIMDGROUPS * 8];
-  threadgroup float sum_exp_scores[SIMDGROUPS * 8];
+  constexpr int SHARES = (GROUP * TOKENS + 7) / 8 * PARTS;
+  threadgroup T shared_queries[(KEY_DIM + 31) / 32 * 256];
+  threadgroup float outputs[SLICES * 8 * 72];
+  threadgroup float max_scores[SLICES * 8];
+  threadgroup float sum_exp_scores[SLICES * 8];
 {WORK}{sources}{PARTIAL}
   paged_matrix<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICES, PARTS, SOFTCAP, ALIBI>(
       queries + row_head * (GROUP * TOKENS * KEY_DIM), keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].start, of_rows[row].end,
-      score_factors[0], score_factors[1], head_slopes + kv_head * GROUP,
+      score_factors[0], score_factors[1], head_slopes + kv_head * GROUP, share / PARTS, share % PARTS,
       results,
       shared_queries, outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
@@ -40,7 +39,7 @@ class MatrixGeometry(Geometry):
     entry, quantized_entry = _entry(PLAIN), _entry(QUANTIZED)
     rules = (
         Rule(lambda s: not s.latent, "values that lie in their keys are the wide kernel's"),
-        Rule(lambda s: s.group * s.query_tokens <= 16, "more than 16 queries need a third tile"),
+        Rule(lambda s: s.group * s.query_tokens <= 16, "the matrix kernel computes at most two tiles of 8 queries"),
         Rule(
             lambda s: (
                 s.key_dim % 8 == 0 and s.value_dim % (8 if s.value_dim <= 128 else 16) == 0 and s.block_size % 8 == 0
@@ -69,8 +68,8 @@ class MatrixGeometry(Geometry):
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition: fewer if many tiles make the threadgroup large."""
-        return 4 if self.tiles * self.parts <= 2 else 2
+        """Simdgroups that share the tokens of a partition."""
+        return 4
 
     @property
     def parts(self) -> int:
@@ -92,10 +91,10 @@ class MatrixGeometry(Geometry):
 
     @property
     def threadgroup_bytes(self) -> int:
-        """Threadgroup memory: the queries of every tile, and for every simdgroup a row of outputs and the maximum and
-        total of its queries.
+        """Threadgroup memory: the queries of a tile, and for every simdgroup a row of outputs and the maximum and total
+        of its queries.
         """
-        queries = self.tiles * COLUMNS * -(-self.shape.key_dim // 32) * 32 * item_bytes(self.shape.dtype)
+        queries = COLUMNS * -(-self.shape.key_dim // 32) * 32 * item_bytes(self.shape.dtype)
         return queries + 4 * self.threads // 32 * COLUMNS * (MATRIX_ROW + 2)
 
     @property

@@ -1,7 +1,7 @@
 """Which kernel serves a shape, or why none does, and the variants that are checked one by one.
 
-If several kernels serve a shape, the one with the fewest cycles per token is used (`Geometry.cycles`). All kernels read
-the same bytes. So if memory limits two of them, the cheaper one has more cycles to spare.
+If several kernels serve a shape, the one whose instructions for a token are issued in the fewest cycles is used
+(`Geometry.cycles`). That is an estimate, not a time: it compares kernels that need the same bytes from memory.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from cortexmlx.metal.vector import VectorGeometry
 from cortexmlx.metal.wide import WideGeometry
 
 THREADGROUP_BYTES = 32 * 1024
-THREADS = 448
-"""The most threads of a threadgroup that a core can hold."""
+"""The most threadgroup memory of a threadgroup. Every decode kernel stays below it (tests/metal/test_rules.py)."""
 REDUCE_SIMDGROUPS = 4
 REDUCE_THREADS = 32 * REDUCE_SIMDGROUPS
 
@@ -78,46 +77,44 @@ def refusal(variant: Variant) -> str | None:
     """Return the reason why the kernels do not serve a variant, or None if they do."""
     if reason := next((rule.reason for rule in EVERY_KERNEL if not rule.holds(variant)), None):
         return reason
-    geometry = variant.geometry
-    if reason := geometry.why_not(variant):
-        return reason
-    threads, memory = geometry.threads, geometry.threadgroup_bytes
-    if threads > THREADS:
-        return f"the queries of one KV head would need {threads} threads in a threadgroup, more than {THREADS}"
-    if memory > THREADGROUP_BYTES:
-        return f"a threadgroup would need {memory} bytes of threadgroup memory, more than {THREADGROUP_BYTES}"
-    return None
+    return variant.geometry.why_not(variant)
 
+
+HALVES = ("float16", "bfloat16")
+"""The dtypes of most checkpoints."""
 
 VARIANTS: tuple[Variant, ...] = (
     *(Variant(t, t, d, d, 32, g) for t in DTYPES for d in (64, 80, 96, 112, 128, 192, 256) for g in (1, 2, 8)),
-    *(Variant("float16", "float16", 128, 128, 32, g) for g in (3, 4, 5, 7, 16)),
-    *(Variant("float16", "float16", 128, 128, b, g) for b in (8, 16, 64, 128) for g in (2, 8)),
-    *(Variant("float16", "float16", d, d, 32, g) for d, g in ((36, 3), (72, 6), (100, 4), (120, 8))),
-    *(Variant("float16", "float16", 192, 128, 32, g) for g in (4, 8)),
-    Variant("bfloat16", "bfloat16", 64, 64, 32, 8, sinks=True),
-    Variant("float16", "float16", 256, 256, 32, 2, softcap=True),
-    *(Variant("float16", "float16", 128, 128, 32, g, alibi=True) for g in (1, 4)),
+    *(Variant(t, t, 128, 128, 32, g) for t in HALVES for g in (3, 4, 5, 7, 16)),
+    *(Variant(t, t, d, d, 32, 16) for t in HALVES for d in (64, 256)),
+    *(Variant(t, t, 128, 128, b, g) for t in HALVES for b in (8, 16, 64, 128) for g in (2, 8)),
+    *(Variant(t, t, d, d, 32, g) for t in HALVES for d, g in ((36, 3), (72, 6), (100, 4), (120, 8))),
+    *(Variant(t, t, 192, 128, 32, g) for t in HALVES for g in (4, 8)),
+    *(Variant(t, t, 64, 64, 32, 8, sinks=True) for t in HALVES),
+    *(Variant(t, t, 256, 256, 32, 2, softcap=True) for t in HALVES),
+    *(Variant(t, t, 128, 128, 32, g, alibi=True) for t in HALVES for g in (1, 4)),
     *(Variant(t, t, 512, 512, 32, 8) for t in ("float16", "bfloat16", "float32")),
     *(Variant(t, t, 576, 512, 32, 16, latent=True) for t in ("float16", "bfloat16", "float32")),
-    Variant("bfloat16", "bfloat16", 576, 512, 32, 128, latent=True),
-    Variant("float16", "float16", 320, 256, 32, 20, latent=True),
+    *(Variant(t, t, 576, 512, 32, 128, latent=True) for t in HALVES),
+    *(Variant(t, t, 320, 256, 32, 20, latent=True) for t in HALVES),
     *(
         Variant(t, t, d, d, 32, g, kv_bits=bits, quant_group=of)
-        for t, d, g, bits, of in (
-            ("float16", 64, 1, 8, 64),
-            ("float16", 64, 4, 8, 64),
-            ("bfloat16", 64, 4, 4, 32),
-            ("float16", 128, 2, 4, 64),
-            ("float16", 128, 8, 8, 64),
-            ("float16", 128, 8, 4, 64),
-            ("bfloat16", 128, 4, 8, 32),
-            ("float32", 128, 4, 4, 64),
-            ("float16", 256, 4, 8, 64),
-            ("bfloat16", 256, 1, 4, 32),
+        for t in HALVES
+        for d, g, bits, of in (
+            (64, 1, 8, 64),
+            (64, 4, 8, 64),
+            (64, 4, 4, 32),
+            (128, 2, 4, 64),
+            (128, 8, 8, 64),
+            (128, 8, 4, 64),
+            (128, 4, 8, 32),
+            (256, 4, 8, 64),
+            (256, 1, 4, 32),
         )
     ),
+    Variant("float32", "float32", 128, 128, 32, 4, kv_bits=4, quant_group=64),
 )
 """The variants that are checked one by one: by `cortexmlx doctor` on the GPU, and by Apple's compiler in continuous
-integration. They cover every head_dim and dtype on each kernel that serves it, and groups, block sizes and options.
+integration. They cover every head_dim and dtype on each kernel that serves it, and groups, block sizes and options,
+float16 and bfloat16 alike.
 """

@@ -120,8 +120,11 @@ class Rule:
 class Geometry(ABC):
     """A decode kernel, and how a shape fills its threadgroup.
 
-    `slices` simdgroups share the tokens. There are as many for each of `tiles` tiles of `tile` queries, and for each of
-    `parts` parts of a value.
+    The queries of a KV head are cut into `tiles` tiles, and its values into `parts` parts. Each tile and part has a
+    threadgroup of its own, whose `slices` simdgroups share the tokens. In one threadgroup together they would be 256
+    threads or more, of which a core that has registers for 384 or 448 holds one at a time. It holds three threadgroups
+    of 128. The price: each threadgroup loads the keys, all but the first of them from a cache if the keys are still
+    there.
     """
 
     kernel: ClassVar[Kernel]
@@ -158,8 +161,9 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def cycles(self) -> float:
-        """Estimated cycles of a core's scheduler for one token of a KV head. `rules.py` uses the estimate to choose a
-        kernel. It is within a tenth of the cost sheet's figure (tests/metal/cost/test_choice.py).
+        """Estimated cycles in which a core's scheduler issues the instructions for one token of a KV head. `rules.py`
+        uses it to choose a kernel. For plain keys it is within a tenth of the compiled kernel's figure
+        (tests/metal/cost/test_choice.py).
         """
 
     @property
@@ -185,18 +189,18 @@ class Geometry(ABC):
 
     @property
     def threadgroups(self) -> int:
-        """Threadgroups for one work item and KV head."""
-        return 1
+        """Threadgroups for one work item and KV head: one for each tile and part."""
+        return self.tiles * self.parts
 
     @property
     def tiles(self) -> int:
-        """Tiles of queries. Tiles in one threadgroup share the loaded keys and values."""
+        """Tiles of queries."""
         return -(-self.shape.group * self.shape.query_tokens // self.tile)
 
     @cached_property
     def threads(self) -> int:
         """Threads of a threadgroup."""
-        return SIMDGROUP * self.slices * self.tiles * self.parts
+        return SIMDGROUP * self.slices
 
     @classmethod
     def why_not(cls, shape: Shape) -> str | None:

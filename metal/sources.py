@@ -17,12 +17,16 @@ SCALES, BIASES = (tuple(f"{name}{part}" for name in SLABS) for part in _PARTS[1:
 
 WORK = """\
   const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
-  const int kv_head = int(threadgroup_position_in_grid.y), item = int(threadgroup_position_in_grid.z);
+  const int share = int(threadgroup_position_in_grid.y) % SHARES;
+  const int kv_head = int(threadgroup_position_in_grid.y) / SHARES;
+  const int item = int(threadgroup_position_in_grid.z);
   const device RowItems* of_rows = (const device RowItems*)decode_plan;
   const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
   const int64_t row = work.row;
   const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;"""
-"""Lines of an entry that find a threadgroup's work item, its row, and its KV head."""
+"""Lines of an entry that find a threadgroup's work item, its row, its KV head, and its share of the KV head's queries
+and values: one of SHARES, which the entry declares. Threadgroups that read the same keys are neighbours in the grid.
+"""
 
 _BEGIN = """
   const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];"""

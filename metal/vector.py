@@ -23,16 +23,16 @@ def lane_numbers(dim: int) -> int:
 
 def _entry(sources: str) -> str:
     return f"""{STRUCTS}
-  constexpr int SIMDGROUPS = (GROUP + TILE - 1) / TILE * SLICES;
-  threadgroup float outputs[SIMDGROUPS * VALUE_DIM];
-  threadgroup float max_scores[SIMDGROUPS * TILE];
-  threadgroup float sum_exp_scores[SIMDGROUPS * TILE];
+  constexpr int SHARES = (GROUP + TILE - 1) / TILE;
+  threadgroup float outputs[SLICES * VALUE_DIM];
+  threadgroup float max_scores[SLICES * TILE];
+  threadgroup float sum_exp_scores[SLICES * TILE];
 {WORK}{sources}
   constexpr int TOKENS = 1;{PARTIAL}
   paged_decode<T, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TILE, AHEAD, SLICES, SOFTCAP, ALIBI>(
       queries + row_head * GROUP * KEY_DIM, keys, values, block_tables + row * block_tables_shape[1],
       work.first, work.last, work.arena_tokens, of_rows[row].end - 1, score_factors[0], score_factors[1],
-      head_slopes + kv_head * GROUP,
+      head_slopes + kv_head * GROUP, share * TILE,
       results,
       outputs, max_scores, sum_exp_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
@@ -86,12 +86,11 @@ class VectorGeometry(Geometry):
 
     @property
     def slices(self) -> int:
-        """Simdgroups that share the tokens of a partition: 8 if a tile leaves registers for them, fewer if many tiles
-        make the threadgroup large.
+        """Simdgroups that share the tokens of a partition. With 8, a lone row whose partitions do not fill the GPU is
+        done in half the steps. Larger tiles leave a core no room for two such threadgroups, and several tiles are
+        several threadgroups anyway.
         """
-        if self.tiles == 1:
-            return 8 if self.tile <= 2 else 4
-        return 4 if self.tiles == 2 else 2 if self.tiles <= 4 else 1
+        return 8 if self.tile <= 2 and self.tiles == 1 else 4
 
     @property
     def cycles(self) -> float:
@@ -107,7 +106,7 @@ class VectorGeometry(Geometry):
     @property
     def threadgroup_bytes(self) -> int:
         """Threadgroup memory: every simdgroup's outputs, and the maximum and total of its heads."""
-        return 4 * self.slices * self.tiles * (self.shape.value_dim + 2 * self.tile)
+        return 4 * self.slices * (self.shape.value_dim + 2 * self.tile)
 
     @property
     def template(self) -> list[tuple[str, int | bool]]:

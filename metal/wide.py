@@ -7,6 +7,7 @@ from functools import cached_property
 from cortexmlx.metal.matrix import COLUMNS
 from cortexmlx.metal.results import PARTIAL
 from cortexmlx.metal.shape import SIMDGROUP, Geometry, Kernel, Rule, Shape, item_bytes
+from cortexmlx.metal.sources import WORK
 from cortexmlx.metal.work import STRUCTS
 
 SLICE = 16
@@ -23,16 +24,10 @@ class WideGeometry(Geometry):
     file = "paged_wide.metal"
     slice_tokens = SLICE
     entry = f"""{STRUCTS}
-  constexpr int TILES = (GROUP * TOKENS + 7) / 8, QUERIES = WidePart<KEY_DIM, VALUE_DIM, PARTS, LATENT>::QUERIES;
+  constexpr int SHARES = (GROUP * TOKENS + 7) / 8, QUERIES = WidePart<KEY_DIM, VALUE_DIM, PARTS, LATENT>::QUERIES;
   threadgroup T shared_queries[PARTS * QUERIES];
   threadgroup float shared_scores[2 * PARTS * 8 * (SLICE + 4)];
-  const int rows = queries_shape[0], kv_heads = arena_keys_shape[0];
-  const int tile = int(threadgroup_position_in_grid.y) % TILES, item = int(threadgroup_position_in_grid.z);
-  const int kv_head = int(threadgroup_position_in_grid.y) / TILES;
-  const device RowItems* of_rows = (const device RowItems*)decode_plan;
-  const device WorkItem& work = ((const device WorkItem*)(of_rows + rows))[item];
-  const int64_t row = work.row;
-  const int64_t row_head = row * kv_heads + kv_head, item_head = int64_t(item) * kv_heads + kv_head;
+{WORK}
   const int64_t first_slot = kv_head * int64_t(arena_keys_shape[1]), first_column = row_head * tail_keys_shape[2];
   const device int* block_table = block_tables + row * block_tables_shape[1];{PARTIAL}
   paged_wide<T, KV, KEY_DIM, VALUE_DIM, BLOCK_SIZE, GROUP, TOKENS, SLICE, PARTS, LATENT, SOFTCAP>(
@@ -42,7 +37,7 @@ class WideGeometry(Geometry):
       PagedHeads<KV, VALUE_DIM>{{
           arena_values + first_slot * VALUE_DIM, tail_values + first_column * VALUE_DIM, block_table,
           work.arena_tokens}},
-      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1], tile * 8,
+      work.first, work.last, of_rows[row].start, of_rows[row].end, score_factors[0], score_factors[1], share * 8,
       results,
       shared_queries, shared_scores, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 """
@@ -95,7 +90,7 @@ class WideGeometry(Geometry):
 
     @property
     def threadgroups(self) -> int:
-        """Threadgroups for one work item and KV head: one for each tile."""
+        """Threadgroups for one work item and KV head: one for each tile, because the parts add up their scores."""
         return self.tiles
 
     @cached_property

@@ -10,7 +10,7 @@ from cortexmlx.bench.measure.yardstick import MEMORY
 from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
 from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, Replay
-from cortexmlx.bench.suites.kernels import Modelled, Speed
+from cortexmlx.bench.suites.kernels import Speed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
 
 TARGET = 3.0
@@ -101,31 +101,22 @@ def _range(found: Sequence[Speed]) -> str:
     return " to ".join(dict.fromkeys(f"{end:.1f}" for end in _ends([speed.peak for speed in found])))
 
 
-def kernel(found: Sequence[Speed], peak: str, sheet: Sequence[Modelled], gpu: bool) -> ReportSection:
-    """Return the section with the bandwidth of each kernel, and the cost model's figures for Apple GPUs."""
+def kernel(found: Sequence[Speed], peak: str, gpu: bool) -> ReportSection:
+    """Return the section with the bandwidth of each kernel."""
     rows = tuple(
         (s.shape.name, s.kernel, f"{median(s.rates):.1f}", "{:.1f} to {:.1f}".format(*_ends(s.rates)), _share(s))
         for s in found
     )
-    tables = [Table(("decode attention", "kernel", "GB/s", "of all runs", "of peak"), rows, 2, ("of all runs",))]
+    table = Table(("decode attention", "kernel", "GB/s", "of all runs", "of peak"), rows, 2, ("of all runs",))
     where = "the Metal kernels" if gpu else "the reference path, since MLX runs on a CPU here: no kernel of ours"
-    below = [
+    below = (
         f"GB/s of keys and values, median run; peak: {_range(found)} GB/s, {peak}. cortexmlx: {where}, on blocks in "
         "random order; MLX: its scaled_dot_product_attention on contiguous arrays."
-    ]
-    if sheet:
-        chips = tuple(sheet[0].shares)
-        shares = tuple((m.heads, m.kernel, *(f"{m.shares[chip]:.0%}" for chip in chips)) for m in sheet)
-        tables.append(Table(("heads of", "Metal kernel", *chips), shares, 2))
-        below.append(
-            "Of Metal kernels: the share of a chip's bandwidth by a model, from counted instructions, not measured "
-            "(`python -m cortexmlx.metal.cost`)."
-        )
-    records = [
+    )
+    records = tuple(
         {"shape": s.shape.name, "kernel": s.kernel, "gigabytes_per_second": s.rates, "peak": s.peak} for s in found
-    ]
-    modelled = [{"heads": m.heads, "kernel": m.kernel, "modelled_share": m.shares} for m in sheet]
+    )
     bars = tuple(
         Bar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_ends(s.rates)) for s in found
     )
-    return ReportSection("kernel", "Decode attention", tuple(tables), tuple(below), (*records, *modelled), bars)
+    return ReportSection("kernel", "Decode attention", (table,), (below,), records, bars)

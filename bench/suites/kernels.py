@@ -17,17 +17,27 @@ import numpy as np
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import CortexError
-from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.machine import metal_device
-from cortexmlx.metal.chips import CHIPS
-from cortexmlx.metal.rules import Variant
 
 OURS, THEIRS = "cortexmlx", "MLX"
 _COLUMNS = 1_024
+
+BANDWIDTHS = {
+    "M1": 68.25,
+    "M1 Ultra": 800.0,
+    "M2 Max": 400.0,
+    "M3 Max": 400.0,
+    "M4": 120.0,
+    "M4 Max": 546.0,
+    "M5": 153.0,
+    "M5 Pro": 307.0,
+    "M5 Max": 614.0,
+}
+"""GB/s of memory that Apple publishes, for the largest GPU of the name."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,8 @@ def peak(size: int) -> Peak:
     some of the array, as they hold some keys and values.
     """
     name = (metal_device() or "").removeprefix("Apple ")
-    if mx.default_device() == mx.gpu and name in CHIPS:
-        return Peak(CHIPS[name].bandwidth, f"published for the {name}")
+    if mx.default_device() == mx.gpu and name in BANDWIDTHS:
+        return Peak(BANDWIDTHS[name], f"published for the {name}")
     numbers = mx.zeros((max(1, size // 4 // _COLUMNS), _COLUMNS), mx.float32)
     row = mx.zeros((1, len(numbers)), mx.float32)
     mx.eval(numbers, row)
@@ -155,30 +165,3 @@ def measure(
                 rates[name].append(problem.bytes / 1e9 / _seconds(make, times))
         found += [Speed(shape, name, tuple(values), most.rate) for name, values in rates.items()]
     return found, most.source
-
-
-@dataclass(frozen=True)
-class Modelled:
-    """The share of each chip's bandwidth that the cost model predicts for a kernel. It is not a measurement."""
-
-    kernel: str
-    heads: str
-    shares: dict[str, float]
-
-
-def cost_sheet(chips: Sequence[str], on_run: Callable[[str], None]) -> list[Modelled]:
-    """Return the kernels of `python -m cortexmlx.metal.cost` for the heads of the shapes, with instructions counted in
-    the simulator.
-
-    Raises CortexError if the simulator is not installed or finds no compiler.
-    """
-    cycles = developer_part("cortexmlx.metal.cost.cycles", "the cost sheet").cycles
-    beside = developer_part("cortexmlx.metal.cost.kernels", "the cost sheet").beside
-    found = []
-    for shape in dict.fromkeys((s.dim, s.group) for s in SHAPES):
-        dim, group = shape
-        on_run(f"cost sheet, head_dim {dim}, {group} query heads per KV head")
-        for cost in beside(Variant("float16", "float16", dim, dim, 32, group)):
-            shares = {name: CHIPS[name].share(cost.live_bytes, cycles(cost.work)) for name in chips}
-            found.append(Modelled(cost.kernel, f"{dim}, {group} per KV head", shares))
-    return found

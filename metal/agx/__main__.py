@@ -17,9 +17,8 @@ from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
 from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels, prefill_kernel
 from cortexmlx.metal.agx.report import heading, read_result, row
-from cortexmlx.metal.cost.choice import shapes
-from cortexmlx.metal.cost.kernels import candidates
-from cortexmlx.metal.cost.sheet import QUANTIZED, SHAPES, WIDE_SHAPES
+from cortexmlx.metal.cost.choice import candidates, shapes
+from cortexmlx.metal.cost.sheet import SHAPES
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.shape import DTYPES
@@ -77,7 +76,7 @@ def _chosen(words: list[str], every: bool) -> Iterator[Workload]:
     shapes.
     """
     seen: set[str] = set()
-    compared = (*SHAPES, *WIDE_SHAPES, *QUANTIZED, *(shapes(*DTYPES) if every else ()))
+    compared = (*SHAPES, *(shapes(*DTYPES) if every else ()))
     ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))
     prefill = map(prefill_kernel, PREFILL_VARIANTS)
     for workload in (w for kernels in (*map(our_kernels, ours), prefill, mlx_kernels()) for w in kernels):

@@ -1,4 +1,5 @@
-"""A model of what the decode kernels cost on an Apple GPU: instructions counted here, cycles and chips as published.
+"""What the decode kernels ask of a GPU, counted: instructions, registers, resident threads, bytes.
 
-No GPU was available: nothing in this package is measured by it. `python -m cortexmlx.metal.cost` prints the sheet.
+No GPU was available: nothing here is a time, and no time follows from it. `python -m cortexmlx.metal.cost` prints the
+sheet.
 """

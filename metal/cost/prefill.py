@@ -1,14 +1,13 @@
 """The cost of prefill per square: 8 queries of a head by 8 keys that they see, in our kernel and in MLX's.
 
 Every kernel needs (key_dim + value_dim) / 8 products of matrices for a square. The rest is loss. The simulator counts
-products, loads, traffic of threadgroup memory and barriers. The arithmetic of the softmax is counted in the texts.
-Addresses are not counted. An unfused attention is modelled, not run: it computes the products of all squares, seen or
-not, and every score goes to memory and back, as `UNFUSED_BYTES` says.
+products, loads, bytes of threadgroup memory and barriers. An unfused attention is not run: it computes the products of
+all squares, seen or not, and writes every score to memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,36 +19,53 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal import sim
-from cortexmlx.metal.chips import CHIPS
-from cortexmlx.metal.compare.mlx_prefill import key_rows, steel_attention
-from cortexmlx.metal.cost.counts import Counted, count
-from cortexmlx.metal.cost.cycles import Kind, Work, cycles, together
+from cortexmlx.metal.compare.mlx_prefill import steel_attention
 from cortexmlx.metal.prefill import FUSED, PrefillInputs, PrefillKernel, PrefillVariant
+from cortexmlx.metal.sim.report import LaunchReport
 from cortexmlx.metal.work import SMALL, prefill_list
 
 FIRST, END = 384, 512
 """The queries are these tokens of a row."""
-UNFUSED_BYTES = 13
-"""Bytes that move for a score of 2 bytes: the product writes it, it is read and written with a mask's byte, the softmax
-reads and writes it, the second product reads it.
-"""
+LANE_BYTES = 16
+"""The most bytes that a lane loads with one instruction: four numbers of 32 bits."""
+_UNIFORM_BYTES = 8
+"""A buffer of at most this size is a single number, which a GPU reads once for all simdgroups."""
 
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """What a kernel spends on a square."""
+    """What a kernel does for a square, as instructions of a simdgroup."""
 
     kernel: str
-    squares: float
-    """The squares that its queries see."""
-    counted: Counted
-    text: Work
-    """The arithmetic of the softmax."""
+    products: float
+    """Products of 8 x 8 matrices."""
+    loads: float
+    """Loads and stores of device memory."""
+    group_bytes: float
+    """Bytes of threadgroup memory that are read and written."""
+    barriers: float
 
-    @property
-    def work(self) -> dict[Kind, float]:
-        """All instructions that are counted."""
-        return together(self.counted.work, self.text)
+
+def count(kernel: str, report: LaunchReport, slabs: Iterable[str], seen: float, row_bytes: float) -> PrefillCost:
+    """Return the counts of a launch whose queries see `seen` squares.
+
+    Args:
+        report: the launch.
+        slabs: the names of the buffers that hold keys and values.
+        row_bytes: bytes of a token's key or value: the mean of the two.
+    """
+    names = set(slabs)
+    # Every GPU compiler merges neighbouring loads of a lane. The simulator's compiler may leave them separate.
+    row_loads = sum(report.buffers[name].bytes_read for name in names) / min(row_bytes, 32 * LANE_BYTES)
+    others = [b for b in report.buffers.values() if b.name not in names and b.bytes > _UNIFORM_BYTES]
+    simdgroups = report.threads / report.threadgroups / 32
+    return PrefillCost(
+        kernel,
+        report.simd_instructions["matrix_multiply"] / seen,
+        (row_loads + sum(b.simd_accesses for b in others)) / seen,
+        (report.threadgroup_bytes_read + report.threadgroup_bytes_written) / seen,
+        (report.barriers * simdgroups + report.simdgroup_barriers) / seen,
+    )
 
 
 def squares(heads: int, window: int | None = None) -> float:
@@ -80,10 +96,8 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
     )
     with sim.recording() as recorded:
         PrefillKernel(sim.metal_kernel)(variant, work.items, inputs)
-    number = squares(variant.group, window)
     row_bytes = (variant.key_dim + variant.value_dim) * ITEMSIZE[variant.kv_dtype] / 2
-    counted = count(recorded.last, ("keys", "values"), number, row_bytes)
-    return PrefillCost("paged_prefill", number, counted, softmax(variant.value_dim, variant.slice))
+    return count("paged_prefill", recorded.last, ("keys", "values"), squares(variant.group, window), row_bytes)
 
 
 @cache
@@ -94,64 +108,36 @@ def steel(dtype: str, dim: int, group: int, window: int | None = None) -> Prefil
     begin = 0 if window is None else max(0, FIRST + 1 - window)
     with sim.recording():
         report = steel_attention(dtype, dim, group, FIRST - begin, END - begin, masked=window is not None)
-    number = squares(group, window)
-    counted = count(report, ("buffer(1)", "buffer(2)"), number, dim * ITEMSIZE[dtype])
-    return PrefillCost("steel_attention", number, counted, softmax(dim, key_rows(dim)))
-
-
-def softmax(value_dim: int, slice_tokens: int) -> Work:
-    """Return the arithmetic of the softmax for a square. Each lane has two scores: each is scaled, compared,
-    subtracted, raised and summed. Once per slice the factor is raised and the output rescaled: two numbers of each of
-    its matrices.
-    """
-    slices = 8 / slice_tokens
-    return {
-        Kind.ARITHMETIC: 2 * (1 + 1 + 2 + 1) + slices * 2 * (2 + value_dim / 8),
-        Kind.EXPONENT: 2 * (1 + slices),
-    }
+    slabs = ("buffer(1)", "buffer(2)")
+    return count("steel_attention", report, slabs, squares(group, window), dim * ITEMSIZE[dtype])
 
 
 def table() -> Iterator[str]:
     """Yield the table, line by line."""
-    yield "per square of 8 queries by 8 keys that they see  products  loads  group bytes  barriers  cycles  of products"
+    yield f"{'per square of 8 queries by 8 keys that they see':<50}products  needed  loads  group bytes  barriers"
     for window in (None, 128):
         for dim in (64, 128, 256):
             variant = PrefillVariant("float16", "float16", dim, dim, 32, 4)
+            of_window = f", window {window}" if window else ""
+            yield f"float16, head_dim {dim}, 4 per KV head, tokens {FIRST} .. {END}{of_window}"
             costs = [ours(variant, window)]
             if dim in FUSED:
                 costs.append(steel("float16", dim, 4, window))
-            yield f"float16, head_dim {dim}, 4 per KV head, tokens {FIRST} .. {END}" + (
-                f", window {window}" if window else ""
-            )
-            yield from (_line(cost, 2 * dim / 8) for cost in costs)
+            for cost in costs:
+                yield (
+                    f"  {cost.kernel:<48}{cost.products:>8.1f}{2 * dim / 8:>8.0f}{cost.loads:>7.2f}"
+                    f"{cost.group_bytes:>13.0f}{cost.barriers:>10.2f}"
+                )
             if dim not in FUSED:
-                yield _unfused(dim, window)
+                yield f"  {'unfused: products of all squares':<48}{unfused(dim, window):>8.1f}{2 * dim / 8:>8.0f}"
 
 
-def _line(cost: PrefillCost, needed: float) -> str:
-    work = cost.work
-    spent = cycles(work)
-    return (
-        f"  {cost.kernel:<48}{work[Kind.MATRIX_HALF]:>8.1f}{work[Kind.LOAD]:>7.2f}"
-        f"{cost.counted.threadgroup_bytes:>13.0f}{work[Kind.BARRIER]:>10.2f}{spent:>8.0f}"
-        f"{needed * Kind.MATRIX_HALF.issue / spent:>13.2f}"
-    )
-
-
-def _unfused(dim: int, window: int | None) -> str:
-    """Return the line of an attention without a kernel of its own: dense products, and the cycles that its scores take
-    in memory.
+def unfused(dim: int, window: int | None = None) -> float:
+    """Return the products for a square in an attention without a kernel of its own. It multiplies the queries by all
+    keys from the first that the first query sees.
     """
-    seen = END if window is None else min(END, END - FIRST + window - 1)
-    dense = (END - FIRST) * seen / 64 / squares(1, window)
-    chip = CHIPS["M2 Max"]
-    products = dense * 2 * dim / 8
-    memory = chip.budget(dense * 64 * UNFUSED_BYTES)
-    spent = products * Kind.MATRIX_HALF.issue + memory
-    return (
-        f"  {'unfused, by products and scores (M2 Max)':<48}{products:>8.1f}{'':>30}{spent:>8.0f}"
-        f"{2 * dim / 8 * Kind.MATRIX_HALF.issue / spent:>13.2f}"
-    )
+    keys = END if window is None else min(END, END - FIRST + window - 1)
+    return (END - FIRST) * keys / 64 / squares(1, window) * 2 * dim / 8
 
 
 if __name__ == "__main__":

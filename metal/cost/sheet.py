@@ -1,94 +1,121 @@
-"""The cost sheet as text: what each kernel spends, its share of a chip's bandwidth, and published measurements."""
+"""The cost sheet as text: for each decode kernel its instructions, registers, resident threads and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
-from cortexmlx.metal.chips import CHIPS
-from cortexmlx.metal.compare.mlx_decode import HELD, has_two_pass_gqa
-from cortexmlx.metal.cost.compiled import RECORD_AGAIN, kept_record
-from cortexmlx.metal.cost.cycles import Kind, Work, cycles, cycles_beside
-from cortexmlx.metal.cost.kernels import Cost, beside, mlx
-from cortexmlx.metal.cost.published import MEASURED, SHARED, Measured
+from cortexmlx.metal.compare import mlx_decode
+from cortexmlx.metal.compare.mlx_decode import HELD, Shape
+from cortexmlx.metal.compare.traffic import measure
+from cortexmlx.metal.cost.choice import candidates, compiled, per_token
+from cortexmlx.metal.cost.compiled import RECORD_AGAIN, CompiledKernel, kept_record
 from cortexmlx.metal.rules import Variant
 
-SHAPES = tuple(Variant("float16", "float16", dim, dim, 32, group) for dim in (64, 128) for group in (1, 2, 4, 8))
-"""The head_dims and query heads per KV head that most models have."""
-
-WIDE_SHAPES = (
-    *(Variant("float16", "float16", 512, 512, 32, group) for group in (8, 16)),
-    *(Variant("float16", "float16", 576, 512, 32, group, latent=True) for group in (8, 16, 128)),
+SHAPES = (
+    *(Variant(t, t, dim, dim, 32, g) for t in ("float16", "bfloat16") for dim in (64, 128) for g in (1, 2, 4, 8, 16)),
+    *(Variant(t, t, 256, 256, 32, group) for t in ("float16", "bfloat16") for group in (4, 8)),
+    *(Variant(t, t, 512, 512, 32, 8) for t in ("float16", "bfloat16")),
+    *(Variant(t, t, 576, 512, 32, group, latent=True) for t in ("float16", "bfloat16") for group in (16, 128)),
+    *(
+        Variant("float16", "float16", dim, dim, 32, group, kv_bits=bits, quant_group=64)
+        for bits in (8, 4)
+        for dim in (64, 128)
+        for group in (1, 2, 4, 8)
+    ),
 )
-"""Heads of 512, and latent attention."""
+"""The head_dims and query heads per KV head that most models have, wide and latent heads, and quantized ones."""
 
-QUANTIZED = tuple(
-    Variant("float16", "float16", dim, dim, 32, group, kv_bits=bits, quant_group=64)
-    for bits in (8, 4)
-    for dim in (64, 128)
-    for group in (1, 2, 4, 8)
-)
-"""The shapes of `SHAPES` with quantized keys and values."""
+TOKENS = 512
+"""Tokens of the row whose bytes are counted."""
+_BLOCKS = 4
+"""Blocks of tokens in MLX's kernels of two passes."""
 
-SHOWN = ("M2 Max", "M4 Max", "M5")
-_COMPUTING = (Kind.ARITHMETIC, Kind.MOVE, Kind.ADD64, Kind.MULTIPLY, Kind.SHIFT, Kind.CONVERT, Kind.CONTROL)
-_TRANSCENDENTAL = (Kind.EXPONENT, Kind.RECIPROCAL, Kind.RECIPROCAL_ROOT)
-_COLUMNS = (
-    ("loads", 6, (Kind.LOAD,)),
-    ("reduce", 7, (Kind.REDUCTION,)),
-    ("fixed", 6, (Kind.SHUFFLE_FIXED,)),
-    ("lane", 6, (Kind.SHUFFLE_SAME, Kind.SHUFFLE_ANY)),
-    ("votes", 6, (Kind.VOTE,)),
-    ("matrix", 7, (Kind.MATRIX_HALF, Kind.MATRIX_FLOAT)),
-    ("barrier", 8, (Kind.BARRIER,)),
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "fma": ("fma",),
+    "float": ("float",),
+    "int": ("integer",),
+    "convert": ("convert",),
+    "shuffle": ("shuffle", "reduce"),
+    "matrix": ("matrix",),
+    "load": ("device load", "threadgroup"),
+    "other": ("device store", "move", "control", "wait", "spill"),
+}
+_HEADING = (
+    f"{'':<26}{'bytes / minimum':<16}{'16-bit':>6}{'':7}{'threadgroup':>16}{'resident groups':>16}{'resident':>9}"
+    "   instructions per token and query head\n"
+    f"{'':<26}{'loaded':>8}{'partial':>8}{'regs':>6}{'spills':>7}{'threads':>9}{'bytes':>7}"
+    f"{'by regs':>8}{'bytes':>6}{'threads':>9}{'all':>8}" + "".join(f"{name:>8}" for name in _COLUMNS)
 )
 
 EPILOGUE = """\
-A model. What lanes exchange and what memory is asked for is counted in the simulator; arithmetic in the kernels' text
-("least": no addresses, moves, masks) and in the output of a compiler for the M1 ("code": both sides of a branch count).
-Cycles are those measured on an M1, for every chip, and its compiler is the M1's: later chips have instructions that it
-has not. Shares are of the cycles of the code, or of the least where it was not compiled, with lanes' exchanges keeping
-the scheduler busy ("beside": if they run beside the arithmetic of the code). The model knows nothing of latency, of how
-many simdgroups fit, of caches, nor of a launch's fixed cost: it says what is possible when enough work is in flight.
-Nothing in it is tuned to fit."""
+Counted, not timed. Instructions and registers are what Mesa's compiler makes of the kernels for an M1; of a branch both
+sides count. Bytes are what the simulator sees a lone row load, over the bytes of its keys and values. What is loaded
+more than once may come from a cache. Resident threads are whole threadgroups, as many as the registers and the
+threadgroup memory of a core hold. From none of this follows a time."""
 
 
-def chips() -> Iterator[str]:
-    """Yield the chips, and their budgets in cycles for a token of one KV head in halves."""
-    yield "chip       cores    GHz   GB/s   budget d = 64    128   clock"
-    for chip in CHIPS.values():
-        budgets = f"{chip.budget(4 * 64):>16.0f}{chip.budget(4 * 128):>7.0f}"
-        yield f"{chip.name:<9}{chip.cores:>7}{chip.clock:>7.3f}{chip.bandwidth:>7.0f}{budgets}   {chip.clock_from}"
+GROUP_MEMORY = 60 * 1024
+"""Threadgroup memory of a core, in bytes (philipturner/metal-benchmarks: about 60 KB on an M1)."""
 
 
-def costs(variants: Iterable[Variant]) -> Iterator[str]:
-    """Yield a line for each kernel of each shape: instructions of a simdgroup per token and KV head, cycles, shares."""
-    titles = "".join(f"{title:>{width}}" for title, width, _ in _COLUMNS)
-    shuffles = titles.index("fixed")
-    above = f"{'':<27}bytes{'':<{shuffles}}{'shuffles':<{len(titles) - shuffles}}"
-    yield f"{above}  group  arithmetic        cycles          share of bandwidth"
-    rest = "".join(f"{title:>7}" for title in ("bytes", "least", "code", "least", "beside", "code", *SHOWN))
-    yield f"{'':<26}/ live{titles}{rest}"
+def resident_groups(register_threads: int, threads: int, memory: int) -> tuple[int, int]:
+    """Return the threadgroups that a core holds: by registers that suffice for `register_threads` threads, and by
+    threadgroup memory. `threads` and `memory` (bytes) are those of a threadgroup.
+    """
+    return register_threads // threads, GROUP_MEMORY // memory if memory else 1024 // threads
+
+
+def rows(variants: Iterable[Variant]) -> Iterator[str]:
+    """Yield a line for each kernel of each shape: ours, the chosen one first, and then MLX's for plain keys."""
+    yield from _HEADING.splitlines()
     for variant in variants:
         yield variant.label
-        yield from (_line(cost) for cost in beside(variant))
+        yield from map(_ours, candidates(variant))
+        yield from _mlx(variant)
 
 
-def _line(cost: Cost) -> str:
-    counted = "".join(f"{_sum(cost.counted.work, kinds):>{width}.1f}" for _, width, kinds in _COLUMNS)
-    computing = _COMPUTING + _TRANSCENDENTAL
-    code = f"{_sum(cost.compiled, computing):.1f}" if cost.compiled else "-"
-    spent = [cycles(cost.least), cycles_beside(cost.work), *([cycles(cost.work)] if cost.compiled else [])]
-    numbers = "".join(f"{number:>7.0f}" for number in spent)
-    shares = "".join(f"{CHIPS[name].share(cost.live_bytes, cycles(cost.work)):>7.2f}" for name in SHOWN)
+def _ours(variant: Variant) -> str:
+    geometry, traffic = variant.geometry, measure(variant, TOKENS)
+    found = compiled(variant)
+    loaded = f"{traffic.loaded:>8.2f}{traffic.partials:>8.3f}"
+    per_head = {kind: n / variant.group for kind, n in per_token(variant).items()} if found else {}
+    return _line(geometry.name, loaded, found, geometry.threads, geometry.threadgroup_bytes, per_head)
+
+
+def _mlx(variant: Variant) -> Iterator[str]:
+    dim, dtype, group = variant.key_dim, variant.kv_dtype, variant.group
+    others = variant.kv_bits or variant.softcap or variant.alibi or dim != variant.value_dim
+    if others or dim not in (64, 96, 128, 192, 256):
+        return
+    shape = Shape(dtype, dim, group, TOKENS)
+    launched = {
+        "sdpa_vector": mlx_decode.one_pass(shape),
+        "sdpa_vector_2pass_1": mlx_decode.two_pass(shape, _BLOCKS),
+    }
+    if group == 8 and dim in HELD and mlx_decode.has_two_pass_gqa():
+        launched["sdpa_vector_2pass_1_gqa"] = mlx_decode.two_pass_gqa(shape, _BLOCKS, HELD[dim])
+    for kernel, report in launched.items():
+        found = kept_record().find(kernel, f"{dtype}, head_dim {dim}")
+        read = sum(b.bytes_read for b in list(report.buffers.values())[1:3])
+        counts = found.per_token_head if found else {}
+        threads, memory = math.prod(report.threadgroup), report.threadgroup_memory
+        yield _line(kernel, f"{read / shape.live_bytes:>8.2f}{'':8}", found, threads, memory, counts)
+
+
+def _line(
+    name: str, loaded: str, found: CompiledKernel | None, threads: int, memory: int, per_head: Mapping[str, float]
+) -> str:
+    line = f"  {name:<24}{loaded}"
+    if found is None:
+        return f"{line}  not compiled"
+    by_registers, by_memory = resident_groups(found.resident_threads, threads, memory)
+    cells = "".join(f"{sum(per_head.get(kind, 0.0) for kind in kinds):>8.2f}" for kinds in _COLUMNS.values())
     return (
-        f"  {cost.kernel:<24}{cost.counted.amplification:>6.2f}{counted}{cost.counted.threadgroup_bytes:>7.0f}"
-        f"{_sum(cost.text, computing):>7.1f}{code:>7}{numbers:<21}{shares}"
+        f"{line}{found.half_registers:>6}{found.spills:>7}{threads:>9}{memory:>7}"
+        f"{by_registers:>7}{by_memory:>7}{min(by_registers, by_memory) * threads:>9}"
+        f"{sum(per_head.values()):>8.1f}{cells}"
     )
-
-
-def _sum(work: Work, kinds: Iterable[Kind]) -> float:
-    return sum(work.get(kind, 0.0) for kind in kinds)
 
 
 def compiler() -> Iterator[str]:
@@ -96,57 +123,13 @@ def compiler() -> Iterator[str]:
     compiled.
     """
     record = kept_record()
-    yield f"code: {record.compiler}"
+    yield f"instructions and registers: {record.compiler}"
     for text in record.stale():
         yield f"{text} has changed since: it is shown as not compiled. {RECORD_AGAIN}"
 
 
-def modelled(measured: Measured, spent: Callable[[Cost], float] = lambda cost: cycles(cost.work)) -> float:
-    """Return the GB/s that the model predicts for a published measurement, on a machine with the measured stream."""
-    cost = mlx(measured.kernel, "float16", measured.dim, measured.group)
-    return CHIPS[measured.chip].gigabytes(cost.live_bytes, spent(cost), measured.stream)
-
-
-def comparable() -> list[Measured]:
-    """Return the published measurements of kernels that the installed MLX has."""
-    return [m for m in MEASURED if m.kernel != SHARED or (m.dim in HELD and has_two_pass_gqa())]
-
-
-def calibration() -> Iterator[str]:
-    """Yield a line for each published measurement, with what the model predicts."""
-    yield "chip      kernel                    heads    d   measured   least  beside    code   measured / code   source"
-    for m in comparable():
-        least = modelled(m, lambda cost: cycles(cost.least))
-        beside = modelled(m, lambda cost: cycles_beside(cost.work))
-        rate = modelled(m)
-        bound = " (memory)" if rate == m.stream else ""
-        yield (
-            f"{m.chip:<10}{m.kernel:<26}{m.group:>5}{m.dim:>5}{m.bandwidth:>11.0f}{least:>8.0f}{beside:>8.0f}{rate:>8.0f}"
-            f"{m.bandwidth / rate:>9.2f}{bound:<9} {m.source}"
-        )
-
-
-def ranking() -> tuple[int, int, int]:
-    """Count pairs of measurements on one chip: those that the model orders as measured, those that it cannot tell apart
-    because memory bounds both, and those that it orders the other way.
-    """
-    outcome = []
-    for a, b in combinations(comparable(), 2):
-        if a.chip == b.chip:
-            difference = modelled(a) - modelled(b)
-            outcome.append((difference > 0) - (difference < 0) if a.bandwidth > b.bandwidth else 0)
-    return outcome.count(1), outcome.count(0), outcome.count(-1)
-
-
-def sheet(variants: Iterable[Variant] = (*SHAPES, *WIDE_SHAPES, *QUANTIZED)) -> Iterator[str]:
+def sheet(variants: Iterable[Variant] = SHAPES) -> Iterator[str]:
     """Yield the whole sheet, line by line."""
-    yield from costs(variants)
+    yield from rows(variants)
     yield from compiler()
-    yield ""
-    yield from chips()
-    yield ""
-    yield from calibration()
-    same, tied, other = ranking()
-    yield f"pairs on one chip: {same} in the measured order, {tied} that memory bounds both ways, {other} the other way"
-    yield ""
     yield EPILOGUE

@@ -6,10 +6,9 @@
 //   slopes                     [kv_heads * GROUP], of ALiBi
 //   results                    [items, kv_heads * GROUP]         Partials, or the Whole of each row and query head
 //
-// One threadgroup does one work item (row, first, last, arena_tokens) for one KV head: the row's tokens first .. last,
-// which lie within one partition. It has SLICES * TILES simdgroups. The tokens are cut into slices of 32 at absolute
-// positions, dealt out to SLICES simdgroups; the GROUP query heads of the KV head are cut into TILES tiles of TILE, a
-// power of 2, each held in registers by SLICES simdgroups.
+// One threadgroup does one work item (row, first, last, arena_tokens) for one tile of a KV head's GROUP query heads: the
+// row's tokens first .. last, which lie within one partition, and TILE heads, a power of 2. It has SLICES simdgroups. The
+// tokens are cut into slices of 32 at absolute positions and dealt out to them; each holds the whole tile in registers.
 //
 // For the products the 32 lanes lie across the head, and AHEAD tokens are loaded at a time. Their TILE * AHEAD sums
 // over the lanes are made together, so that each ends in one lane: with SPAN = 32 / TILE, lane TILE * t + h has the
@@ -42,19 +41,19 @@ inline void paged_decode(
     int position,  // of the query
     float scale,
     float softcap,
-    const device float* slopes,     // [GROUP], of this KV head
-    const thread Results& results,  // [GROUP], of this item and KV head
-    threadgroup float* outputs,           // [SIMDGROUPS, VALUE_DIM]
-    threadgroup float* max_scores,        // [SIMDGROUPS, TILE]
-    threadgroup float* sum_exp_scores,    // [SIMDGROUPS, TILE]
+    const device float* slopes,         // [GROUP], of this KV head
+    int first_head,                     // of this threadgroup's tile
+    const thread Results& results,      // [GROUP], of this item and KV head
+    threadgroup float* outputs,         // [SLICES, VALUE_DIM]
+    threadgroup float* max_scores,      // [SLICES, TILE]
+    threadgroup float* sum_exp_scores,  // [SLICES, TILE]
     uint simdgroup,
     uint lane) {
   constexpr int QK_PER_LANE = LaneLayout<KEY_DIM>::COUNT;
   constexpr int V_PER_LANE = LaneLayout<VALUE_DIM>::COUNT;
   constexpr int SPAN = 32 / TILE;  // tokens of a slice of which a lane has one: it has TILE of them
 
-  const int slice = int(simdgroup) % SLICES;
-  const int first_head = int(simdgroup) / SLICES * TILE;
+  const int slice = int(simdgroup);
   const uint lane_head = lane % TILE, lane_token = lane / TILE;
 
   // Read the queries of the tile, in the order in which this lane will give its sums away: the h-th is of head
@@ -213,29 +212,28 @@ inline void paged_decode(
     }
   }
 
-  // Add up the slices, head by head: every simdgroup of the tile brings its output under the tile's common maximum.
+  // Add up the slices, head by head: every simdgroup brings its output under the common maximum.
   UNROLL
   for (int mask = TILE; mask < 32; mask *= 2) {
     sum_exp_score += simd_shuffle_xor(sum_exp_score, ushort(mask));
   }
   if (lane < TILE) {
-    max_scores[simdgroup * TILE + lane] = max_score;
-    sum_exp_scores[simdgroup * TILE + lane] = sum_exp_score;
+    max_scores[slice * TILE + int(lane)] = max_score;
+    sum_exp_scores[slice * TILE + int(lane)] = sum_exp_score;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const int tile_start = int(simdgroup) - slice;
   UNROLL
   for (int h = 0; h < TILE; h++) {
     float common_max = LOWEST;
     for (int s = 0; s < SLICES; s++) {
-      common_max = max(common_max, max_scores[(tile_start + s) * TILE + h]);
+      common_max = max(common_max, max_scores[s * TILE + h]);
     }
     const float factor = fast::exp(simd_broadcast(max_score, ushort(h)) - common_max);
     UNROLL
     for (int n = 0; n < V_PER_LANE; n++) {
       const int d = lane_dimension<VALUE_DIM>(lane, n);
       if (d < VALUE_DIM) {
-        outputs[simdgroup * VALUE_DIM + d] = out[h][n] * factor;
+        outputs[slice * VALUE_DIM + d] = out[h][n] * factor;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -244,14 +242,14 @@ inline void paged_decode(
       float seen = 0.0f;  // the sum of weights of all slices
       if (Results::WHOLE || (slice == 0 && lane == 0)) {
         for (int s = 0; s < SLICES; s++) {
-          const int of_slice = (tile_start + s) * TILE + h;
+          const int of_slice = s * TILE + h;
           seen += sum_exp_scores[of_slice] * fast::exp(max_scores[of_slice] - common_max);
         }
       }
       for (int d = slice * 32 + int(lane); d < VALUE_DIM; d += SLICES * 32) {
         float sum = 0.0f;
         for (int s = 0; s < SLICES; s++) {
-          sum += outputs[(tile_start + s) * VALUE_DIM + d];
+          sum += outputs[s * VALUE_DIM + d];
         }
         leave(results, head, d, sum, common_max, seen);
       }

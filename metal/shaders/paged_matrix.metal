@@ -7,10 +7,10 @@
 //   slopes                     [kv_heads * GROUP], of ALiBi
 //   results                    [items, kv_heads * GROUP, TOKENS]  Partials, or the Whole of each row, query head and token
 //
-// One threadgroup does one work item (row, first, last, arena_tokens) for one KV head, with SLICES * TILES * PARTS
-// simdgroups. The tokens are cut into slices of 32 at absolute positions, dealt out to SLICES simdgroups; the GROUP * TOKENS
-// queries are cut into TILES tiles of 8, which are the columns of all matrices. A wide value is cut into two PARTS, because
-// one simdgroup has not the registers for its output; both have the scores. For a slice a simdgroup computes
+// One threadgroup does one work item (row, first, last, arena_tokens) for one tile of 8 of a KV head's GROUP * TOKENS
+// queries, which are the columns of all matrices. The tokens are cut into slices of 32 at absolute positions, dealt out to
+// SLICES simdgroups. A wide value is cut into two PARTS, each in a threadgroup of its own, because one simdgroup has not the
+// registers for its output; both compute the scores. For a slice a simdgroup computes
 //
 //   S = K Q                               [32 tokens, 8 queries]    four matrices, each a sum of KEY_DIM / 8 products
 //   P = exp(S - maximum of the column)
@@ -229,31 +229,30 @@ inline void paged_matrix(
     float scale,
     float softcap,
     const device float* slopes,         // [GROUP], of this KV head
+    int tile,                           // of this threadgroup, and its part of the value
+    int part,
     const thread Results& results,      // [GROUP, TOKENS], of this item and KV head
-    threadgroup T* shared_queries,      // [TILES, chunks of a key, 32 lanes, 8]
-    threadgroup float* outputs,         // [SIMDGROUPS, 8 queries, 72]
-    threadgroup float* max_scores,      // [SIMDGROUPS, 8 queries]
-    threadgroup float* sum_exp_scores,  // [SIMDGROUPS, 8 queries]
+    threadgroup T* shared_queries,      // [chunks of a key, 32 lanes, 8]
+    threadgroup float* outputs,         // [SLICES, 8 queries, 72]
+    threadgroup float* max_scores,      // [SLICES, 8 queries]
+    threadgroup float* sum_exp_scores,  // [SLICES, 8 queries]
     uint simdgroup,
     uint lane) {
   constexpr int QUERIES = GROUP * TOKENS;
   constexpr int PART_DIM = VALUE_DIM / PARTS;
-  constexpr int QUERY_NUMBERS = Share<KEY_DIM, 4>::CHUNKS * 256;
-  const int slice = int(simdgroup) % SLICES;
-  const int part = int(simdgroup) / SLICES % PARTS;
-  const int tile = int(simdgroup) / (SLICES * PARTS);
+  const int slice = int(simdgroup);
   const MatrixPlace place = matrix_place(lane);
 
   // Put the queries of the tile where its simdgroups share them: Q in matrices, a chunk of each lane's numbers together.
-  threadgroup T* tile_queries = shared_queries + tile * QUERY_NUMBERS + int(lane) * 8;
-  for (int n = part * SLICES + slice; n < Share<KEY_DIM, 4>::CHUNKS * 8; n += SLICES * PARTS) {  // of matrix n / 2 the number at column + n % 2
+  threadgroup T* tile_queries = shared_queries + int(lane) * 8;
+  for (int n = slice; n < Share<KEY_DIM, 4>::CHUNKS * 8; n += SLICES) {  // of matrix n / 2 the number at column + n % 2
     const int d = min(share_dimension<KEY_DIM, 4, 8>(Keys::neighbour(n / 2 * 2 + place.row % 2), place.row / 2), KEY_DIM - 1);
     const int query = tile * 8 + place.column + n % 2;
     const float number = float(queries[min(query, QUERIES - 1) * KEY_DIM + d]);
     tile_queries[n / 8 * 256 + n % 8] = T(query < QUERIES ? number : 0.0f);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  threadgroup float* query_sums = outputs + simdgroup * (8 * 72);
+  threadgroup float* query_sums = outputs + slice * (8 * 72);
   sum_queries(keys, tile_queries, place, query_sums);
 
   // Start with nothing seen. Of what follows a lane has the queries of its two columns.
@@ -344,36 +343,32 @@ inline void paged_matrix(
 
   add_biases(out, biases);
 
-  // Add up the slices: every simdgroup of the tile brings its output under the tile's common maximum.
+  // Add up the slices: every simdgroup brings its output under the common maximum.
   UNROLL
   for (int e = 0; e < 2; e++) {
     const float sum = sum_over_rows(sum_exp_score[e]);
     if (place.row == 0) {
-      max_scores[simdgroup * 8 + place.column + e] = max_score[e];
-      sum_exp_scores[simdgroup * 8 + place.column + e] = sum;
+      max_scores[slice * 8 + place.column + e] = max_score[e];
+      sum_exp_scores[slice * 8 + place.column + e] = sum;
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const int tile_start = int(simdgroup) - slice;  // the simdgroups of this tile and part
   const int queries_here = min(8, QUERIES - tile * 8);
-  threadgroup float* tile_outputs = outputs + tile_start * 8 * 72;
-  const threadgroup float* tile_max_scores = max_scores + tile_start * 8;
-  const threadgroup float* tile_sums = sum_exp_scores + tile_start * 8;
   float factor[2];
   UNROLL
   for (int e = 0; e < 2; e++) {
     float common_max = LOWEST;
     for (int s = 0; s < SLICES; s++) {
-      common_max = max(common_max, tile_max_scores[s * 8 + place.column + e]);
+      common_max = max(common_max, max_scores[s * 8 + place.column + e]);
     }
     factor[e] = fast::exp(max_score[e] - common_max);
   }
   merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 0, SLICES>(
-      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+      out, factor, results, tile * 8, queries_here, outputs, max_scores, sum_exp_scores, part, slice, place, lane);
   merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 1, SLICES>(
-      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+      out, factor, results, tile * 8, queries_here, outputs, max_scores, sum_exp_scores, part, slice, place, lane);
   merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 2, SLICES>(
-      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+      out, factor, results, tile * 8, queries_here, outputs, max_scores, sum_exp_scores, part, slice, place, lane);
   merge_slices<PART_DIM, Values::VALUE_NEIGHBOURS, 3, SLICES>(
-      out, factor, results, tile * 8, queries_here, tile_outputs, tile_max_scores, tile_sums, part, slice, place, lane);
+      out, factor, results, tile * 8, queries_here, outputs, max_scores, sum_exp_scores, part, slice, place, lane);
 }

@@ -34,7 +34,7 @@ class Fault:
 
 FAULTS = (
     Fault(
-        "no barrier after the statistics", DECODE, "  " + _BARRIER + "  const int tile_start", "  const int tile_start"
+        "no barrier after the statistics", DECODE, "  " + _BARRIER + "  UNROLL\n  for (int h", "  UNROLL\n  for (int h"
     ),
     Fault("no barrier before the slices are summed", DECODE, _BARRIER + "    const int head = ", "const int head = "),
     Fault("no barrier before the next head", DECODE, "    " + _BARRIER + "  }\n}", "  }\n}"),
@@ -277,13 +277,18 @@ FAULTS = (
     ),
     Fault("tokens that are not there weigh", WIDE, "token < sees_to ? exp_score : 0.0f", "true ? exp_score : 0.0f"),
     Fault("a wide head's older query sees the newest token", WIDE, "min(last, end - older)", "last"),
-    Fault("every tile has the first tile's queries", WIDE_ENTRY, "tile * 8,", "0,"),
+    Fault("every tile has the first tile's queries", WIDE_ENTRY, "share * 8,", "0,"),
+    Fault("every threadgroup has the first tile of heads", VECTOR_ENTRY, "share * TILE,", "0,"),
+    Fault("every threadgroup has the first tile of columns", MATRIX_ENTRY, "share / PARTS, share", "0, share"),
+    Fault("every threadgroup has the first part of a value", MATRIX_ENTRY, "share % PARTS,", "0,"),
+    Fault("tiles are taken for parts", MATRIX_ENTRY, "share / PARTS, share % PARTS", "share % PARTS, share / PARTS"),
     Fault(
-        "tiles are taken for KV heads",
-        WIDE_ENTRY,
-        "threadgroup_position_in_grid.y) / TILES",
-        "threadgroup_position_in_grid.y) % TILES",
+        "shares are taken for KV heads",
+        SOURCES,
+        "threadgroup_position_in_grid.y) / SHARES",
+        "threadgroup_position_in_grid.y) % SHARES",
     ),
+    Fault("a part of a value has no threadgroup", SHAPE, "return self.tiles * self.parts\n", "return self.tiles\n"),
     Fault("half of the tiles have no threadgroup", WIDE_ENTRY, "return self.tiles\n", "return -(-self.tiles // 2)\n"),
     Fault(
         "all heads have the first's slope", DECODE, "slopes[min(first_head + int(lane_head), GROUP - 1)]", "slopes[0]"

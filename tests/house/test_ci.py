@@ -106,12 +106,20 @@ def mac(tmp_path: Path) -> Runner:
 def test_every_kernel_is_compiled_at_every_level_that_xcode_knows(mac: Runner) -> None:
     done = mac.compile()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert mac.compiled("3.1") == mac.compiled("3.2") == KERNELS and mac.compiled("4.0") == []
-    assert "::warning title=Metal::Metal 4.0 was not tried: this Xcode does not know it." in done.stdout
-    assert f"{2 * len(KERNELS)} compilations, 0 failed; not tried: Metal 4.0." in mac.log
+    assert mac.compiled("3.1") == mac.compiled("3.2") == KERNELS
+    for level in ("4.0", "4.1"):
+        assert mac.compiled(level) == []
+        assert f"::warning title=Metal::Metal {level} was not tried: this Xcode does not know it." in done.stdout
+    assert f"{2 * len(KERNELS)} compilations, 0 failed; not tried: Metal 4.0 4.1." in mac.log
     assert mac.log.count("unused variable 'n'") == 2 * len(KERNELS), "what the compiler says is kept, errors or not"
     assert "Apple metal version 32023.883" in mac.log
     assert sorted(p.name for p in mac.out.iterdir()) == ["log.txt", "texts", "version.txt"]
+
+
+def test_an_xcode_that_knows_every_level_skips_none(mac: Runner) -> None:
+    done = mac.compile(KNOWN="metal3.1 metal3.2 metal4.0 metal4.1")
+    assert done.returncode == 0 and "was not tried" not in done.stdout
+    assert mac.compiled("4.1") == mac.compiled("4.0") == KERNELS
 
 
 def test_what_does_not_compile_fails_after_everything_was_tried_and_is_in_the_log_whole(mac: Runner) -> None:

@@ -100,6 +100,20 @@ def test_a_row_is_bitwise_the_same_alone_and_anywhere_in_a_batch(kernels: Decode
             assert np.array_equal(together[place], alone[i]), f"row {i} at place {place}"
 
 
+@pytest.mark.parametrize("forced", [Kernel.MATRIX, Kernel.VECTOR])
+def test_every_tile_and_part_is_bitwise_the_same_alone_and_in_a_batch(
+    kernels: DecodeKernels, tolerance: dict[str, float], forced: Kernel
+) -> None:
+    """Nine heads of values that the matrix kernel cuts in two: four threadgroups, of the vector kernel three."""
+    v = Variant("bfloat16", "bfloat16", 64, 192, 32, 9, forced=forced)
+    assert v.geometry.threadgroups == (4 if forced is Kernel.MATRIX else 3)
+    rows = random_rows(v, [300, 40])
+    together = attend(kernels, v, rows, tail_tokens=7)
+    assert error(together, answer(v, rows)) < tolerance["bfloat16"]
+    for row, found in zip(rows, together, strict=True):
+        assert np.array_equal(attend(kernels, v, [row])[0], found)
+
+
 def test_rows_may_share_blocks(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
     first, *others = random_rows(v, [50, 33, 41])
     rows = [first]

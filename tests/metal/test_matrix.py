@@ -21,14 +21,15 @@ def test_up_to_sixteen_query_heads_may_meet_their_keys_as_matrices(dim: int, gro
         assert MatrixGeometry.why_not(v) is None and refusal(v) is None
         assert v.label.endswith(", matrix kernel")
         assert 8 * g.tiles >= group > 8 * (g.tiles - 1)
-        assert v.value_dim // g.parts <= 128 and g.threads == 32 * g.slices * g.tiles * g.parts
+        assert v.value_dim // g.parts <= 128 and g.threads == 32 * g.slices == 128
+        assert g.threadgroups == g.tiles * g.parts
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"group": 17}, "a third tile"),
-        ({"query_tokens": 3}, "a third tile"),
+        ({"group": 17}, "at most two tiles"),
+        ({"query_tokens": 3}, "at most two tiles"),
         ({"key_dim": 68}, "matrices of 8 rows"),
         ({"value_dim": 100}, "matrices of 8 rows"),
         ({"value_dim": 136}, "matrices of 8 rows"),

@@ -16,7 +16,7 @@ from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
-from cortexmlx.metal.rules import THREADGROUP_BYTES, THREADS
+from cortexmlx.metal.rules import THREADGROUP_BYTES
 from support.kernels.paged_problem import TOLERANCE, Options, error, rounded
 from support.kernels.prefill_problem import Prompt, Stretch, answer, answers, attend, problem, random_prompts, variant
 
@@ -142,7 +142,7 @@ def test_offsets_beyond_32_bits() -> None:
 
 def test_every_variant_fits_a_threadgroup_and_shares_it_out_to_whole_heads() -> None:
     for v in PREFILL_VARIANTS:
-        assert refusal(v) is None and v.threads <= THREADS and v.threadgroup_bytes <= THREADGROUP_BYTES
+        assert refusal(v) is None and v.threads <= 256 and v.threadgroup_bytes <= THREADGROUP_BYTES
         assert v.group % v.heads == 0 and v.tile * v.heads == 8 * v.simdgroups and v.tile % 8 == 0
 
 

@@ -100,7 +100,7 @@ def test_results_that_are_no_numbers_are_counted(strange: float) -> None:
 @pytest.mark.parametrize(("only", "threads"), [("decode", 256), ("reduce", 128)])
 def test_a_launch_that_was_dropped_is_called_so(only: str, threads: int, zeros: bool) -> None:
     """A GPU drops a launch of more threads than the pipeline allows, in silence."""
-    variant = replace(SMALL, group=16)
+    variant = replace(SMALL, group=2)
     assert variant.geometry.threads == 256
     said = outcome(dropped(only, zeros=zeros), variant)
     assert said.startswith(f"its {only} launch was dropped: {threads} threads in a threadgroup")

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.bench.suites import kernels
-from cortexmlx.bench.suites.kernels import OURS, THEIRS, KernelInputs, Modelled, Peak, Shape, measure
+from cortexmlx.bench.suites.kernels import OURS, THEIRS, KernelInputs, Peak, Shape, measure
 from cortexmlx.errors import CortexError
 
 SMALL = Shape(3, 40, kv_heads=2, group=2, dim=16)
@@ -36,14 +36,3 @@ def test_a_peak_is_that_of_reading_as_much_in_the_best_way(monkeypatch: pytest.M
     monkeypatch.setattr(kernels, "_seconds", lambda make: make() is not None and next(taken))
     found = kernels.peak(64 << 20)
     assert found.rate == (64 << 20) / 1e9 / 1.0 and "of that size" in found.source
-
-
-def test_the_cost_sheet_gives_shares_of_chips(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cost:
-        kernel, live_bytes, work = "a_kernel", 512.0, None
-
-    monkeypatch.setattr("cortexmlx.metal.cost.kernels.beside", lambda variant: [Cost()])
-    monkeypatch.setattr("cortexmlx.metal.cost.cycles.cycles", lambda work: 1e9)
-    [modelled] = kernels.cost_sheet(["M2 Max"], lambda what: None)
-    assert modelled.kernel == "a_kernel" and 0 < modelled.shares["M2 Max"] < 1e-3
-    assert isinstance(modelled, Modelled)
