@@ -17,7 +17,7 @@ COLUMNS = 4
 
 _ENTRY = f"""
   threadgroup T numbers[KEY_DIM];
-  const int query_heads = queries_shape[1], kv_heads = keys_shape[1], columns = new_columns(step_places);
+  const int query_heads = queries_shape[1], kv_heads = keys_shape[1], columns = step_places[0];
   const int row = int(threadgroup_position_in_grid.z), task = int(threadgroup_position_in_grid.y);
   const uint lane = thread_index_in_simdgroup;
   const int column = step_places[1];
@@ -49,7 +49,7 @@ _ENTRY = f"""
       new_values[at + column * VALUE_DIM + d] = values[head * VALUE_DIM + d];
     }}
   }}
-""".replace("new_columns(step_places)", "step_places[0]")
+"""
 
 
 @dataclass(frozen=True)
