@@ -33,16 +33,23 @@ def _exists(path: Path) -> InvalidRequest:
 
 def report(checks: Sequence[Check], sections: dict[str, Any]) -> dict[str, Any]:
     """Return the data of a report."""
-    from cortexmlx.bench.measure.machine import Machine
-
     names = Impersonal()
     return {
         "report": FORMAT,
-        "machine": names.data(asdict(Machine.here())),
+        "machine": names.data(_machine()),
         "variables": names.data(variables()),
         "checks": [names.data(asdict(check)) | {"verdict": check.verdict.value} for check in checks],
         **names.data(sections),
     }
+
+
+def _machine() -> dict[str, Any]:
+    try:
+        from cortexmlx.bench.measure.machine import Machine
+
+        return asdict(Machine.here())
+    except Exception as error:  # mlx or mlx-lm is not installed, say: the checks tell more
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def write(path: Path, data: dict[str, Any]) -> int:

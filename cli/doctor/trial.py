@@ -33,20 +33,12 @@ def trial(begins: Callable[[str], None]) -> tuple[dict[str, Any], list[Check]]:
     the starter model, or a tiny random one if that is not installed. What fails is told in its section. `begins` is
     called with a line for each.
     """
-    from cortexmlx.bench.measure.random_model import NAME, write_random_model
-    from cortexmlx.engine import Engine
-    from cortexmlx.models.resolve import STARTER, starter_path
-
     with ExitStack() as stack:
-        name, path = STARTER, STARTER
-        if starter_path() is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            name, path = NAME, str(write_random_model(Path(folder)))
-        begins(f"opening {name}")
+        begins("opening a model")
         try:
-            engine = stack.enter_context(Engine(path, max_rows=4, prefix_cache=False, token_target=None))
-        except Exception as error:
-            return {"model": {"name": name, **_failed(error)}}, []
+            name, engine = _open(stack)
+        except Exception as error:  # an installation that is not whole, too: then a report helps most
+            return {"model": _failed(error)}, []
         found: dict[str, Any] = {"model": {"name": name, "dtype": engine.info.dtype}}
         for section, make in SECTIONS.items():
             begins(section)
@@ -55,6 +47,18 @@ def trial(begins: Callable[[str], None]) -> tuple[dict[str, Any], list[Check]]:
             except Exception as error:
                 found[section] = _failed(error)
         return found, list(memory_checks(engine.stats()))
+
+
+def _open(stack: ExitStack) -> tuple[str, Engine]:
+    """Return a model's name, and an engine that is closed with `stack`."""
+    from cortexmlx.bench.measure.random_model import NAME, write_random_model
+    from cortexmlx.engine import Engine
+    from cortexmlx.models.resolve import STARTER, starter_path
+
+    name = path = STARTER
+    if starter_path() is None:
+        name, path = NAME, str(write_random_model(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+    return name, stack.enter_context(Engine(path, max_rows=4, prefix_cache=False, token_target=None))
 
 
 def _failed(error: Exception) -> dict[str, str]:

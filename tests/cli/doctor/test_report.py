@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import platform
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,13 @@ def test_no_section_names_a_place(quick: Path, monkeypatch: pytest.MonkeyPatch) 
         "advice": "look at <path>",
         "message": "<path>: a message",
     }
+
+
+def test_a_machine_that_cannot_be_described_is_no_obstacle(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cortexmlx.bench.measure.machine", None)
+    assert run(["doctor", "--report"]) == 0
+    told = json.loads((quick / "cortexmlx-report.json").read_text())
+    assert told["machine"]["error"].startswith("ModuleNotFoundError: ") and told["checks"]
 
 
 def test_a_home_is_expanded(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:

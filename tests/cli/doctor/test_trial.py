@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ class Engine:
     """An engine that can be opened and closed."""
 
     closed = 0
-    info: Any = type("Info", (), {"dtype": "float16"})
+    info: Any = type("Info", (), {"name": "tiny", "dtype": "float16"})
 
     def __init__(self, model: str, **options: Any) -> None:
         self.model = model
@@ -50,6 +51,12 @@ def test_an_engine_that_does_not_open_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("cortexmlx.engine.Engine", broken)
     found, lines = trial.trial(lambda what: None)
     assert list(found) == ["model"] and not lines and found["model"]["error"] == "RuntimeError: no such thing"
+
+
+def test_an_installation_that_is_not_whole_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cortexmlx.engine", None)
+    found, lines = trial.trial(lambda what: None)
+    assert found["model"]["error"].startswith("ModuleNotFoundError: ") and not lines
 
 
 def test_both_sides_go_first_in_turn_and_time_ends_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
