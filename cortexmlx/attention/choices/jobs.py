@@ -43,9 +43,12 @@ def attention_jobs(
 
 
 def take_choices(backend: ChoosingBackend, jobs: AttentionJobs, chooser: Chooser) -> None:
-    """Let a backend use what was chosen. The rules serve where nothing was."""
+    """Let a backend use what was chosen. Where that is the usual way, the rules choose it, and say so if they find
+    that no kernel serves.
+    """
     chosen = {key: chooser.chosen(job.key) for key, job in jobs.items()}
-    backend.choices.take({key: Way(name) for key, name in chosen.items() if name is not None})
+    others = {key: name for key, name in chosen.items() if name is not None and name != jobs[key].usual}
+    backend.choices.take({key: Way(name) for key, name in others.items()})
 
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: ChoosingBackend) -> list[Job]:

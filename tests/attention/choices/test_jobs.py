@@ -87,6 +87,14 @@ def test_the_fastest_way_serves_its_class(clock: Clock) -> None:
     }
 
 
+def test_the_rules_choose_where_the_usual_way_is_the_fastest(clock: Clock) -> None:
+    """They say why a shape has no kernel, and a choice would not."""
+    times = {Way.VECTOR: 0.5, Way.MATRIX: 0.75, Way.REFERENCE: 1.0, Way.VIEW: 2.0, Way.GATHER: 2.0}
+    backend = Scripted(clock, times)
+    assert {choice.chosen for choice in decided(backend).choices()} == {"vector kernel"}
+    assert backend.choices._ways == {}
+
+
 def test_a_way_with_another_result_cannot_serve_however_fast(clock: Clock) -> None:
     times = {Way.VECTOR: 1.0, Way.MATRIX: 0.001, Way.REFERENCE: 2.0, Way.VIEW: 0.001, Way.GATHER: 3.0}
     chooser = decided(Scripted(clock, times, broken=(Way.MATRIX, Way.VIEW)))
