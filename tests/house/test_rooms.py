@@ -37,6 +37,7 @@ ORDER = (
     "grammar",
     "scheduling",
     "attention",
+    "products",
     "execution",
     "serving",
     "sessions",

@@ -1,0 +1,174 @@
+"""The quantized product as `mx.fast.metal_kernel` objects, and its calls.
+
+The mathematics is in `shaders/quantized_product.metal`. This module has the entries: the lines between MLX's generated
+signature and the kernel's function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.metal.kernels import KernelFactory, kernel_text
+from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, tiles
+from cortexmlx.metal.work import SMALL
+
+FILE = "quantized_product.metal"
+NO_EXPERT = (1 << 32) - 1
+"""Fills up a list of experts to `SMALL`: a smaller input would be in another address space, and another kernel."""
+
+_SUMS = f"""
+  constexpr int OCTETS = {OUTPUTS // 8}, MOST = {EXPERT_ROWS};
+  threadgroup float sums[SLICES * 8 * (8 * OCTETS + 4)];
+  const int first = int(threadgroup_position_in_grid.x) * 8 * OCTETS;"""
+
+_WEIGHTS = {
+    "affine": "AffineWeights<T, BITS>",
+    "mxfp4": "Mxfp4Weights",
+}
+
+
+def _weights(mode: str, first: str) -> str:
+    arrays = [f"weight_codes + {first} * groups * (GROUP * BITS / 32)", f"weight_scales + {first} * groups"]
+    arrays += [f"weight_biases + {first} * groups"] if mode == "affine" else []
+    return f"""
+  const {_WEIGHTS[mode]} weights = {{{", ".join(arrays)}}};"""
+
+
+def _call(mode: str, tiles: str, rows: str) -> str:
+    kinds = f"{_WEIGHTS[mode]}, {rows}"
+    return f"""quantized_product<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
+      activations, weights, rows, uint(groups), first, outputs, products, sums,
+      simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
+
+
+def _entry(mode: str) -> str:
+    return f"""{_SUMS}
+  const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];{_weights(mode, "int64_t(first)")}
+  const AllRows rows = {{activations_shape[0]}};
+  {_call(mode, "TILES", "AllRows")}
+"""
+
+
+def _entry_of_experts(mode: str) -> str:
+    return f"""{_SUMS}
+  threadgroup int found[MOST];
+  const int outputs = weight_scales_shape[1], groups = weight_scales_shape[2];
+  const int pairs = activations_shape[0] * REPEAT, pair = int(threadgroup_position_in_grid.y);
+  const uint expert = expert_of_pair[pair], lane = thread_index_in_simdgroup;
+  const bool writes = simdgroup_index_in_threadgroup == 0;
+  const int count = find_pairs<MOST>(expert_of_pair, pairs, expert, 0, writes, found, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (found[0] != pair) {{
+    return;  // the expert's rows are the work of its first pair
+  }}
+  const int64_t output = int64_t(expert) * outputs + first;{_weights(mode, "output")}
+  for (int done = 0; done < count; done += MOST) {{
+    if (done > 0) {{
+      find_pairs<MOST>(expert_of_pair, pairs, expert, done, writes, found, lane);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }}
+    const RowsOfExpert rows = {{min(count - done, MOST), REPEAT, found}};
+    if (rows.count <= 8) {{
+      {_call(mode, "1", "RowsOfExpert")}
+    }} else {{
+      {_call(mode, "MOST / 8", "RowsOfExpert")}
+    }}
+  }}
+"""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The arrays of quantized weights, row-contiguous: `mx.quantize` gives them."""
+
+    codes: mx.array
+    """`[outputs, inputs * bits / 32]` uint32; with experts before that `[experts]`."""
+    scales: mx.array
+    """`[outputs, inputs / group]`, in the dtype of the rows; uint8 in mxfp4."""
+    biases: mx.array | None
+    """As `scales`; None in mxfp4."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that the kernel reads."""
+        return [self.codes, self.scales, *([] if self.biases is None else [self.biases])]
+
+
+class ProductKernel:
+    """The kernels, made once by `factory`: one for each mode, with and without experts."""
+
+    def __init__(self, factory: KernelFactory) -> None:
+        self._kernels = {
+            (mode, experts): factory(
+                name=f"cortex_product_{mode}" + ("_of_experts" if experts else ""),
+                input_names=[
+                    *("activations", "weight_codes", "weight_scales"),
+                    *(["weight_biases"] if mode == "affine" else []),
+                    *(["expert_of_pair"] if experts else []),
+                ],
+                output_names=["products"],
+                source=_entry_of_experts(mode) if experts else _entry(mode),
+                header=kernel_text(FILE),
+            )
+            for mode in _WEIGHTS
+            for experts in (False, True)
+        }
+
+    def __call__(
+        self, shape: ProductShape, rows: mx.array, weights: Weights, *, init_value: float | None = None
+    ) -> mx.array:
+        """Return the product of `rows` `[rows, inputs]` with a matrix: `[rows, outputs]`.
+
+        `init_value` fills the output before the launch, which costs a launch of its own.
+        """
+        products: mx.array
+        (products,) = self._kernels[shape.mode, False](
+            inputs=[rows, *weights.arrays],
+            template=_template(shape, ("TILES", tiles(rows.shape[0]))),
+            grid=(shape.threads * shape.threadgroups, 1, 1),
+            threadgroup=(shape.threads, 1, 1),
+            output_shapes=[(rows.shape[0], shape.outputs)],
+            output_dtypes=[rows.dtype],
+            init_value=init_value,
+        )
+        return products
+
+    def of_experts(
+        self,
+        shape: ProductShape,
+        rows: mx.array,
+        weights: Weights,
+        experts: mx.array,
+        *,
+        init_value: float | None = None,
+    ) -> mx.array:
+        """Return the product of each row `[rows, inputs]` with the matrices of its experts: `[pairs, outputs]`.
+
+        `experts` `[pairs]` uint32, in any order, has as many for each row; pair p is of row `p // (pairs // rows)`. The
+        first pair of an expert computes all of its pairs, so that its weights are read once for every `EXPERT_ROWS`.
+        """
+        pairs = experts.size
+        if pairs < SMALL:
+            experts = mx.pad(experts, (0, SMALL - pairs), constant_values=mx.array(NO_EXPERT, mx.uint32))
+        products: mx.array
+        (products,) = self._kernels[shape.mode, True](
+            inputs=[rows, *weights.arrays, experts],
+            template=_template(shape, ("REPEAT", pairs // rows.shape[0])),
+            grid=(shape.threads * shape.threadgroups, pairs, 1),
+            threadgroup=(shape.threads, 1, 1),
+            output_shapes=[(pairs, shape.outputs)],
+            output_dtypes=[rows.dtype],
+            init_value=init_value,
+        )
+        return products
+
+
+@cache
+def _template(shape: ProductShape, more: tuple[str, int]) -> list[tuple[str, Any]]:
+    """Return the arguments of the kernel's template. All shapes of a format, and of as many slices, share a kernel."""
+    numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), more]
+    return [("T", getattr(mx, shape.dtype)), *numbers]
