@@ -49,9 +49,7 @@ def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> Problem:
     )
     of_row = pairs or (0,) * rows
     wanted = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(of_row, x, strict=True)])
-    parts = [
-        array if small.experts else array[0] for array in map(np.stack, zip(*(m for m, _ in matrices), strict=True))
-    ]
+    stacked = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
     return Problem(
         small,
         mx.array(x).astype(getattr(mx, small.dtype)),
