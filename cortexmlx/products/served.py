@@ -19,7 +19,7 @@ from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.selfcheck.check import Approval
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.products.kernel import ProductKernel, Weights
-from cortexmlx.metal.products.shape import ProductShape, refusal, tiles
+from cortexmlx.metal.products.shape import ProductShape, refusal, split
 from cortexmlx.metal.shape import DTYPES
 from cortexmlx.products.selfcheck import check_product
 
@@ -84,7 +84,7 @@ class QuantizedProducts:
         """Return whether the kernel computes a product now."""
         if not self._in_step or not self._use(shape, rows) or refusal(shape, rows) is not None:
             return False
-        held = tiles(rows) if shape.experts is None else None
+        held = split(rows) if shape.experts is None else None
         variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, held)
         if variant not in self._approved:
             self._approved[variant] = self._approval.of(shape, None, lambda: check_product(self._kernel, shape, rows))

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.metal.kernels import KernelFactory, kernel_text
-from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, tiles
+from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, split
 from cortexmlx.metal.work import SMALL
 
 FILE = "quantized_product.metal"
@@ -38,18 +38,19 @@ def _weights(mode: str, first: str) -> str:
   const {_WEIGHTS[mode]} weights = {{{", ".join(arrays)}}};"""
 
 
-def _call(mode: str, tiles: str, rows: str) -> str:
+def _call(mode: str, tiles: str, rows: str, x: str = "activations", y: str = "products") -> str:
     kinds = f"{_WEIGHTS[mode]}, {rows}"
     return f"""quantized_product<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
-      activations, weights, rows, uint(groups), first, outputs, products, sums,
+      {x}, weights, rows, uint(groups), first, outputs, {y}, sums,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
 
 
 def _entry(mode: str) -> str:
     return f"""{_SUMS}
   const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];{_weights(mode, "int64_t(first)")}
-  const AllRows rows = {{activations_shape[0]}};
-  {_call(mode, "TILES", "AllRows")}
+  const int first_row = int(threadgroup_position_in_grid.y) * 8 * TILES;
+  const AllRows rows = {{min(activations_shape[0] - first_row, 8 * TILES)}};
+  {_call(mode, "TILES", "AllRows", "activations + first_row * groups * GROUP", "products + first_row * outputs")}
 """
 
 
@@ -125,11 +126,12 @@ class ProductKernel:
 
         `init_value` fills the output before the launch, which costs a launch of its own.
         """
+        parts = split(rows.shape[0])
         products: mx.array
         (products,) = self._kernels[shape.mode, False](
             inputs=[rows, *weights.arrays],
-            template=_template(shape, ("TILES", tiles(rows.shape[0]))),
-            grid=(shape.threads * shape.threadgroups, 1, 1),
+            template=_template(shape, ("TILES", parts.tiles)),
+            grid=(shape.threads * shape.threadgroups, parts.parts, 1),
             threadgroup=(shape.threads, 1, 1),
             output_shapes=[(rows.shape[0], shape.outputs)],
             output_dtypes=[rows.dtype],

@@ -15,8 +15,11 @@ FORMATS = (("affine", 4, 32), ("affine", 4, 64), ("affine", 8, 32), ("affine", 8
 TILE = 8
 """Rows of a tile: the columns of a matrix."""
 
+MOST_TILES = 3
+"""The most tiles of rows that a simdgroup holds: more would not fit its registers."""
+
 MOST_ROWS = 32
-"""The most rows of a product. Their sums are in a simdgroup's registers."""
+"""The most rows of a product."""
 
 EXPERT_ROWS = 16
 """Rows of an expert that are computed together. With more, its weights are read once more for each 16."""
@@ -123,9 +126,19 @@ def refusal(shape: ProductShape, rows: int) -> str | None:
     return next((rule.reason for rule in RULES if not rule.holds(shape, rows)), None)
 
 
-def tiles(rows: int) -> int:
-    """Return the tiles of rows that a simdgroup holds."""
-    return -(-rows // TILE)
+@dataclass(frozen=True)
+class Split:
+    """How the rows of a product are shared out: `parts` of `tiles` tiles. Each part reads the weights once."""
+
+    parts: int
+    tiles: int
+
+
+def split(rows: int) -> Split:
+    """Return the parts of so many rows: one of up to 24, more of equal size."""
+    tiles = -(-rows // TILE)
+    parts = -(-tiles // MOST_TILES)
+    return Split(parts, -(-tiles // parts))
 
 
 @dataclass(frozen=True)
@@ -148,7 +161,7 @@ PRODUCTS: tuple[Product, ...] = (
         for mode, bits, group in FORMATS
         for rows in (8, 16)
     ),
-    *(Product(ProductShape(dtype, "affine", 4, 64, 4096, 4096), rows) for dtype in DTYPES for rows in (24, 32)),
+    *(Product(ProductShape(dtype, "affine", bits, 64, 4096, 4096), 24) for dtype in DTYPES for bits in (4, 8)),
     *(
         Product(ProductShape("bfloat16", mode, bits, group, 2048, 768, experts=8), 16)
         for mode, bits, group in (("affine", 4, 64), ("affine", 8, 64), ("mxfp4", 4, 32))

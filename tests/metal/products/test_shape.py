@@ -7,7 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from cortexmlx.metal.products.shape import FORMATS, MOST_PAIRS, MOST_ROWS, PRODUCTS, ProductShape, refusal, tiles
+from cortexmlx.metal.products.shape import FORMATS, MOST_PAIRS, MOST_ROWS, PRODUCTS, ProductShape, Split, refusal, split
 
 SHAPE = ProductShape("float16", "affine", 4, 64, 4096, 1000)
 EXPERTS = replace(SHAPE, experts=16)
@@ -57,8 +57,11 @@ def test_the_last_threadgroup_may_have_few_outputs() -> None:
     assert [replace(SHAPE, outputs=n).threadgroups for n in (1, 32, 33, 1000)] == [1, 1, 2, 32]
 
 
-def test_tiles_of_eight_rows() -> None:
-    assert [tiles(rows) for rows in (1, 8, 9, 16, 17, 24, 32)] == [1, 1, 2, 2, 3, 3, 4]
+def test_up_to_24_rows_are_one_part_of_tiles_of_8() -> None:
+    """Three tiles are the most that fit the registers. What needs four is two parts of two, not three and one."""
+    one = {1: 1, 8: 1, 9: 2, 16: 2, 17: 3, 24: 3}
+    assert {rows: split(rows) for rows in one} == {rows: Split(1, tiles) for rows, tiles in one.items()}
+    assert split(25) == split(32) == Split(2, 2)
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), FORMATS)
