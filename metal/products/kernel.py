@@ -31,31 +31,30 @@ _WEIGHTS = {
 }
 
 
-def _weights(mode: str, first: str) -> str:
-    arrays = [f"weight_codes + {first} * groups * (GROUP * BITS / 32)", f"weight_scales + {first} * groups"]
-    arrays += [f"weight_biases + {first} * groups"] if mode == "affine" else []
+def _weights(mode: str) -> str:
+    arrays = "weight_codes, weight_scales" + (", weight_biases" if mode == "affine" else "")
     return f"""
-  const {_WEIGHTS[mode]} weights = {{{", ".join(arrays)}}};"""
+  const {_WEIGHTS[mode]} weights = {{{arrays}}};"""
 
 
-def _call(mode: str, tiles: str, rows: str, x: str = "activations", y: str = "products") -> str:
+def _call(mode: str, tiles: str, rows: str, matrix: str) -> str:
     kinds = f"{_WEIGHTS[mode]}, {rows}"
     return f"""quantized_product<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
-      {x}, weights, rows, uint(groups), first, outputs, {y}, sums,
+      activations, weights, rows, uint(groups), {matrix}, first, outputs, products, sums,
       simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
 
 
 def _entry(mode: str) -> str:
-    return f"""{_SUMS}
-  const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];{_weights(mode, "int64_t(first)")}
+    return f"""{_SUMS}{_weights(mode)}
+  const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];
   const int first_row = int(threadgroup_position_in_grid.y) * 8 * TILES;
-  const AllRows rows = {{min(activations_shape[0] - first_row, 8 * TILES)}};
-  {_call(mode, "TILES", "AllRows", "activations + first_row * groups * GROUP", "products + first_row * outputs")}
+  const NextRows rows = {{min(activations_shape[0] - first_row, 8 * TILES), first_row}};
+  {_call(mode, "TILES", "NextRows", "0")}
 """
 
 
 def _entry_of_experts(mode: str) -> str:
-    return f"""{_SUMS}
+    return f"""{_SUMS}{_weights(mode)}
   threadgroup int found[MOST];
   const int outputs = weight_scales_shape[1], groups = weight_scales_shape[2];
   const int pairs = activations_shape[0] * REPEAT, pair = int(threadgroup_position_in_grid.y);
@@ -66,7 +65,6 @@ def _entry_of_experts(mode: str) -> str:
   if (found[0] != pair) {{
     return;  // the expert's rows are the work of its first pair
   }}
-  const int64_t output = int64_t(expert) * outputs + first;{_weights(mode, "output")}
   for (int done = 0; done < count; done += MOST) {{
     if (done > 0) {{
       find_pairs<MOST>(expert_of_pair, pairs, expert, done, writes, found, lane);
@@ -74,9 +72,9 @@ def _entry_of_experts(mode: str) -> str:
     }}
     const RowsOfExpert rows = {{min(count - done, MOST), REPEAT, found}};
     if (rows.count <= 8) {{
-      {_call(mode, "1", "RowsOfExpert")}
+      {_call(mode, "1", "RowsOfExpert", "int(expert)")}
     }} else {{
-      {_call(mode, "MOST / 8", "RowsOfExpert")}
+      {_call(mode, "MOST / 8", "RowsOfExpert", "int(expert)")}
     }}
   }}
 """

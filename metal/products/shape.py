@@ -24,6 +24,9 @@ MOST_ROWS = 32
 EXPERT_ROWS = 16
 """Rows of an expert that are computed together. With more, its weights are read once more for each 16."""
 
+MOST_WORDS = 1 << 32
+"""The most 32-bit words of codes: 16 GiB. The kernel counts them by 32 bits."""
+
 MOST_PAIRS = 512
 """The most pairs of a token and an expert. Each threadgroup looks for those of its expert among all."""
 
@@ -110,6 +113,10 @@ RULES = (
     Rule(
         lambda s, _: (s.experts or 1) * s.outputs * s.inputs // s.group >= SMALL,
         f"an input of fewer than {SMALL} numbers, as its scales are, would be in another address space",
+    ),
+    Rule(
+        lambda s, _: (s.experts or 1) * s.outputs * s.inputs * s.bits // 32 <= MOST_WORDS,
+        "codes of more than 16 GiB have more 32-bit words than the kernel counts",
     ),
     Rule(lambda s, rows: s.experts is not None or 0 < rows <= MOST_ROWS, f"a product has 1 to {MOST_ROWS} rows"),
     Rule(

@@ -60,16 +60,17 @@ inline half2 two_numbers(const thread Mxfp4Weights&, uint bits, int k) {
 }
 
 // Rows that lie one after the other, in x and in y.
-struct AllRows {
+struct NextRows {
   int count;
+  int first;
 };
 
-inline int row_of_x(const thread AllRows&, int row) {
-  return row;
+inline int row_of_x(const thread NextRows& rows, int row) {
+  return rows.first + row;
 }
 
-inline int row_of_y(const thread AllRows&, int row) {
-  return row;
+inline int row_of_y(const thread NextRows& rows, int row) {
+  return rows.first + row;
 }
 
 // The rows of an expert: some of the pairs (token, expert). A token has `repeat` pairs.
@@ -108,10 +109,11 @@ inline int find_pairs(
 // Compute 8 OCTETS outputs, from `first` on, of up to 8 TILES rows. All threads of the threadgroup come here together.
 template <typename T, int BITS, int GROUP, int SLICES, int OCTETS, int TILES, typename Weights, typename Rows>
 inline void quantized_product(
-    const device T* x,              // [rows, inputs]
-    const thread Weights& weights,  // of the outputs from `first` on
+    const device T* x,  // [rows, inputs]
+    const thread Weights& weights,
     const thread Rows& rows,
     uint groups,  // inputs / GROUP
+    int matrix,   // the expert, or 0
     int first,
     int outputs,
     device T* y,             // [rows, outputs]
@@ -125,6 +127,7 @@ inline void quantized_product(
 
   // Codes come in twos that lie 16 bits apart, for the lane's two columns of the weights. So its row of x stands for every
   // run of inputs that such a half of a word has. Beyond the last row, and the last output, the last takes their place.
+  // Words are counted by 32 bits, which memory adds to the array's address at no cost.
   uint x_at[TILES][2];
   UNROLL
   for (int t = 0; t < TILES; t++) {
@@ -138,7 +141,7 @@ inline void quantized_product(
   float out[OCTETS][TILES][2];
   UNROLL
   for (int o = 0; o < OCTETS; o++) {
-    output[o] = uint(min(o * 8 + place.row, outputs - 1 - first)) * groups;
+    output[o] = uint(matrix * outputs + min(first + o * 8 + place.row, outputs - 1)) * groups;
     UNROLL
     for (int t = 0; t < TILES; t++) {
       out[o][t][0] = 0.0f;

@@ -24,6 +24,8 @@ EXPERTS = replace(SHAPE, experts=16)
         (replace(SHAPE, inputs=96), 8, "whole groups"),
         (replace(SHAPE, outputs=0), 8, "an output"),
         (replace(SHAPE, experts=0), 8, "an expert"),
+        (replace(SHAPE, inputs=64, outputs=3), 8, "address space"),
+        (replace(EXPERTS, experts=8389), 8, "16 GiB"),
         (SHAPE, 0, "1 to 32 rows"),
         (SHAPE, MOST_ROWS + 1, "1 to 32 rows"),
         (EXPERTS, 0, "pairs"),
@@ -38,7 +40,7 @@ def test_what_the_kernel_does_not_serve_has_a_reason(shape: ProductShape, rows: 
 @pytest.mark.parametrize("rows", [1, MOST_ROWS])
 def test_what_it_serves_has_none(rows: int) -> None:
     assert refusal(SHAPE, rows) is None and refusal(replace(SHAPE, mode="mxfp4", group=32), rows) is None
-    assert refusal(EXPERTS, MOST_PAIRS) is None
+    assert refusal(EXPERTS, MOST_PAIRS) is None and refusal(replace(EXPERTS, experts=8388), 8) is None
     assert [p.label for p in PRODUCTS if refusal(p.shape, p.rows) is not None] == []
 
 
