@@ -131,28 +131,30 @@ class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]
     product: _Product
 
     def __call__(self, x: mx.array) -> mx.array:
-        product = self.product.of_rows(self, x)
-        if product is None:
-            return super().__call__(x)
-        return product + self["bias"] if "bias" in self else product
+        if (product := self.product.of_rows(self, x)) is not None:
+            return product + self["bias"] if "bias" in self else product
+        theirs: mx.array = super().__call__(x)
+        return theirs
 
 
 class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
     product: _Product
 
     def as_linear(self, x: mx.array) -> mx.array:
-        product = self.product.of_rows(self, x)
-        return super().as_linear(x) if product is None else product
+        if (product := self.product.of_rows(self, x)) is not None:
+            return product
+        theirs: mx.array = super().as_linear(x)
+        return theirs
 
 
 class _ServedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
     product: _Product
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        product = self.product.of_pairs(self, x, indices)
-        if product is None:
-            return super().__call__(x, indices, sorted_indices)
-        return product + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else product
+        if (product := self.product.of_pairs(self, x, indices)) is not None:
+            return product + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else product
+        theirs: mx.array = super().__call__(x, indices, sorted_indices)
+        return theirs
 
 
 _SERVED: dict[type, type] = {

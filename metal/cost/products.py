@@ -100,7 +100,7 @@ def stale() -> bool:
 @cache
 def _compiled() -> dict[tuple[str, int], Work]:
     """Return the instructions for a weight of each kernel in products.json."""
-    found = {}
+    found: dict[tuple[str, int], Work] = {}
     for kernel in _record()["kernels"]:
         work = dict.fromkeys(Kind, 0.0)
         for name, number in kernel["per_weight"].items():

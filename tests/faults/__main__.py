@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import identity, planted, structured, tools
+from tests.faults import identity, planted, products, structured, tools
 from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def judge(folder: Path, fault: Fault | None, seeds: int = 0) -> tuple[str, int]:
         path.write_text(text.replace(fault.old, fault.new))
     try:
         command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
-        own = next((room.TESTS for room in (structured, tools) if fault in room.FAULTS), TESTS)
+        own = next((room.TESTS for room in (products, structured, tools) if fault in room.FAULTS), TESTS)
         done = run(folder, *command, *(f"tests/{name}" for name in own))
         if done.returncode == 0:
             return "", 0
@@ -117,7 +117,7 @@ def main() -> int:
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
     faults = [
         f
-        for f in (*planted.FAULTS, *identity.FAULTS, *structured.FAULTS, *tools.FAULTS, *more)
+        for f in (*planted.FAULTS, *identity.FAULTS, *products.FAULTS, *structured.FAULTS, *tools.FAULTS, *more)
         if options.only in f.name
     ]
     missed = 0
