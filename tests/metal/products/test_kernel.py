@@ -210,6 +210,28 @@ def test_every_code_of_mxfp4_is_its_number(kernel: ProductKernel) -> None:
     assert set(np.abs(meant[14])) == {0, 0.5, 1, 1.5, 2, 3, 4, 6}, "of scale 1"
 
 
+def test_a_row_of_nan_is_no_other_rows(kernel: ProductKernel) -> None:
+    """Rows that are not live are computed and ignored, whatever is in them."""
+    shape = shape_of(AFFINE)
+    weights, _ = weights_of(shape)
+    x = rows_of(shape, 11)
+    wanted = np.array(kernel(shape, x, weights))
+    strange = np.array(x)
+    strange[[2, 9]] = np.nan
+    strange[5] = np.inf
+    got = np.array(kernel(shape, mx.array(strange), weights))
+    others = [0, 1, 3, 4, 6, 7, 8, 10]
+    assert np.array_equal(got[others], wanted[others]) and np.isnan(got[2]).all()
+
+
+def test_rows_that_do_not_lie_one_after_the_other(kernel: ProductKernel) -> None:
+    """A view of every second row, turned over, of an array that is not contiguous."""
+    shape = shape_of(AFFINE)
+    weights, meant = weights_of(shape)
+    x = mx.contiguous(rows_of(shape, 8).T).T[::-2]
+    assert error(kernel(shape, x, weights), wide(x) @ meant[0].T) < TOLERANCE["float16"]
+
+
 def test_all_shapes_of_a_format_share_a_text() -> None:
     """So that a model compiles few kernels: rows of a tile, and matrices of any size."""
     kernel, texts = ProductKernel(sim.metal_kernel), set()
