@@ -37,10 +37,11 @@ class QuantizedProducts:
     """
 
     def __init__(self, factory: KernelFactory, use: Use, *, check: bool = True) -> None:
-        self._kernel = ProductKernel(factory)
+        self.kernel = ProductKernel(factory)
         self._use = use
         self._approval = Approval(check, serves="products", instead="MLX's own kernels")
         self._approved: dict[tuple[Any, ...], bool] = {}
+        self._served: dict[tuple[ProductShape, int], bool] = {}
         self._modules: list[tuple[nn.Module, type]] = []
         self._in_step = False
 
@@ -78,30 +79,25 @@ class QuantizedProducts:
     def reconsider(self) -> None:
         """Check every variant again at its next use, because a step failed, perhaps by the kernel."""
         self._approved.clear()
+        self._served.clear()
         self._approval.notes.clear()
 
     def serves(self, shape: ProductShape, rows: int) -> bool:
         """Return whether the kernel computes a product now."""
-        if not self._in_step or not self._use(shape, rows) or refusal(shape, rows) is not None:
+        if not self._in_step or not self._use(shape, rows):
             return False
+        served = self._served.get((shape, rows))
+        if served is None:
+            served = self._served[shape, rows] = refusal(shape, rows) is None and self._approves(shape, rows)
+        return served
+
+    def _approves(self, shape: ProductShape, rows: int) -> bool:
+        """Return whether the variant that serves a product agrees with float64."""
         held = split(rows) if shape.experts is None else None
         variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, held)
         if variant not in self._approved:
-            self._approved[variant] = self._approval.of(shape, None, lambda: check_product(self._kernel, shape, rows))
+            self._approved[variant] = self._approval.of(shape, None, lambda: check_product(self.kernel, shape, rows))
         return self._approved[variant]
-
-    def of_rows(self, shape: ProductShape, x: mx.array, weights: Weights) -> mx.array:
-        """Return the product of `x` `[..., inputs]`: `[..., outputs]`."""
-        product = self._kernel(shape, x.reshape(-1, shape.inputs), weights)
-        return product.reshape(*x.shape[:-1], shape.outputs)
-
-    def of_pairs(self, shape: ProductShape, x: mx.array, weights: Weights, experts: mx.array) -> mx.array:
-        """Return the product of `x` `[..., 1, inputs]` with the matrices of `experts` `[...]` or `[..., repeat]`, as
-        `mx.gather_qmm` does.
-        """
-        pairs = experts.reshape(-1).astype(mx.uint32)
-        product = self._kernel.of_experts(shape, x.reshape(-1, shape.inputs), weights, pairs)
-        return product.reshape(*experts.shape, 1, shape.outputs)
 
 
 class _Product:
@@ -116,15 +112,18 @@ class _Product:
         shape = self._shapes.get(x.dtype)
         if shape is None or not self._products.serves(shape, x.size // shape.inputs):
             return None
-        return self._products.of_rows(shape, x, _weights(module))
+        return self._products.kernel(shape, x, _weights(module))
 
     def of_pairs(self, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array | None:
-        """Return the product of `x` with the matrices of `experts`, or None if MLX computes it."""
+        """Return the product of `x` `[..., 1, inputs]` with the matrices of `experts`, which has the shape `[...]` or
+        several for each row, as `mx.gather_qmm` does. Return None if MLX computes it.
+        """
         shape, batch = self._shapes.get(x.dtype), tuple(x.shape[:-2])
         fits = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
         if shape is None or not fits or not self._products.serves(shape, experts.size):
             return None
-        return self._products.of_pairs(shape, x, _weights(module), experts)
+        product = self._products.kernel.of_experts(shape, x, _weights(module), experts)
+        return product.reshape(*experts.shape, 1, shape.outputs)
 
 
 class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]

@@ -20,7 +20,7 @@ FILE = "quantized_product.metal"
 NO_EXPERT = (1 << 32) - 1
 """Fills up a list of experts to `SMALL`: a smaller input would be in another address space, and another kernel."""
 
-_SUMS = f"""
+_BEGIN = f"""
   constexpr int OCTETS = {OUTPUTS // 8}, MOST = {EXPERT_ROWS};
   threadgroup float sums[SLICES * 8 * (8 * OCTETS + 4)];
   const int first = int(threadgroup_position_in_grid.x) * 8 * OCTETS;"""
@@ -45,7 +45,7 @@ def _call(mode: str, tiles: str, rows: str, matrix: str) -> str:
 
 
 def _entry(mode: str) -> str:
-    return f"""{_SUMS}{_weights(mode)}
+    return f"""{_BEGIN}{_weights(mode)}
   const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];
   const int first_row = int(threadgroup_position_in_grid.y) * 8 * TILES;
   const NextRows rows = {{min(activations_shape[0] - first_row, 8 * TILES), first_row}};
@@ -54,7 +54,7 @@ def _entry(mode: str) -> str:
 
 
 def _entry_of_experts(mode: str) -> str:
-    return f"""{_SUMS}{_weights(mode)}
+    return f"""{_BEGIN}{_weights(mode)}
   threadgroup int found[MOST];
   const int outputs = weight_scales_shape[1], groups = weight_scales_shape[2];
   const int pairs = activations_shape[0] * REPEAT, pair = int(threadgroup_position_in_grid.y);
@@ -118,57 +118,77 @@ class ProductKernel:
         }
 
     def __call__(
-        self, shape: ProductShape, rows: mx.array, weights: Weights, *, init_value: float | None = None
+        self, shape: ProductShape, x: mx.array, weights: Weights, *, init_value: float | None = None
     ) -> mx.array:
-        """Return the product of `rows` `[rows, inputs]` with a matrix: `[rows, outputs]`.
+        """Return the product of `x` `[..., inputs]` with a matrix: `[..., outputs]`.
 
         `init_value` fills the output before the launch, which costs a launch of its own.
         """
-        parts = split(rows.shape[0])
+        rows = x.size // shape.inputs
         products: mx.array
         (products,) = self._kernels[shape.mode, False](
-            inputs=[rows, *weights.arrays],
-            template=_template(shape, ("TILES", parts.tiles)),
-            grid=(shape.threads * shape.threadgroups, parts.parts, 1),
-            threadgroup=(shape.threads, 1, 1),
-            output_shapes=[(rows.shape[0], shape.outputs)],
-            output_dtypes=[rows.dtype],
+            inputs=[_by_rows(x, rows), *weights.arrays],
+            output_shapes=[(*x.shape[:-1], shape.outputs)],
+            output_dtypes=[x.dtype],
             init_value=init_value,
+            **_launch(shape, rows),
         )
         return products
 
     def of_experts(
         self,
         shape: ProductShape,
-        rows: mx.array,
+        x: mx.array,
         weights: Weights,
         experts: mx.array,
         *,
         init_value: float | None = None,
     ) -> mx.array:
-        """Return the product of each row `[rows, inputs]` with the matrices of its experts: `[pairs, outputs]`.
+        """Return the product of each row of `x` `[..., inputs]` with the matrices of its experts:
+        `[*experts.shape, outputs]`.
 
-        `experts` `[pairs]` uint32, in any order, has as many for each row; pair p is of row `p // (pairs // rows)`. The
+        `experts` has as many numbers for each row, in the order of rows: pair p is of row `p // (pairs // rows)`. The
         first pair of an expert computes all of its pairs, so that its weights are read once for every `EXPERT_ROWS`.
         """
-        pairs = experts.size
+        rows, pairs, of_pairs = x.size // shape.inputs, experts.size, experts.shape
+        if experts.dtype != mx.uint32:
+            experts = experts.astype(mx.uint32)
         if pairs < SMALL:
-            experts = mx.pad(experts, (0, SMALL - pairs), constant_values=mx.array(NO_EXPERT, mx.uint32))
+            no_expert = mx.array(NO_EXPERT, mx.uint32)
+            experts = mx.pad(experts.reshape(-1), (0, SMALL - pairs), constant_values=no_expert)
         products: mx.array
         (products,) = self._kernels[shape.mode, True](
-            inputs=[rows, *weights.arrays, experts],
-            template=_template(shape, ("REPEAT", pairs // rows.shape[0])),
-            grid=(shape.threads * shape.threadgroups, pairs, 1),
-            threadgroup=(shape.threads, 1, 1),
-            output_shapes=[(pairs, shape.outputs)],
-            output_dtypes=[rows.dtype],
+            inputs=[_by_rows(x, rows), *weights.arrays, experts],
+            output_shapes=[(*of_pairs, shape.outputs)],
+            output_dtypes=[x.dtype],
             init_value=init_value,
+            **_launch_of_experts(shape, rows, pairs),
         )
         return products
 
 
+def _by_rows(x: mx.array, rows: int) -> mx.array:
+    """Return `x` with its rows along the first axis, where the kernel counts them."""
+    return x if x.shape[0] == rows else x.reshape(rows, -1)
+
+
 @cache
-def _template(shape: ProductShape, more: tuple[str, int]) -> list[tuple[str, Any]]:
-    """Return the arguments of the kernel's template. All shapes of a format, and of as many slices, share a kernel."""
+def _launch(shape: ProductShape, rows: int) -> dict[str, Any]:
+    """Return the arguments of a call that depend on the shape and the rows alone."""
+    parts = split(rows)
+    return _arguments(shape, ("TILES", parts.tiles), parts.parts)
+
+
+@cache
+def _launch_of_experts(shape: ProductShape, rows: int, pairs: int) -> dict[str, Any]:
+    return _arguments(shape, ("REPEAT", pairs // rows), pairs)
+
+
+def _arguments(shape: ProductShape, more: tuple[str, int], groups: int) -> dict[str, Any]:
+    """All shapes of a format, and of as many slices, share a kernel."""
     numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), more]
-    return [("T", getattr(mx, shape.dtype)), *numbers]
+    return {
+        "template": [("T", getattr(mx, shape.dtype)), *numbers],
+        "grid": (shape.threads * shape.threadgroups, groups, 1),
+        "threadgroup": (shape.threads, 1, 1),
+    }
