@@ -6,6 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
@@ -71,8 +73,8 @@ def read(pending: Pending) -> StepResult:
 
 class ModelRunner:
     """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, and samples. `attend`
-    computes attention. A `writer` writes the tail where it can. The arena has no blocks before `begin`. `Runner`
-    documents the methods.
+    computes attention. A `writer` writes the tail where it can, and `products` computes the quantized products that it
+    serves. The arena has no blocks before `begin`. `Runner` documents the methods.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ModelRunner:
         vocab_size: int,
         attend: Attend,
         writer: TailWriter | None = None,
+        products: QuantizedProducts | None = None,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -106,6 +109,9 @@ class ModelRunner:
             writer.follow(model)
         self._angles = share_angles(model)
         swiglu.install()
+        self._products = products
+        if products is not None:
+            products.install(model)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
@@ -123,6 +129,8 @@ class ModelRunner:
         """Free the model and all memory. The runner cannot be used afterwards. Safe to call again."""
         if vars(self):
             memory = self.memory
+            if self._products is not None:
+                self._products.remove()
             vars(self).clear()
             memory.close()
 
@@ -259,6 +267,8 @@ class ModelRunner:
         self._in_flight.clear()
         self.reset()
         self.states.forget()
+        if self._products is not None:
+            self._products.reconsider()
 
     @refusable
     def settle(self, ops: StateOps) -> None:
@@ -277,7 +287,7 @@ class ModelRunner:
             tokens = self._newest.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
-        with swiglu.by_powers_of_two():
+        with swiglu.by_powers_of_two(), nullcontext() if self._products is None else self._products.step():
             if plan.scoring is not None:
                 return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, plan.scoring.rows)
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None

@@ -15,11 +15,12 @@ from pathlib import Path
 
 from cortexmlx.errors import CortexError, ToolchainMissing
 from cortexmlx.metal.agx.compiler import COMMAND, Compiler, build_compiler, find_compiler
-from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels, prefill_kernel
+from cortexmlx.metal.agx.kernels import Workload, mlx_kernels, our_kernels, prefill_kernel, product_kernel
 from cortexmlx.metal.agx.report import heading, read_result, row
 from cortexmlx.metal.cost.choice import candidates, shapes
 from cortexmlx.metal.cost.sheet import SHAPES
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
+from cortexmlx.metal.products.shape import PRODUCTS
 from cortexmlx.metal.rules import VARIANTS
 from cortexmlx.metal.shape import DTYPES
 
@@ -78,8 +79,8 @@ def _chosen(words: list[str], every: bool) -> Iterator[Workload]:
     seen: set[str] = set()
     compared = (*SHAPES, *(shapes(*DTYPES) if every else ()))
     ours = (*VARIANTS, *(candidate for variant in compared for candidate in candidates(variant)))
-    prefill = map(prefill_kernel, PREFILL_VARIANTS)
-    for workload in (w for kernels in (*map(our_kernels, ours), prefill, mlx_kernels()) for w in kernels):
+    others = (*map(prefill_kernel, PREFILL_VARIANTS), *map(product_kernel, PRODUCTS))
+    for workload in (w for kernels in (*map(our_kernels, ours), others, mlx_kernels()) for w in kernels):
         if workload.source not in seen and all(word in f"{workload.kernel} {workload.name}" for word in words):
             seen.add(workload.source)
             yield workload

@@ -129,6 +129,7 @@ struct Limits<bfloat16_t> {
   inline T simd_sum(T x) { return sub_group_reduce_add(x); } \
   inline T simd_max(T x) { return sub_group_reduce_max(x); } \
   inline T simd_min(T x) { return sub_group_reduce_min(x); } \
+  inline T simd_prefix_exclusive_sum(T x) { return sub_group_scan_exclusive_add(x); } \
   inline T simd_broadcast(T x, ushort lane) { return sub_group_broadcast(x, (uint)lane); } \
   inline T simd_shuffle(T x, ushort lane) { return sub_group_shuffle(x, (uint)lane); } \
   inline T simd_shuffle_xor(T x, ushort mask) { return sub_group_shuffle_xor(x, (uint)mask); } \

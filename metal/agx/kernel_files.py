@@ -19,6 +19,8 @@ import mlx.core as mx
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.legal.msl import INCLUDE, UTILS
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
+from cortexmlx.metal.products.kernel import ProductKernel, Weights
+from cortexmlx.metal.products.shape import PRODUCTS, Product
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.sim import metal_kernel
 from cortexmlx.metal.sim.toolchain import mlx_headers
@@ -26,14 +28,16 @@ from cortexmlx.metal.sim.translation.source import KernelText
 from cortexmlx.metal.tail_write import COLUMNS, WRITES, NewTokens, Norm, TailWrite, TailWriteKernel
 from cortexmlx.metal.work import SMALL
 
-CHECKED: tuple[Variant | PrefillVariant | TailWrite, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES)
-"""The variants that `cortexmlx doctor` checks, of every kernel."""
+Checked = Variant | PrefillVariant | TailWrite | Product
+
+CHECKED: tuple[Checked, ...] = (*VARIANTS, *PREFILL_VARIANTS, *WRITES, *PRODUCTS)
+"""The variants that `cortexmlx doctor` checks, of every kernel, and the quantized products."""
 
 _LONGEST_NAME = 200
 _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.M)
 
 
-def kernel_texts(variant: Variant | PrefillVariant | TailWrite) -> Iterator[KernelText]:
+def kernel_texts(variant: Checked) -> Iterator[KernelText]:
     """Yield the kernels that a variant launches, as MLX generates them. Their inputs have at least `SMALL` elements, as
     those of the engine have.
     """
@@ -52,6 +56,8 @@ def kernel_texts(variant: Variant | PrefillVariant | TailWrite) -> Iterator[Kern
     if isinstance(variant, TailWrite):
         new = _new_tokens(variant)
         TailWriteKernel(recording)(new, None, COLUMNS, mx.zeros(SMALL, mx.int32))
+    elif isinstance(variant, Product):
+        _multiply(ProductKernel(recording), variant)
     elif isinstance(variant, PrefillVariant):
         PrefillKernel(recording)(variant, 1, _prefill_inputs(variant))
     else:
@@ -107,6 +113,23 @@ def _prefill_inputs(variant: PrefillVariant) -> PrefillInputs:
         factors=mx.zeros(2),
         sinks=mx.zeros(SMALL),
     )
+
+
+def _multiply(kernel: ProductKernel, product: Product) -> None:
+    """Call the kernel of a product."""
+    shape, affine = product.shape, product.shape.mode == "affine"
+    matrices = () if shape.experts is None else (shape.experts,)
+    dtype, scales = getattr(mx, shape.dtype), (*matrices, shape.outputs, shape.inputs // shape.group)
+    weights = Weights(
+        mx.zeros((*matrices, shape.outputs, shape.inputs * shape.bits // 32), mx.uint32),
+        mx.zeros(scales, dtype if affine else mx.uint8),
+        mx.zeros(scales, dtype) if affine else None,
+    )
+    rows = mx.zeros((product.rows, shape.inputs), dtype)
+    if shape.experts is None:
+        kernel(shape, rows, weights)
+    else:
+        kernel.of_experts(shape, rows, weights, mx.zeros(product.rows, mx.uint32))
 
 
 def preamble() -> str:

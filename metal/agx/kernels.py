@@ -13,6 +13,7 @@ from cortexmlx.metal.agx.opencl import Instance, opencl_unit
 from cortexmlx.metal.compare.mlx_decode import HELD
 from cortexmlx.metal.legal.msl import KERNEL_FOLDER
 from cortexmlx.metal.prefill import PrefillVariant
+from cortexmlx.metal.products.shape import Product
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.sim.toolchain import mlx_headers
@@ -73,6 +74,13 @@ def prefill_kernel(variant: PrefillVariant) -> Workload:
     """
     [text] = kernel_texts(variant)
     return Workload(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
+
+
+def product_kernel(product: Product) -> Workload:
+    """Return the kernel of a quantized product. Its instructions for a weight are counted in `products.py`."""
+    [text] = kernel_texts(product)
+    name = "quantized_product" + ("" if product.shape.experts is None else "_of_experts")
+    return Workload(product.label, name, _unit(text, product.shape.threads), product.shape.threads)
 
 
 def _lane_bytes(variant: Variant, dim: int) -> float:

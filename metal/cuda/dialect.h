@@ -33,6 +33,22 @@ __device__ __forceinline__ float simd_sum(float x) {
   return x;
 }
 
+__device__ __forceinline__ int simd_sum(int x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+// The sum of the lanes before this one.
+__device__ __forceinline__ int simd_prefix_exclusive_sum(int x) {
+  const int lane = threadIdx.x % 32;
+  int sum = x;
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_sync(0xffffffffu, sum, lane - step);
+    sum += lane >= step ? before : 0;
+  }
+  return sum - x;
+}
+
 __device__ __forceinline__ float simd_max(float x) {
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
   return x;

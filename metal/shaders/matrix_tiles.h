@@ -10,29 +10,7 @@
 #define ROLLED _Pragma("clang loop unroll(disable)")
 #endif
 
-// Which numbers of a matrix a lane has: those in `row`, at `column` and `column + 1`.
-struct MatrixPlace {
-  int row;
-  int column;
-};
-
-inline MatrixPlace matrix_place(uint lane) {
-  return MatrixPlace{int((lane >> 2 & 4) + (lane >> 1 & 3)), int((lane >> 1 & 4) + (lane << 1 & 2))};
-}
-
-// The largest of a column's eight numbers, and their sum: over the lanes that differ in the bits of the row.
-inline float max_over_rows(float x) {
-  x = max(x, simd_shuffle_xor(x, ushort(2)));
-  x = max(x, simd_shuffle_xor(x, ushort(4)));
-  return max(x, simd_shuffle_xor(x, ushort(16)));
-}
-
-inline float sum_over_rows(float x) {
-  x += simd_shuffle_xor(x, ushort(2));
-  x += simd_shuffle_xor(x, ushort(4));
-  return x + simd_shuffle_xor(x, ushort(16));
-}
-
+#include "matrix_place.h"
 // A head of DIM numbers shared out to LANES lanes: each has EACH numbers, 8 neighbours at a time as long as they last, then
 // 4, 2 and 1. A chunk is 8 of a lane's numbers; the last may have fewer.
 template <int DIM, int LANES>

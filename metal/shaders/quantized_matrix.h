@@ -4,20 +4,7 @@
 //   sum over d of (scale * code_d + bias) * q_d  =  scale * (sum of code_d * q_d) + bias * (sum of q_d)
 //   sum over t of weight_t * (scale_t * code_t + bias_t)  =  sum of (weight_t * scale_t) * code_t  +  sum of weight_t * bias_t
 
-// N neighbouring words, loaded at once.
-template <int N, typename Word>
-inline void load_words(const device Word* from, uint first, thread Word* words) {
-  if (N == 1) {
-    words[0] = from[first];
-  } else {
-    const vec<Word, N == 1 ? 2 : N> loaded = *(const device vec<Word, N == 1 ? 2 : N>*)(from + first);
-    UNROLL
-    for (int i = 0; i < N; i++) {
-      words[i] = loaded[i];
-    }
-  }
-}
-
+#include "words.h"
 // Slots are counted from the first.
 template <typename KV, int DIM, int BITS, int GROUP>
 inline QuantizedSource<KV, DIM, BITS, GROUP> from_slot(

@@ -20,11 +20,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import choices, identity, launches, memory, planted, structured, tools, warm
+from tests.faults import choices, identity, launches, memory, planted, products, structured, tools, warm
 from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = (choices, launches, memory, structured, tools, warm)
+ROOMS = (choices, launches, memory, products, structured, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",

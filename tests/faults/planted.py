@@ -9,6 +9,7 @@ SHARED = "metal/shaders/paged_attention.h"
 MATRIX, TILES = "metal/shaders/paged_matrix.metal", "metal/shaders/matrix_tiles.h"
 LAYOUT, SOURCES = "metal/shaders/matrix_layout.h", "metal/sources.py"
 QUANTIZED, QUANTIZED_MATRIX = "metal/shaders/quantized.h", "metal/shaders/quantized_matrix.h"
+PLACE, CODES = "metal/shaders/matrix_place.h", "metal/shaders/codes.h"
 WIDE, WIDE_ENTRY = "metal/shaders/paged_wide.metal", "metal/wide.py"
 VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/shaders/paged_prefill.metal", "metal/prefill.py"
@@ -181,14 +182,14 @@ FAULTS = (
         "step.attention_window, partition)",
         "step.attention_window, partition >> (step.rows > 1))",
     ),
-    Fault("a matrix has other rows", TILES, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
+    Fault("a matrix has other rows", PLACE, "(lane >> 2 & 4) + (lane >> 1 & 3)", "(lane >> 1 & 4) + (lane >> 1 & 3)"),
     Fault(
         "a column's maximum leaves out four rows",
-        TILES,
+        PLACE,
         "return max(x, simd_shuffle_xor(x, ushort(16)));",
         "return x;",
     ),
-    Fault("a column's sum leaves out four rows", TILES, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
+    Fault("a column's sum leaves out four rows", PLACE, "return x + simd_shuffle_xor(x, ushort(16));", "return x;"),
     Fault("the last numbers of a head are taken for others", TILES, "in_chunk < (REST & 4) ? 4", "in_chunk < 4 ? 4"),
     Fault(
         "odd numbers of a head come from its start",
@@ -368,7 +369,7 @@ FAULTS = (
     Fault(
         "the KV head of another group", PREFILL_ENTRY, "first_head / (query_heads / kv_heads)", "first_head % kv_heads"
     ),
-    Fault("a code keeps the power that it is written behind", QUANTIZED, "-float(1 << BITS)", "0.0f"),
+    Fault("a code keeps the power that it is written behind", CODES, "-float(1 << BITS)", "0.0f"),
     Fault(
         "codes of the tail with scales of the arena",
         QUANTIZED,

@@ -229,6 +229,34 @@ def test_experts_are_switch_layers_packed_and_plain() -> None:
     assert parameters(layers.QuantizedSwitchLinear.__call__) == ["self", "x", "indices", "sorted_indices"]
 
 
+@pytest.mark.parametrize("tokens", [3, 40], ids=["as they come", "sorted by expert"])
+def test_packed_experts_are_called_with_rows_and_the_experts_of_each(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`[..., 1, inputs]` and experts of the same shape, or of several to a row; biases by the experts' numbers."""
+    called = []
+    layers = module("models.switch_layers")
+    packed = layers.QuantizedSwitchLinear
+    theirs = packed.__call__
+
+    def noting(self: Any, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> Any:
+        called.append((tuple(x.shape), tuple(indices.shape), sorted_indices))
+        return theirs(self, x, indices, sorted_indices)
+
+    monkeypatch.setattr(packed, "__call__", noting)
+    experts = layers.SwitchGLU(32, 64, 4, bias=True)
+    nn.quantize(experts, 32, 4)
+    assert experts.up_proj.global_scale is None and experts.up_proj.mode == "affine"
+    assert tuple(experts.up_proj["bias"].shape) == (4, 64)
+    experts(mx.zeros((tokens, 1, 32)), mx.zeros((tokens, 1, 2), mx.uint32))
+    rows, pairs = ((tokens, 1, 1), (tokens, 1, 2)) if tokens == 3 else ((2 * tokens,),) * 2
+    assert called == [
+        ((*rows, 1, 32), pairs, tokens != 3),
+        ((*rows, 1, 32), pairs, tokens != 3),
+        ((*pairs, 1, 64), pairs, tokens != 3),
+    ]
+
+
 def test_matrices_of_latent_attention_are_layers_packed_and_plain() -> None:
     layers = module("models.mla")
     packed = layers.MultiLinear(64, 32, 4).to_quantized(group_size=32, bits=4)

@@ -38,6 +38,7 @@ ORDER = (
     "grammar",
     "scheduling",
     "attention",
+    "products",
     "execution",
     "serving",
     "sessions",

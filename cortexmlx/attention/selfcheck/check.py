@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -29,7 +30,6 @@ from cortexmlx.metal import prefill, tail_write
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import REDUCE_THREADS, VARIANTS, Variant, refusal
-from cortexmlx.metal.shape import Shape
 from cortexmlx.metal.tail_write import WRITES, TailWrite, TailWriteKernel
 
 _TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -39,7 +39,7 @@ order and Metal's fast exponential (3 + 2 |x| units in the last place).
 
 _log = logging.getLogger(__name__)
 
-_UNWRITTEN = -24576.0
+UNWRITTEN = -24576.0
 """Outputs are filled with this number before a launch. Every dtype holds it, and no result of a problem can be it."""
 
 _COMPILER = ("Unable to build metal library", "Unable to load kernel", "Unable to load function")
@@ -48,17 +48,31 @@ lines.
 """
 
 
+class Checked(Protocol):
+    """A kernel's variant."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of its results."""
+
+    @property
+    def label(self) -> str:
+        """Its name in a line of a table or a log."""
+
+
 @dataclass(frozen=True)
 class VariantCheck:
     """The result of checking a variant."""
 
-    variant: Shape | TailWrite
+    variant: Checked
     error: float | None
     """The largest difference from float64; None if there was no result to compare."""
     reason: str = ""
     """Why there was no result."""
     message: str = ""
     """The whole text of the exception, if there was one."""
+    judge: str = "attention in float64"
+    """What it is compared with."""
 
     @property
     def tolerance(self) -> float:
@@ -76,10 +90,10 @@ class VariantCheck:
         if self.error is None:
             return self.reason
         verb = "agrees with" if self.agrees else "differs from"
-        return f"it {verb} attention in float64 by {self.error:.2g} (limit {self.tolerance:.2g})"
+        return f"it {verb} {self.judge} by {self.error:.2g} (limit {self.tolerance:.2g})"
 
 
-class _NoResult(Exception):
+class NoResult(Exception):
     """The kernels ran, but left nothing to compare."""
 
 
@@ -101,9 +115,12 @@ class Approval:
 
     check: bool
     notes: dict[str, str] = field(default_factory=dict)
-    _known: dict[tuple[Shape | TailWrite, bool], bool] = field(default_factory=dict)
+    serves: str = "attention"
+    """What the variants compute."""
+    instead: str = "the reference path"
+    _known: dict[tuple[Checked, bool], bool] = field(default_factory=dict)
 
-    def of(self, variant: Shape | TailWrite, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
+    def of(self, variant: Checked, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
         """Return whether the variant may serve; `check` compares it, once. Several threads may ask for different
         variants.
         """
@@ -117,7 +134,7 @@ class Approval:
         self._known.clear()
         self.notes.clear()
 
-    def _found(self, variant: Shape | TailWrite, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
+    def _found(self, variant: Checked, refusal: str | None, check: Callable[[], VariantCheck]) -> bool:
         reason, message = refusal, ""
         if reason is None and self.check:
             result = check()
@@ -128,7 +145,7 @@ class Approval:
         if len(message.splitlines()) > 1:
             reason += "\n" + textwrap.indent(message, "  ")
         self.notes[variant.label] = reason
-        _log.warning("attention (%s) runs on the reference path: %s", variant.label, reason)
+        _log.warning("%s (%s) runs on %s: %s", self.serves, variant.label, self.instead, reason)
         return False
 
 
@@ -159,7 +176,7 @@ def check_variant(kernels: DecodeKernels, variant: Variant) -> VariantCheck:
             )
         return error
 
-    return _checked(variant, refusal(variant), compared)
+    return checked(variant, refusal(variant), compared)
 
 
 def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantCheck:
@@ -173,7 +190,7 @@ def check_prefill(kernel: PrefillKernel, variant: PrefillVariant) -> VariantChec
             _in_place("prefill", variant, lambda: _prefill_error(kernel, variant, given))
         return error
 
-    return _checked(variant, prefill.refusal(variant), compared)
+    return checked(variant, prefill.refusal(variant), compared)
 
 
 def check_tail_write(kernel: TailWriteKernel, variant: TailWrite) -> VariantCheck:
@@ -181,20 +198,25 @@ def check_tail_write(kernel: TailWriteKernel, variant: TailWrite) -> VariantChec
 
     def compared() -> float:
         problem = make_tail_problem(variant)
-        made = kernel(problem.new, problem.tail, problem.columns, problem.places, init_value=_UNWRITTEN)
+        made = kernel(problem.new, problem.tail, problem.columns, problem.places, init_value=UNWRITTEN)
         each = zip(made, problem.wanted, strict=True)
-        return max(_difference(_written("tail", 32, array), wanted) for array, wanted in each)
+        return max(difference(written("tail", 32, array), wanted) for array, wanted in each)
 
-    return _checked(variant, tail_write.refusal(variant), compared)
+    return checked(variant, tail_write.refusal(variant), compared)
 
 
-def _checked(variant: Shape | TailWrite, reason: str | None, compared: Callable[[], float]) -> VariantCheck:
+def checked(
+    variant: Checked, reason: str | None, compared: Callable[[], float], judge: str = "attention in float64"
+) -> VariantCheck:
+    """Return the result of a check. `reason` says why the variant does not run. `compared` runs it and returns the
+    largest difference from what `judge` says.
+    """
     if reason is not None:
         return VariantCheck(variant, None, f"it does not run ({reason})")
     mx.synchronize()
     try:
-        return VariantCheck(variant, compared())
-    except _NoResult as nothing:
+        return VariantCheck(variant, compared(), judge=judge)
+    except NoResult as nothing:
         return VariantCheck(variant, None, str(nothing))
     except Exception as error:
         # A command buffer that failed is reported once more at the stream's next use: here, and not in a step.
@@ -207,62 +229,63 @@ def _checked(variant: Shape | TailWrite, reason: str | None, compared: Callable[
 
 def _error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
     """Return the largest difference. Each kernel is evaluated by itself, so that a problem has a name."""
-    partials = kernels.decode(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
-    _written("decode", variant.geometry.threads, partials)
-    attended = kernels.reduce(variant, partials, problem.inputs, init_value=_UNWRITTEN)
-    return _difference(_written("reduce", REDUCE_THREADS, attended), problem.wanted)
+    partials = kernels.decode(variant, problem.items, problem.inputs, init_value=UNWRITTEN)
+    written("decode", variant.geometry.threads, partials)
+    attended = kernels.reduce(variant, partials, problem.inputs, init_value=UNWRITTEN)
+    return difference(written("reduce", REDUCE_THREADS, attended), problem.wanted)
 
 
 def _whole_error(kernels: DecodeKernels, variant: Variant, problem: DecodeProblem) -> float:
     """Return the largest difference of the kernel that leaves the rows' results."""
-    attended = kernels.whole(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
-    return _difference(_written("decode", variant.geometry.threads, attended), problem.wanted)
+    attended = kernels.whole(variant, problem.items, problem.inputs, init_value=UNWRITTEN)
+    return difference(written("decode", variant.geometry.threads, attended), problem.wanted)
 
 
 def _prefill_error(kernel: PrefillKernel, variant: PrefillVariant, problem: PrefillProblem) -> float:
     """Return the largest difference of the prefill kernel's result."""
-    attended = kernel(variant, problem.items, problem.inputs, init_value=_UNWRITTEN)
-    return _difference(_written("prefill", variant.threads, attended), problem.wanted)
+    attended = kernel(variant, problem.items, problem.inputs, init_value=UNWRITTEN)
+    return difference(written("prefill", variant.threads, attended), problem.wanted)
 
 
-def _difference(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float64]) -> float:
+def difference(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float64]) -> float:
+    """Return the largest difference. Raises NoResult if a number is NaN or infinite."""
     strange = np.count_nonzero(~np.isfinite(got))
     if strange:
-        raise _NoResult(f"it gives NaN or infinity in {strange:,} of {got.size:,} numbers")
+        raise NoResult(f"it gives NaN or infinity in {strange:,} of {got.size:,} numbers")
     return float(np.abs(got - wanted).max())
 
 
-def _in_place(launch: str, variant: Shape, concealed_error: Callable[[], float]) -> None:
-    """Raise _NoResult if a launch reads a copy of the slabs. MLX silently copies an input that is not row-contiguous,
+def _in_place(launch: str, variant: Checked, concealed_error: Callable[[], float]) -> None:
+    """Raise NoResult if a launch reads a copy of the slabs. MLX silently copies an input that is not row-contiguous,
     unless it is told not to.
     """
     try:
         error = concealed_error()
-    except _NoResult:
+    except NoResult:
         error = np.inf
     if error > _TOLERANCE[variant.dtype]:
-        raise _NoResult(
+        raise NoResult(
             f"its {launch} launch read a copy of the keys and values: of a cache of gigabytes every layer would make "
             "one"
         )
 
 
-def _written(launch: str, threads: int, output: mx.array) -> npt.NDArray[np.float32]:
-    """Return the numbers that a launch wrote. Raises _NoResult if it wrote none, or not all.
+def written(launch: str, threads: int, output: mx.array) -> npt.NDArray[np.float32]:
+    """Return the numbers that a launch wrote. Raises NoResult if it wrote none, or not all.
 
     A GPU silently drops a launch whose threadgroups are larger than the pipeline allows, which depends on the registers
     that the compiler took. A dropped launch leaves all zeros in fresh memory.
     """
     mx.eval(output)
     numbers = np.array(output.astype(mx.float32))
-    left = np.count_nonzero(numbers == _UNWRITTEN)
+    left = np.count_nonzero(numbers == UNWRITTEN)
     if left == numbers.size or not numbers.any():
-        raise _NoResult(
+        raise NoResult(
             f"its {launch} launch was dropped: {threads} threads in a threadgroup may be more than this GPU allows for "
             f"the kernel; none of its {numbers.size:,} numbers was written"
         )
     if left:
-        raise _NoResult(f"its {launch} launch left {left:,} of {numbers.size:,} numbers unwritten")
+        raise NoResult(f"its {launch} launch left {left:,} of {numbers.size:,} numbers unwritten")
     return numbers
 
 

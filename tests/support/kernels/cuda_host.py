@@ -26,6 +26,7 @@ _TYPES = {
     mx.float16: "__half",
     mx.bfloat16: "__nv_bfloat16",
     mx.int32: "int",
+    mx.uint8: "unsigned char",
     mx.uint32: "unsigned",
 }
 _FLAGS = ["-std=c++20", "-fPIC", "-O1", "-fno-exceptions", "-ftrivial-auto-var-init=pattern", "-Wno-everything"]

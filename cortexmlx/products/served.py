@@ -1,0 +1,196 @@
+"""Products of a model's steps by our kernel, where `use` says so.
+
+mlx-lm's model is used unchanged. Its quantized modules become instances of the classes here, which ask once per call.
+Outside of a step, and for whatever the kernel does not serve, they are what they were.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
+
+from cortexmlx.arrays import dtype_name
+from cortexmlx.attention.selfcheck.check import Approval
+from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.products.kernel import ProductKernel, Weights
+from cortexmlx.metal.products.shape import Product, ProductShape, refusal, split
+from cortexmlx.metal.shape import DTYPES
+from cortexmlx.products.selfcheck import check_product
+
+_log = logging.getLogger(__name__)
+
+Use = Callable[[ProductShape, int], bool]
+"""Whether our kernel computes a product: its shape, and its rows. With experts, a row is a token and one expert."""
+
+
+class QuantizedProducts:
+    """Computes a model's quantized products on a kernel made by `factory`, in steps, where `use` says so.
+
+    With `check`, the kernel is compared with float64 at the first use of each variant, and disabled if it disagrees.
+    Only the thread that evaluates the steps may use it.
+    """
+
+    def __init__(self, factory: KernelFactory, use: Use, *, check: bool = True) -> None:
+        self.kernel = ProductKernel(factory)
+        self._use = use
+        self._approval = Approval(check, serves="products", instead="MLX's own kernels")
+        self._approved: dict[tuple[Any, ...], bool] = {}
+        self._served: dict[tuple[ProductShape, int], bool] = {}
+        self._modules: list[tuple[nn.Module, type]] = []
+        self._in_step = False
+
+    def install(self, model: nn.Module) -> int:
+        """Let the quantized modules of a model ask. Return how many there are that the kernel can serve."""
+        for _, module in model.named_modules():
+            made = _SERVED.get(type(module))
+            if made is None or (product := _product(self, module)) is None:
+                continue
+            self._modules.append((module, type(module)))
+            module.product = product
+            module.__class__ = made
+        return len(self._modules)
+
+    def remove(self) -> None:
+        """Leave the modules as they were. Safe to call again."""
+        for module, kind in self._modules:
+            module.__class__ = kind
+            del module.product
+        self._modules.clear()
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Serve the products of a model that is called in this context."""
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what MLX's kernels compute instead, and why: a line each, perhaps followed by a message."""
+        return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
+
+    def reconsider(self) -> None:
+        """Check every variant again at its next use, because a step failed, perhaps by the kernel."""
+        self._approved.clear()
+        self._served.clear()
+        self._approval.reconsider()
+
+    def serves(self, shape: ProductShape, rows: int) -> bool:
+        """Return whether the kernel computes a product now."""
+        if not self._in_step or not self._use(shape, rows):
+            return False
+        served = self._served.get((shape, rows))
+        if served is None:
+            served = self._served[shape, rows] = refusal(shape, rows) is None and self._approves(shape, rows)
+        return served
+
+    def _approves(self, shape: ProductShape, rows: int) -> bool:
+        """Return whether the variant that serves a product agrees with float64."""
+        held = split(rows) if shape.experts is None else None
+        variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, held)
+        if variant not in self._approved:
+            check = lambda: check_product(self.kernel, shape, rows)  # noqa: E731
+            self._approved[variant] = self._approval.of(Product(shape, rows), None, check)
+        return self._approved[variant]
+
+
+class _Product:
+    """What a module asks. It has a shape for each dtype of rows that the kernel can multiply with its weights."""
+
+    def __init__(self, products: QuantizedProducts, shapes: Iterable[ProductShape]) -> None:
+        self._products = products
+        self._shapes = {getattr(mx, shape.dtype): shape for shape in shapes}
+
+    def of_rows(self, module: nn.Module, x: mx.array) -> mx.array | None:
+        """Return the product of `x` `[..., inputs]`, or None if MLX computes it."""
+        shape = self._shapes.get(x.dtype)
+        if shape is None or not self._products.serves(shape, x.size // shape.inputs):
+            return None
+        return self._products.kernel(shape, x, _weights(module))
+
+    def of_pairs(self, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array | None:
+        """Return the product of `x` `[..., 1, inputs]` with the matrices of `experts`, which has the shape `[...]` or
+        several for each row, as `mx.gather_qmm` does. Return None if MLX computes it.
+        """
+        shape, batch = self._shapes.get(x.dtype), tuple(x.shape[:-2])
+        fits = x.shape[-2] == 1 and batch in (tuple(experts.shape), (*experts.shape[:-1], 1))
+        if shape is None or not fits or not self._products.serves(shape, experts.size):
+            return None
+        product = self._products.kernel.of_experts(shape, x, _weights(module), experts)
+        return product.reshape(*experts.shape, 1, shape.outputs)
+
+
+class _ServedLinear(nn.QuantizedLinear):  # type: ignore[misc]
+    product: _Product
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if (product := self.product.of_rows(self, x)) is not None:
+            return product + self["bias"] if "bias" in self else product
+        theirs: mx.array = super().__call__(x)
+        return theirs
+
+
+class _ServedEmbedding(nn.QuantizedEmbedding):  # type: ignore[misc]
+    product: _Product
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        if (product := self.product.of_rows(self, x)) is not None:
+            return product
+        theirs: mx.array = super().as_linear(x)
+        return theirs
+
+
+class _ServedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
+    product: _Product
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        if (product := self.product.of_pairs(self, x, indices)) is not None:
+            return product + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else product
+        theirs: mx.array = super().__call__(x, indices, sorted_indices)
+        return theirs
+
+
+_SERVED: dict[type, type] = {
+    nn.QuantizedLinear: _ServedLinear,
+    nn.QuantizedEmbedding: _ServedEmbedding,
+    QuantizedSwitchLinear: _ServedSwitchLinear,
+}
+"""The modules that are served. A subclass of theirs computes in a way of its own, and is left alone."""
+
+
+def _weights(module: nn.Module) -> Weights:
+    return Weights(module["weight"], module["scales"], module.get("biases"))
+
+
+def _product(products: QuantizedProducts, module: nn.Module) -> _Product | None:
+    """Return what a module asks; None if the kernel cannot serve it."""
+    weights = _weights(module)
+    *experts, outputs, words = weights.codes.shape
+    # Affine scales have the dtype of the model. Those of MXFP4 say nothing of it.
+    dtypes = (dtype_name(weights.scales.dtype),) if module.mode == "affine" else DTYPES
+    shapes = [
+        ProductShape(
+            dtype,
+            module.mode,
+            module.bits,
+            module.group_size,
+            words * 32 // module.bits,
+            outputs,
+            experts[0] if experts else None,
+        )
+        for dtype in dtypes
+    ]
+    if module.get("global_scale") is not None or refusal(shapes[0], 1) is not None:
+        return None
+    # MLX would silently copy such weights at each call.
+    if any(not memoryview(array).c_contiguous for array in weights.arrays):  # type: ignore[arg-type]
+        _log.warning("products (%s) run on MLX's own kernels: the weights are not contiguous", shapes[0].label)
+        return None
+    return _Product(products, shapes)

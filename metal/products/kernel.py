@@ -1,0 +1,196 @@
+"""The quantized product as `mx.fast.metal_kernel` objects, and its calls.
+
+The mathematics is in `shaders/quantized_product.metal`. This module has the entries: the lines between MLX's generated
+signature and the kernel's function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
+from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, split
+from cortexmlx.metal.work import SMALL
+
+FILE = "quantized_product.metal"
+NO_EXPERT = (1 << 32) - 1
+"""Fills up a list of experts to `SMALL`: a smaller input would be in another address space, and another kernel."""
+
+_BEGIN = f"""
+  constexpr int OCTETS = {OUTPUTS // 8}, MOST = {EXPERT_ROWS};
+  threadgroup float sums[SLICES * 8 * (8 * OCTETS + 4)];
+  const int first = int(threadgroup_position_in_grid.x) * 8 * OCTETS;"""
+
+_WEIGHTS = {
+    "affine": "AffineWeights<T, BITS>",
+    "mxfp4": "Mxfp4Weights",
+}
+
+
+def _weights(mode: str) -> str:
+    arrays = "weight_codes, weight_scales" + (", weight_biases" if mode == "affine" else "")
+    return f"""
+  const {_WEIGHTS[mode]} weights = {{{arrays}}};"""
+
+
+def _call(mode: str, tiles: str, rows: str, matrix: str) -> str:
+    kinds = f"{_WEIGHTS[mode]}, {rows}"
+    return f"""quantized_product<T, BITS, GROUP, SLICES, OCTETS, {tiles}, {kinds}>(
+      activations, weights, rows, uint(groups), {matrix}, first, outputs, products, sums,
+      simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
+
+
+def _entry(mode: str) -> str:
+    return f"""{_BEGIN}{_weights(mode)}
+  const int outputs = weight_scales_shape[0], groups = weight_scales_shape[1];
+  const int first_row = int(threadgroup_position_in_grid.y) * 8 * TILES;
+  const NextRows rows = {{min(activations_shape[0] - first_row, 8 * TILES), first_row}};
+  {_call(mode, "TILES", "NextRows", "0")}
+"""
+
+
+def _entry_of_experts(mode: str) -> str:
+    return f"""{_BEGIN}{_weights(mode)}
+  threadgroup int found[MOST];
+  const int outputs = weight_scales_shape[1], groups = weight_scales_shape[2];
+  const int pairs = activations_shape[0] * REPEAT, pair = int(threadgroup_position_in_grid.y);
+  const uint expert = expert_of_pair[pair], lane = thread_index_in_simdgroup;
+  const bool writes = simdgroup_index_in_threadgroup == 0;
+  const int count = find_pairs<MOST>(expert_of_pair, pairs, expert, 0, writes, found, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (found[0] != pair) {{
+    return;  // the expert's rows are the work of its first pair
+  }}
+  for (int done = 0; done < count; done += MOST) {{
+    if (done > 0) {{
+      find_pairs<MOST>(expert_of_pair, pairs, expert, done, writes, found, lane);
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+    }}
+    const RowsOfExpert rows = {{min(count - done, MOST), REPEAT, found}};
+    if (rows.count <= 8) {{
+      {_call(mode, "1", "RowsOfExpert", "int(expert)")}
+    }} else {{
+      {_call(mode, "MOST / 8", "RowsOfExpert", "int(expert)")}
+    }}
+  }}
+"""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The arrays of quantized weights, row-contiguous: `mx.quantize` gives them."""
+
+    codes: mx.array
+    """`[outputs, inputs * bits / 32]` uint32; with experts before that `[experts]`."""
+    scales: mx.array
+    """`[outputs, inputs / group]`, in the dtype of the rows; uint8 in mxfp4."""
+    biases: mx.array | None
+    """As `scales`; None in mxfp4."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays that the kernel reads."""
+        return [self.codes, self.scales, *([] if self.biases is None else [self.biases])]
+
+
+class ProductKernel:
+    """The kernels, made once by `factory`: one for each mode, with and without experts."""
+
+    def __init__(self, factory: KernelFactory) -> None:
+        self._kernels = {
+            (mode, experts): make_kernel(
+                factory,
+                f"cortex_product_{mode}" + ("_of_experts" if experts else ""),
+                inputs=[
+                    *("activations", "weight_codes", "weight_scales"),
+                    *(["weight_biases"] if mode == "affine" else []),
+                    *(["expert_of_pair"] if experts else []),
+                ],
+                outputs=["products"],
+                entry=_entry_of_experts(mode) if experts else _entry(mode),
+                text=kernel_text(FILE),
+                copies=True,
+            )
+            for mode in _WEIGHTS
+            for experts in (False, True)
+        }
+
+    def __call__(
+        self, shape: ProductShape, x: mx.array, weights: Weights, *, init_value: float | None = None
+    ) -> mx.array:
+        """Return the product of `x` `[..., inputs]` with a matrix: `[..., outputs]`.
+
+        `init_value` fills the output before the launch, which costs a launch of its own.
+        """
+        rows = x.size // shape.inputs
+        products: mx.array
+        (products,) = self._kernels[shape.mode, False](
+            inputs=[_by_rows(x, rows), *weights.arrays],
+            output_shapes=[(*x.shape[:-1], shape.outputs)],
+            output_dtypes=[x.dtype],
+            init_value=init_value,
+            **_launch(shape, rows),
+        )
+        return products
+
+    def of_experts(
+        self,
+        shape: ProductShape,
+        x: mx.array,
+        weights: Weights,
+        experts: mx.array,
+        *,
+        init_value: float | None = None,
+    ) -> mx.array:
+        """Return the product of each row of `x` `[..., inputs]` with the matrices of its experts:
+        `[*experts.shape, outputs]`.
+
+        `experts` has as many numbers for each row, in the order of rows: pair p is of row `p // (pairs // rows)`. The
+        first pair of an expert computes all of its pairs, so that its weights are read once for every `EXPERT_ROWS`.
+        """
+        rows, pairs, of_pairs = x.size // shape.inputs, experts.size, experts.shape
+        if experts.dtype != mx.uint32:
+            experts = experts.astype(mx.uint32)
+        if pairs < SMALL:
+            no_expert = mx.array(NO_EXPERT, mx.uint32)
+            experts = mx.pad(experts.reshape(-1), (0, SMALL - pairs), constant_values=no_expert)
+        products: mx.array
+        (products,) = self._kernels[shape.mode, True](
+            inputs=[_by_rows(x, rows), *weights.arrays, experts],
+            output_shapes=[(*of_pairs, shape.outputs)],
+            output_dtypes=[x.dtype],
+            init_value=init_value,
+            **_launch_of_experts(shape, rows, pairs),
+        )
+        return products
+
+
+def _by_rows(x: mx.array, rows: int) -> mx.array:
+    """Return `x` with its rows along the first axis, where the kernel counts them."""
+    return x if x.shape[0] == rows else x.reshape(rows, -1)
+
+
+@cache
+def _launch(shape: ProductShape, rows: int) -> dict[str, Any]:
+    """Return the arguments of a call that depend on the shape and the rows alone."""
+    parts = split(rows)
+    return _arguments(shape, ("TILES", parts.tiles), parts.parts)
+
+
+@cache
+def _launch_of_experts(shape: ProductShape, rows: int, pairs: int) -> dict[str, Any]:
+    return _arguments(shape, ("REPEAT", pairs // rows), pairs)
+
+
+def _arguments(shape: ProductShape, more: tuple[str, int], groups: int) -> dict[str, Any]:
+    """All shapes of a format, and of as many slices, share a kernel."""
+    numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), more]
+    return {
+        "template": [("T", getattr(mx, shape.dtype)), *numbers],
+        "grid": (shape.threads * shape.threadgroups, groups, 1),
+        "threadgroup": (shape.threads, 1, 1),
+    }

@@ -1,0 +1,22 @@
+// Which numbers of a matrix a lane has: those in `row`, at `column` and `column + 1`.
+struct MatrixPlace {
+  int row;
+  int column;
+};
+
+inline MatrixPlace matrix_place(uint lane) {
+  return MatrixPlace{int((lane >> 2 & 4) + (lane >> 1 & 3)), int((lane >> 1 & 4) + (lane << 1 & 2))};
+}
+
+// The largest of a column's eight numbers, and their sum: over the lanes that differ in the bits of the row.
+inline float max_over_rows(float x) {
+  x = max(x, simd_shuffle_xor(x, ushort(2)));
+  x = max(x, simd_shuffle_xor(x, ushort(4)));
+  return max(x, simd_shuffle_xor(x, ushort(16)));
+}
+
+inline float sum_over_rows(float x) {
+  x += simd_shuffle_xor(x, ushort(2));
+  x += simd_shuffle_xor(x, ushort(4));
+  return x + simd_shuffle_xor(x, ushort(16));
+}

@@ -1,0 +1,60 @@
+"""The self-check of the quantized product: what is right agrees, and what can go wrong on a GPU is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.metal import sim
+from cortexmlx.metal.products.kernel import ProductKernel
+from cortexmlx.metal.products.shape import ProductShape
+from cortexmlx.products.selfcheck import check_product
+
+SHAPE = ProductShape("float16", "affine", 4, 64, 256, 5000)
+EXPERTS = replace(SHAPE, mode="mxfp4", group=32, inputs=128, experts=128)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [(SHAPE, 9), (EXPERTS, 48)], ids=["one matrix", "experts"])
+def test_the_kernel_agrees(shape: ProductShape, rows: int) -> None:
+    check = check_product(ProductKernel(sim.metal_kernel), shape, rows)
+    assert check.agrees and "agrees with the product in float64" in check.outcome
+
+
+@pytest.mark.parametrize(("shape", "rows"), [(SHAPE, 9), (EXPERTS, 48)], ids=["one matrix", "experts"])
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("T(sum)", "T(1.05f * sum)", "differs from the product in float64"),
+        ("T(sum)", "T(sum / 0.0f)", "NaN or infinity"),
+        ("t * 8 + row < rows.count &&", "t * 8 + row < rows.count - 1 &&", "unwritten"),
+        ("T(sum);", "T(never);", "does not compile"),
+    ],
+)
+def test_a_wrong_kernel_is_found(shape: ProductShape, rows: int, right: str, wrong: str, said: str) -> None:
+    def factory(*, header: str, **options: Any) -> Any:
+        assert right in header
+        return sim.metal_kernel(header=header.replace(right, wrong), **options)
+
+    check = check_product(ProductKernel(factory), shape, rows)
+    said = "does not run" if said == "does not compile" else said  # the simulator's words are not Apple's
+    assert not check.agrees and said in check.outcome
+
+
+def test_a_dropped_launch_is_found() -> None:
+    """Outputs stay what they were filled with."""
+
+    def factory(**_: Any) -> Any:
+        def call(*, output_shapes: Any, output_dtypes: Any, init_value: float, **_: Any) -> list[mx.array]:
+            return [mx.full(output_shapes[0], init_value, output_dtypes[0])]
+
+        return call
+
+    assert "launch was dropped" in check_product(ProductKernel(factory), SHAPE, 9).outcome
+
+
+def test_what_is_not_served_does_not_run() -> None:
+    check = check_product(ProductKernel(sim.metal_kernel), replace(SHAPE, bits=5), 9)
+    assert not check.agrees and "4 and 8 bits" in check.outcome
