@@ -96,7 +96,9 @@ def _indexed(parameter: Any, line: int, given: Sequence[str], taken: set[tuple[s
         if type_.kind.name in _BY_ADDRESS and not _dependent(type_.get_pointee().kind.name):
             space = space_of(type_.get_pointee().spelling)
             if space is not None and (space == "threadgroup") != (kind == "threadgroup"):
-                yield Complaint(line, f"'{parameter.spelling}' lies in {space} memory: its attribute cannot be '{kind}'")
+                yield Complaint(
+                    line, f"'{parameter.spelling}' lies in {space} memory: its attribute cannot be '{kind}'"
+                )
 
 
 def _told(parameter: Any, line: int, given: Sequence[str]) -> Iterator[Complaint]:
@@ -106,7 +108,8 @@ def _told(parameter: Any, line: int, given: Sequence[str]) -> Iterator[Complaint
     type_ = parameter.type.get_canonical()
     spelled = _QUALIFIERS.sub("", type_.spelling)
     if len(names) > 1:
-        yield Complaint(line, f"'{parameter.spelling}' has the attributes {' and '.join(names)}: it can be one thing only")
+        both = " and ".join(names)
+        yield Complaint(line, f"'{parameter.spelling}' has the attributes {both}: it can be one thing only")
     for name in names:
         if name not in _NUMBERS | _POSITIONS:
             yield Complaint(line, f"unknown attribute '{name}': Metal has no such attribute")

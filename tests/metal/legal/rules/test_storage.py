@@ -61,7 +61,8 @@ def test_a_kernel_has_32_kb_of_threadgroup_memory() -> None:
 
 
 def test_the_threadgroup_memory_of_an_instance_is_counted() -> None:
-    text = "template <int N> [[kernel]] void t(device float* y [[buffer(0)]]) {{ threadgroup float s[N]; s[0] = y[0]; {}}}\n"
+    text = "template <int N> [[kernel]] void t(device float* y [[buffer(0)]]) {{\n"
+    text += "  threadgroup float s[N]; s[0] = y[0]; {}}}\n"
     instance = 'template [[host_name("t")]] [[kernel]] decltype(t<{0}>) t<{0}>;\n'
     assert_told_apart(
         text.format("") + instance.format(8192), text.format("//!\n") + instance.format(16384), "65536 bytes"
