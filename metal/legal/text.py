@@ -59,7 +59,9 @@ def _annotated(match: re.Match[str]) -> str:
         found = _ATTRIBUTE.match(part)
         if found is None:
             return match.group()
-        out.append(f'__attribute__((annotate("metal {found.group(1)}")))')
+        number = re.fullmatch(r"\(\s*(-?\d+)\s*\)", found.group(2) or "")
+        value = f"({number.group(1)})" if number else ""
+        out.append(f'__attribute__((annotate("metal {found.group(1)}{value}")))')
     return " ".join(out) + _line_breaks(match.group())
 
 

@@ -200,6 +200,14 @@ def test_softcap(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
     assert error(attend(kernels, v, rows, options), answer(v, rows, options)) < tolerance["float32"]
 
 
+def test_scores_far_beyond_the_softcap(kernels: DecodeKernels, tolerance: dict[str, float], v: Variant) -> None:
+    """The hyperbolic tangent is 1 there. Metal's fast one, a quotient of two exponentials, is no number."""
+    logits = np.where(np.arange(600) % 3, 1e4, -1e4)
+    options = Options(scale=1.0, softcap=3.0)
+    got = attend(kernels, v, [_row_with_logits(v, logits)], options)
+    assert error(got, answer(v, [_row_with_logits(v, logits)], options)) < tolerance["float32"]
+
+
 def test_sinks_count_once_whatever_their_height(
     kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
 ) -> None:

@@ -81,6 +81,18 @@ def test_several_query_tokens_with_a_cap_and_sinks(
     assert error(got, answers(v, rows, queries, options)) < tolerance["float32"]
 
 
+def test_a_token_that_an_older_query_does_not_see_does_not_raise_its_maximum(
+    kernels: DecodeKernels, tolerance: dict[str, float], v: Variant
+) -> None:
+    """The newest token's scores are a thousand times the others': under such a maximum nothing else would weigh."""
+    v = replace(v, query_tokens=3)
+    rows, queries = several_queries(v, [18, 40])
+    for row in rows:
+        row.keys[:, -1] *= 1000
+    got = attend(kernels, v, rows, queries=queries, tail_tokens=3)
+    assert error(got, answers(v, rows, queries)) < tolerance["float32"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("key_dim", "value_dim", "latent"), DIMS)

@@ -120,8 +120,8 @@ PAIRS = {
         ["takes no part"],
     ),
     "too much threadgroup memory": (
-        "threadgroup float s[8192]; " + I + "s[i] = 1; y[i] = s[i];",
-        "threadgroup float s[8193]; " + I + "s[i] = 1; y[i] = s[i];",
+        I + "if (i < 64) { threadgroup float s[8192]; s[i] = 1; y[i] = s[i]; }",
+        I + "if (i < 64) { threadgroup float s[8193]; s[i] = 1; y[i] = s[i]; }",
         ["bytes of threadgroup memory, at most 32768"],
     ),
     "misaligned vector": (

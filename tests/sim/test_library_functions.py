@@ -236,3 +236,13 @@ def test_packing_and_unpacking():
 def test_what_metal_calls_ambiguous_or_unknown_does_not_compile(text):
     with pytest.raises(KernelCompileError, match="does not compile"), sim.options(static_pass=False):
         launch(I + f"float v = x[i]; uint u = i; y[i] = {text};")
+
+
+def test_fast_functions_overflow_where_their_steps_do():
+    """Metal computes fast::tanh as (t - 1) / (t + 1) with t = exp(2 x): infinity by infinity from 44.4 on."""
+    y, _ = launch(I + "y[i] = fast::tanh(x[i]);")
+    exact, _ = launch(I + "y[i] = precise::tanh(x[i]);")
+    assert np.isnan(np.array(y)[45:]).all() and np.allclose(np.array(y)[:44], np.array(exact)[:44], rtol=1e-6)
+    assert np.array(exact)[45:].tolist() == [1.0] * 19
+    y, _ = launch(I + "y[i] = i % 2 ? fast::pow(-x[i], 2.0f) : precise::pow(-x[i], 2.0f);")
+    assert np.isnan(np.array(y)[1::2]).all() and np.array(y)[2].item() == 4.0

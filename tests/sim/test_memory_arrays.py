@@ -72,7 +72,7 @@ def test_what_is_declared_within_the_limit_runs(name):
 def test_what_is_declared_beyond_the_limit_is_refused_executed_or_not(name, checked):
     source, total = TOO_MUCH[name]
     with (
-        sim.options(checked=checked),
+        sim.options(checked=checked, static_pass=False),
         pytest.raises(KernelFault, match=f"{total} bytes of threadgroup memory, at most"),
     ):
         launch(I + source)

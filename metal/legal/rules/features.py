@@ -26,6 +26,10 @@ _WORDS = (
     (re.compile(r"\bnew\b(?=\s*[\w(:])|(?<!=)(?<!= )\bdelete\b(?=\s*(?:\[|\w))"), "Metal has no new and delete"),
     (re.compile(r"\bprintf\s*\("), "Metal has no printf: os_log of Metal 3.2 is what there is"),
     (re.compile(r"\bdouble\b"), "Metal has no double"),
+    (
+        re.compile(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?[lL]\b"),
+        "Metal has no long double: a literal ends in f, h or bf",
+    ),
 )
 # Words that say what a function is for. A word that one of these characters follows is used as a name.
 _STAGE = re.compile(r"\b(kernel|vertex|fragment)\b(?=\s*(?:[=;,)+\-*/%.<>&|^?\[:]|\]))(?!\s*\]\])")

@@ -1,4 +1,7 @@
-"""The places of variables (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics."""
+"""The places of variables (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics.
+
+A threadgroup variable has no initial value, and those of a kernel fit in 32 KB.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,6 +9,8 @@ from ..frontend import Complaint
 from ..tree import Node, marks
 
 _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
+_MOST_BYTES = 32768
+_BRANCHES = {"IF_STMT", "SWITCH_STMT"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
 
 
@@ -29,6 +34,8 @@ def _variable(node: Node) -> Iterator[Complaint]:
     if "threadgroup variable" not in marks(node.cursor):
         yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
         return
+    if any(token.spelling == "=" for token in node.cursor.get_tokens()):
+        yield Complaint(node.line, f"the threadgroup variable '{name}' cannot have an initial value: store it")
     function = node.function()
     if function is None or "kernel" not in marks(function.cursor):
         yield Complaint(
@@ -49,8 +56,30 @@ def _template(node: Node) -> Iterator[Complaint]:
         yield Complaint(node.line, f"'{node.cursor.spelling}' is a variable at program scope: it must be `constant`")
 
 
+def _too_large(nodes: Sequence[Node]) -> Iterator[Complaint]:
+    """Refuse a kernel that declares more threadgroup memory than there is.
+
+    Variables in branches are left to the simulator's launch: the compiler may drop the branch.
+    """
+    declared: dict[int, int] = {}
+    last: dict[int, Node] = {}
+    for node in nodes:
+        if node.kind != "VAR_DECL" or "threadgroup variable" not in marks(node.cursor):
+            continue
+        function, size = node.function(), node.cursor.type.get_size()
+        if function is None or size < 0 or any(around.kind in _BRANCHES for around in node.above()):
+            continue
+        align, key = max(node.cursor.type.get_align(), 1), function.cursor.hash
+        declared[key] = -(-declared.get(key, 0) // align) * align + size
+        last[key] = node
+    for key, size in declared.items():
+        if (total := -(-size // 16) * 16) > _MOST_BYTES:
+            yield Complaint(last[key].line, f"{total} bytes of threadgroup memory, at most {_MOST_BYTES} are there")
+
+
 def complaints(nodes: Sequence[Node]) -> Iterator[Complaint]:
-    """Yield variables in the wrong place."""
+    """Yield variables in the wrong place, with initial values, or too large."""
+    yield from _too_large(nodes)
     for node in nodes:
         if node.kind == "VAR_DECL" and not node.instantiated:
             yield from _variable(node)

@@ -14,6 +14,12 @@ _FLOATING = re.compile(
 )
 _THREADGROUP = re.compile(r"\bthreadgroup\b")
 _DECLARATOR = re.compile(r"\s*(?P<type>.*?)(?P<name>\b\w+)\s*(?P<dims>(?:\[.*\])?)\s*$", re.S)
+# A parameter that points to a thread's own memory, and what assigns to a pointer.
+_OWN_POINTER = re.compile(
+    r"(?P<type>[(,]\s*(?:const\s+)?thread\b(?:[^(),;{}<>*&]|<[^<>(){};]*(?:<[^<>(){};]*>[^<>(){};]*)*>)*\*)"
+    r"\s*(?P<name>[A-Za-z_]\w*)(?=\s*[,)])"
+)
+_ASSIGNED = r"(?:\+\+|--)\s*{0}\b|\b{0}\s*(?:\+\+|--|[-+]?=(?!=))"
 _HOST_NAME = re.compile(r"template\s*\[\[host_name\([^\]]*\)\]\]\s*\[\[kernel\]\]\s*(decltype\()")
 
 
@@ -92,11 +98,27 @@ def _threadgroup_memory(text: str) -> str:
     return "".join(out) + text[at:]
 
 
+def _sized_pointers(text: str) -> str:
+    """Give a function that takes a pointer to a thread's own array the array's size, too.
+
+    The compiler finds it at the call: of the member or row that is passed, not of the variable around it. It then
+    checks the function's indices before it optimises. A pointer that the text moves stays as it is.
+    """
+
+    def sized(found: re.Match[str]) -> str:
+        if re.search(_ASSIGNED.format(found["name"]), text):
+            return found.group()
+        return f"{found['type']} const {found['name']} SIM_SIZED"
+
+    return _OWN_POINTER.sub(sized, text)
+
+
 def to_cpp(text: str) -> str:
     """Return Metal kernel text as C++ for the shim headers."""
     text = blank_comments(text)
     text = re.sub(r"\[\[\s*threadgroup\b", "[[sim_threadgroup", text)
     text = _threadgroup_memory(text)
+    text = _sized_pointers(text)
     text = _STRING_OR_NUMBER.sub(_literal, text)
     text = _HOST_NAME.sub(r"template \1", text)
     return mark_paths(text)

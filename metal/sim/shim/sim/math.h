@@ -1,5 +1,6 @@
 // The math and common functions of floating-point numbers. Computed in float (half and bfloat are rounded once, at the end), with
-// the host's correctly behaved libm: metal::fast:: is as exact as precise::. Each is a set of overloads, as in Metal, so that an
+// the host's correctly behaved libm. What Metal says metal::fast:: computes in steps does so here, and overflows as they do; the rest
+// of it is as exact as precise::. Each is a set of overloads, as in Metal, so that an
 // argument of another type converts where Metal converts it, and is ambiguous where it is ambiguous there.
 #pragma once
 #include "sim/numeric.h"
@@ -19,19 +20,24 @@ float ldexpf(float, int) __attribute__((const));
 float frexpf(float, int*);
 }
 
-#define SIM_COMMON_UNARY(X)                                                                                 \
+// Of these metal::fast:: has its own.
+#define SIM_STEPPED_UNARY(X) X(cosh, coshf(x)) X(sinh, sinhf(x)) X(tan, tanf(x)) X(tanh, tanhf(x))
+#define SIM_STEPPED_BINARY(X) X(pow, powf(x, y)) X(powr, powf(x, y))
+#define SIM_COMMON_UNARY(X) SIM_PLAIN_UNARY(X) SIM_STEPPED_UNARY(X)
+#define SIM_COMMON_BINARY(X) SIM_PLAIN_BINARY(X) SIM_STEPPED_BINARY(X)
+#define SIM_PLAIN_UNARY(X)                                                                                  \
   X(acos, acosf(x)) X(acosh, acoshf(x)) X(asin, asinf(x)) X(asinh, asinhf(x)) X(atan, atanf(x))            \
-  X(atanh, atanhf(x)) X(ceil, __builtin_ceilf(x)) X(cos, cosf(x)) X(cosh, coshf(x))                         \
+  X(atanh, atanhf(x)) X(ceil, __builtin_ceilf(x)) X(cos, cosf(x))                         \
   X(exp, expf(x)) X(exp2, exp2f(x)) X(exp10, powf(10.0f, x)) X(fabs, __builtin_fabsf(x))                    \
   X(floor, __builtin_floorf(x)) X(fract, __sim_fract(x)) X(log, logf(x)) X(log2, log2f(x))                  \
   X(log10, log10f(x)) X(rint, __builtin_rintf(x)) X(round, __builtin_roundf(x))                             \
-  X(rsqrt, 1.0f / __builtin_sqrtf(x)) X(sin, sinf(x)) X(sinh, sinhf(x)) X(sqrt, __builtin_sqrtf(x))         \
-  X(tan, tanf(x)) X(tanh, tanhf(x)) X(trunc, __builtin_truncf(x)) X(sinpi, __sim_sinpi(x))                  \
+  X(rsqrt, 1.0f / __builtin_sqrtf(x)) X(sin, sinf(x)) X(sqrt, __builtin_sqrtf(x))         \
+  X(trunc, __builtin_truncf(x)) X(sinpi, __sim_sinpi(x))                  \
   X(cospi, __sim_cospi(x)) X(tanpi, __sim_sinpi(x) / __sim_cospi(x)) X(saturate, __sim_clamp01(x))
-#define SIM_COMMON_BINARY(X)                                                                                \
+#define SIM_PLAIN_BINARY(X)                                                                                 \
   X(atan2, atan2f(x, y)) X(copysign, __builtin_copysignf(x, y)) X(divide, x / y) X(fdim, __sim_fdim(x, y))  \
-  X(fmax, __builtin_fmaxf(x, y)) X(fmin, __builtin_fminf(x, y)) X(fmod, fmodf(x, y)) X(pow, powf(x, y))     \
-  X(powr, powf(x, y)) X(step, y < x ? 0.0f : 1.0f)
+  X(fmax, __builtin_fmaxf(x, y)) X(fmin, __builtin_fminf(x, y)) X(fmod, fmodf(x, y))     \
+  X(step, y < x ? 0.0f : 1.0f)
 #define SIM_COMMON_TERNARY(X)                                                                               \
   X(fma, __builtin_fmaf(x, y, z)) X(mix, x + (y - x) * z) X(smoothstep, __sim_smoothstep(x, y, z))          \
   X(fmax3, __builtin_fmaxf(__builtin_fmaxf(x, y), z)) X(fmin3, __builtin_fminf(__builtin_fminf(x, y), z))   \
@@ -152,14 +158,23 @@ template <class T, int N> SIM_FN vec<T, N> refract(vec<T, N> i, vec<T, N> n, __s
 
 #define SIM_ALIAS1(name, expr) using metal::name;
 #define SIM_VARIANTS                                                                                               \
-  SIM_COMMON_UNARY(SIM_ALIAS1) SIM_COMMON_BINARY(SIM_ALIAS1) SIM_COMMON_TERNARY(SIM_ALIAS1)                        \
+  SIM_PLAIN_UNARY(SIM_ALIAS1) SIM_PLAIN_BINARY(SIM_ALIAS1) SIM_COMMON_TERNARY(SIM_ALIAS1)                        \
   using metal::abs; using metal::max; using metal::min; using metal::clamp; using metal::sign; using metal::dot;   \
   using metal::length; using metal::normalize; using metal::distance; using metal::ldexp; using metal::frexp;      \
   using metal::max3; using metal::min3; using metal::median3; using metal::modf; using metal::sincos;              \
   using metal::nextafter; using metal::ilogb; using metal::length_squared; using metal::distance_squared;          \
   using metal::cross; using metal::faceforward; using metal::reflect; using metal::refract;
-namespace fast { SIM_VARIANTS }
-namespace precise { SIM_VARIANTS }
+namespace fast {
+SIM_VARIANTS
+SIM_FN float __tanh_of(float t) { return (t - 1.0f) / (t + 1.0f); }
+SIM_UNARY(cosh, 0.5f * (expf(x) + expf(-x)))
+SIM_UNARY(sinh, 0.5f * (expf(x) - expf(-x)))
+SIM_UNARY(tan, sinf(x) * (1.0f / cosf(x)))
+SIM_UNARY(tanh, __tanh_of(expf(2.0f * x)))
+SIM_BINARY(pow, exp2f(y * log2f(x)))
+SIM_BINARY(powr, exp2f(y * log2f(x)))
+}
+namespace precise { SIM_VARIANTS SIM_STEPPED_UNARY(SIM_ALIAS1) SIM_STEPPED_BINARY(SIM_ALIAS1) }
 #undef SIM_VARIANTS
 }  // namespace metal
 

@@ -23,6 +23,65 @@ WRONG = {
         "[[kernel]] void k(device float* x [[buffer(0)]], uint i [[position_in_grid]]) { x[i] = 1; } //!\n",
         "no such attribute",
     ),
+    "has an attribute that only begins like one": (
+        "[[kernel]] void k(device float* x [[buffer(0)]], uint i [[thread_position]]) { x[i] = 1; } //!\n",
+        "unknown attribute 'thread_position'",
+    ),
+    "has two buffers of one index": (
+        "[[kernel]] void k(device float* x [[buffer(1)]], device float* y [[buffer(1)]]) { x[0] = y[0]; } //!\n",
+        "'buffer(1)' is the index of two",
+    ),
+    "has a buffer behind the last": (
+        "[[kernel]] void k(device float* x [[buffer(31)]]) { x[0] = 1; } //!\n",
+        "from 0 to 30",
+    ),
+    "has a buffer before the first": (
+        "[[kernel]] void k(device float* x [[buffer(-1)]]) { x[0] = 1; } //!\n",
+        "from 0 to 30",
+    ),
+    "has threadgroup memory behind the last": (
+        "[[kernel]] void k(threadgroup float* x [[threadgroup(31)]]) { x[0] = 1; } //!\n",
+        "from 0 to 30",
+    ),
+    "has two threadgroup arguments of one index": (
+        "[[kernel]] void k(threadgroup int* x [[threadgroup(0)]], threadgroup int* y [[threadgroup(0)]]) //!\n"
+        "{ x[0] = y[0]; }\n",
+        "'threadgroup(0)' is the index of two",
+    ),
+    "takes threadgroup memory as a buffer": (
+        "[[kernel]] void k(threadgroup float* x [[buffer(0)]]) { x[0] = 1; } //!\n",
+        "cannot be 'buffer'",
+    ),
+    "takes device memory as threadgroup memory": (
+        "[[kernel]] void k(device float* x [[threadgroup(0)]]) { x[0] = 1; } //!\n",
+        "cannot be 'threadgroup'",
+    ),
+    "takes a float as its position": (
+        "[[kernel]] void k(device float* x [[buffer(0)]], float i [[thread_position_in_grid]]) { x[0] = i; } //!\n",
+        "is a ushort or uint",
+    ),
+    "takes an int as its position": (
+        "[[kernel]] void k(device float* x [[buffer(0)]], int i [[thread_position_in_grid]]) { x[i] = 1; } //!\n",
+        "is a ushort or uint",
+    ),
+    "takes four numbers as its position": (
+        "[[kernel]] void k(device float* x [[buffer(0)]], uint4 i [[thread_position_in_grid]]) { x[i.x] = 1; } //!\n",
+        "a vector of two or three",
+    ),
+    "takes a vector as its lane": (
+        "[[kernel]] void k(device float* x [[buffer(0)]], uint3 i [[thread_index_in_simdgroup]]) { x[i.x] = 1; } //!\n",
+        "'thread_index_in_simdgroup' is a ushort or uint",
+    ),
+    "takes two things in one argument": (
+        "[[kernel]] void k(device float* x [[buffer(0)]], //\n"
+        "  uint i [[thread_index_in_simdgroup, thread_position_in_grid]]) { x[i] = 1; } //!\n",
+        "one thing only",
+    ),
+    "is called by another": (
+        "[[kernel]] void j(device float* x [[buffer(0)]]) { x[0] = 1; }\n"
+        "[[kernel]] void k(device float* x [[buffer(0)]]) { j(x); } //!\n",
+        "no function calls one",
+    ),
 }
 
 
@@ -43,6 +102,10 @@ template <typename T>
     const device bool* mask [[buffer(3), function_constant(masked)]], threadgroup float* s [[threadgroup(0)]],
     uint3 tid [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
   s[lane] = masked ? p.n : strides[0]; }
+[[kernel]] void either(
+    const device float* x [[buffer(0), function_constant(masked)]],
+    const device half* y [[buffer(0), function_constant(masked)]], device float* z [[buffer(30)]],
+    ushort2 at [[thread_position_in_grid]]) { z[at.x] = 1; }
 kernel void plain(device float* y, uint2 at [[thread_position_in_grid]]) { y[at.x] = at.y; }
 """
     assert said(text) == []

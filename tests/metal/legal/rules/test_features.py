@@ -11,6 +11,7 @@ PAIRS = {
     "a literal of long long": ("long v = 1l;", "long v = 1ll; //!", "no long long"),
     "asm": ("", 'asm("nop"); //!', "no asm"),
     "double": ("float d = 1.0;", "double d = 1.0; //!", "no double"),
+    "a literal of long double": ("float v = 1.0f;", "float v = 1.0l; //!", "no long double"),
     "register": ("int r = 1;", "register int r = 1; //!", "no `register`"),
     "thread_local": ("int t = 1;", "thread_local int t = 1; //!", "no thread_local"),
     "new": ("int v = 1;", "auto p = new int; //!", "no new"),

@@ -39,6 +39,36 @@ PAIRS = {
 }
 
 
+BODIES = {
+    "a list of initial values": ("threadgroup int s[2]; s[0] = 1;", "threadgroup int s[2] = {1, 2}; //!"),
+    "an initial value": ("threadgroup int s; s = 1;", "threadgroup int s = 1; //!"),
+    "the initial value of a later variable": ("threadgroup int a, s;", "threadgroup int a, s = 1; //!"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_threadgroup_variable_has_no_initial_value(name: str) -> None:
+    right, wrong = BODIES[name]
+    assert_told_apart(kernel(right), kernel(wrong), "cannot have an initial value")
+
+
+def test_a_kernel_has_32_kb_of_threadgroup_memory() -> None:
+    """What a branch declares is not counted: a launch does that, when it is known which branches are left."""
+    most = "threadgroup float s[4096]; threadgroup float t[4096]; s[i] = 1; t[i] = 1;"
+    reason = "32784 bytes of threadgroup memory, at most 32768"
+    assert_told_apart(kernel(most), kernel(most + " threadgroup uchar c; c = 1; //!"), reason)
+    assert said(kernel(most + " if (sizeof(int) == 2) { threadgroup uchar c; c = 1; }")) == []
+
+
+def test_the_threadgroup_memory_of_an_instance_is_counted() -> None:
+    text = "template <int N> [[kernel]] void t(device float* y [[buffer(0)]]) {{\n"
+    text += "  threadgroup float s[N]; s[0] = y[0]; {}}}\n"
+    instance = 'template [[host_name("t")]] [[kernel]] decltype(t<{0}>) t<{0}>;\n'
+    assert_told_apart(
+        text.format("") + instance.format(8192), text.format("//!\n") + instance.format(16384), "65536 bytes"
+    )
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_variable_lives_where_metal_lets_it(name: str) -> None:
     right, wrong, reason = PAIRS[name]
@@ -48,7 +78,7 @@ def test_a_variable_lives_where_metal_lets_it(name: str) -> None:
 def test_a_kernel_declares_threadgroup_variables_in_every_way() -> None:
     body = (
         "threadgroup float s[64]; threadgroup int a, c[2][3];\n"
-        "threadgroup atomic_int count; threadgroup float4 z[2] = {};\n"
+        "threadgroup atomic_int count; threadgroup float4 z[2];\n"
         "{ threadgroup vec<half, 2> inner[4]; inner[0] = 1; }\nthreadgroup float* p = s; p[i] = 1; a = c[0][1];"
     )
     template = (
