@@ -65,8 +65,8 @@ _KERNEL = [
 _UNCHECKED = ["-O2", "-fwrapv", "-fmax-type-align=1", "-mllvm", "-unroll-threshold=0"]
 _CHECKED = [
     "-O1",
-    "-fsanitize=alignment,object-size,signed-integer-overflow,integer-divide-by-zero,bounds,shift-exponent,"
-    "float-cast-overflow,implicit-integer-truncation",
+    "-fsanitize=alignment,signed-integer-overflow,integer-divide-by-zero,bounds,shift-exponent,float-cast-overflow,"
+    "implicit-integer-truncation",
     "-fno-sanitize-trap=all",
     "-Xclang",
     "-fsanitize=kernel-address",

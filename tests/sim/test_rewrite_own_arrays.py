@@ -32,8 +32,6 @@ BODIES = {
         I + "float a[4]; thread float* p = a; " + UNROLL + "for (int n = 0; n < COUNT; n++) p[n] = x[n]; y[i] = a[3];",
         5,
     ),
-    "one element through a pointer": (I + "float a[5 - 1]; thread float* p = a; p[COUNT - 1] = 1; y[i] = p[3];", 5),
-    "an element before the first": (I + "float a[4]; thread float* p = a; p[COUNT - 4] = 1; y[i] = p[0];", 3),
     "a function": (I + "float a[4]; fill<COUNT>(x, a); y[i] = a[3];", 8),
     "a function of a function": (I + "float a[4]; again<COUNT>(x, a); y[i] = a[3];", 5),
     "a row": (I + "float a[2][4]; fill<4>(x, a[1]); fill<COUNT>(x, a[0]); y[i] = a[1][0];", 5),
@@ -50,11 +48,6 @@ BODIES = {
         5,
     ),
     "matrices": (I + "simdgroup_matrix<float, 8, 8> m[4]; ones<COUNT>(m); y[i] = m[0].thread_elements()[0];", 5),
-    "other numbers": (
-        I + "float a[4]; thread uint* p = (thread uint*)a; " + UNROLL + "for (int n = 0; n < COUNT; n++) p[n] = n; "
-        "y[i] = a[0];",
-        5,
-    ),
 }
 
 
@@ -62,7 +55,7 @@ BODIES = {
 def test_an_index_outside_a_threads_own_array_is_found_though_it_is_a_constant(name):
     body, wrong = BODIES[name]
     launch(body.replace("COUNT", "4"), header=HEADER)
-    with pytest.raises(KernelFault, match=r"index \d+ of|outside an array|past the end of an array"):
+    with pytest.raises(KernelFault, match=r"index \d+ of|past the end of an array"):
         launch(body.replace("COUNT", str(wrong)), header=HEADER)
 
 

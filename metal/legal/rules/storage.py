@@ -34,7 +34,8 @@ def _variable(node: Node) -> Iterator[Complaint]:
     if "threadgroup variable" not in marks(node.cursor):
         yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
         return
-    if any(token.spelling == "=" for token in node.cursor.get_tokens()):
+    words = [token.spelling for token in node.cursor.get_tokens()]
+    if {"=", "{"} & set(words[words.index(name) :] if name in words else ()):
         yield Complaint(node.line, f"the threadgroup variable '{name}' cannot have an initial value: store it")
     function = node.function()
     if function is None or "kernel" not in marks(function.cursor):

@@ -37,14 +37,6 @@ void report(uint32_t kind, const Place& place, uintptr_t pc, const char* what, c
 #define SIM_CALLER ((uintptr_t)__builtin_return_address(0))
 extern "C" {
 void __ubsan_handle_type_mismatch_v1(Mismatch* d, uintptr_t address) {
-  if (!(address & ((1ull << d->log_align) - 1))) {  // not the alignment: no object of this size is there
-    Finding* f = add_finding(SIM_FAULT_OUT_OF_BOUNDS, SIM_CALLER, kNone, kNone, 0, 0, false);
-    if (f) {
-      f->line = line_of(d->place);
-      snprintf(f->text, sizeof f->text, "%s outside an array of its own", d->type->name);
-    }
-    abandon_launch();
-  }
   char what[64];
   snprintf(what, sizeof what, "uses an address that is a multiple of %u only as", 1u << __builtin_ctzll(address | 1ull << 31));
   report(SIM_FAULT_MISALIGNED, d->place, SIM_CALLER, what, d->type);

@@ -268,7 +268,6 @@ LEGAL = {
         "metal::array<float, 4> a; a[0] = 1; x[0] = a[0] + a.size() + a.back(); for (float v : a) x[0] += v; "
         "auto d = (device metal::array<float, 2>*)x; for (float v : *d) x[0] += v; d->fill(a.front());"
     ),
-    "initialized threadgroup memory": "threadgroup float s[8] = {0}; x[0] = s[1];",
     "uniform": (
         "metal::uniform<int> u = metal::make_uniform(n); constexpr const uniform<int> two = make_uniform(2); "
         "const uniform<int> v = u * two; x[0] = float(v % 3 + 1) + (u < v) + (u << 1);"

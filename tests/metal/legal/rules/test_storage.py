@@ -41,6 +41,7 @@ PAIRS = {
 
 BODIES = {
     "a list of initial values": ("threadgroup int s[2]; s[0] = 1;", "threadgroup int s[2] = {1, 2}; //!"),
+    "a list without a sign": ("threadgroup int s[2]; s[0] = 1;", "threadgroup int s[2]{}; //!"),
     "an initial value": ("threadgroup int s; s = 1;", "threadgroup int s = 1; //!"),
     "the initial value of a later variable": ("threadgroup int a, s;", "threadgroup int a, s = 1; //!"),
 }
