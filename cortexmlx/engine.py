@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from cortexmlx.cpu import blas
@@ -374,9 +373,8 @@ class Engine(NotCopyable):
         self._worker.ask(lambda core: core.check_invariants())
 
     def on_memory_pressure(self, level: MemoryPressure | str) -> None:
-        """Give memory back before the system takes it, while requests continue. "warning" drops half of the unused
-        prefix cache. "critical" drops all of it, the free end of the arena and MLX's own buffers. Raises InvalidRequest
-        or EngineClosed.
+        """Give memory back while requests continue. "warning" drops half of the unused prefix cache, "critical" all of
+        it, the free end of the arena and MLX's own buffers. Raises InvalidRequest or EngineClosed.
         """
         asked = arguments.checked_pressure(level)
         self._worker.ask(lambda core: core.relieve(critical=asked is MemoryPressure.CRITICAL))
@@ -394,9 +392,7 @@ class Engine(NotCopyable):
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

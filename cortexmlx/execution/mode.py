@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
+import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.attention.backends import Backend, choose_backend
@@ -34,6 +35,9 @@ from cortexmlx.kv.sizing import (
 )
 from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
 from cortexmlx.kv.state.snapshots import Snapshots
+from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.products.choices import ProductChoices
+from cortexmlx.products.served import QuantizedProducts
 
 
 class ExecutionMode(Protocol):
@@ -104,7 +108,7 @@ class PagedMode:
 
     def runner(self, block_size: int, vocab_size: int, backend: Backend) -> ModelRunner:
         self._runner = ModelRunner(
-            self._model, paged(self.groups), block_size, vocab_size, backend.attend, backend.writer
+            self._model, paged(self.groups), block_size, vocab_size, backend.attend, backend.writer, _products(backend)
         )
         return self._runner
 
@@ -205,3 +209,10 @@ def execution_mode(model: nn.Module, kv_bits: int | None = None, kv_group_size: 
         if kv_bits is not None:
             raise unquantized(kv_bits, str(why)) from why
         return SerialMode(model, why)
+
+
+def _products(backend: Backend) -> QuantizedProducts | None:
+    """Return what may multiply with quantized weights, on a GPU. Nothing is chosen yet."""
+    if backend.name != "metal":
+        return None
+    return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())

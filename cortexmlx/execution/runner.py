@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from cortexmlx.execution.footprint.command_buffers import command_buffers, limit
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
+from cortexmlx.execution.pending import Pending, read
 from cortexmlx.execution.sampling import BatchSampler, Sampled
 from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.kv.arena import KVArena, Slab
@@ -40,35 +40,6 @@ from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
 from cortexmlx.scheduling.steps.step_memory import prepare
 from cortexmlx.stats import CommandBuffers
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A step in flight: its lazy results, and `scores`, which computes the log-probabilities of its plan's
-    `scoring`.
-    """
-
-    sampled: Sampled | None
-    started: float
-    scores: Callable[[], TokenScores] | None = None
-
-
-def read(pending: Pending) -> StepResult:
-    """Wait for the results of a step, and return them on the host."""
-    sampled = pending.sampled
-    scores = None if pending.scores is None else pending.scores()
-    if sampled is None:
-        return StepResult(time.perf_counter() - pending.started, scores=scores)
-    mx.eval(sampled.arrays())
-    return StepResult(
-        time.perf_counter() - pending.started,
-        _host(sampled.tokens),
-        None if sampled.logprobs is None else _host(sampled.logprobs),
-        None if sampled.top_ids is None else _host(sampled.top_ids),
-        None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
-        scores,
-        sampled.failures,
-    )
 
 
 class ModelRunner:
@@ -109,7 +80,7 @@ class ModelRunner:
             writer.follow(model)
         self._angles = share_angles(model)
         swiglu.install()
-        self._products = products
+        self.products = products
         if products is not None:
             products.install(model)
         self._tail_tokens = 0
@@ -129,8 +100,8 @@ class ModelRunner:
         """Free the model and all memory. The runner cannot be used afterwards. Safe to call again."""
         if vars(self):
             memory = self.memory
-            if self._products is not None:
-                self._products.remove()
+            if self.products is not None:
+                self.products.remove()
             vars(self).clear()
             memory.close()
 
@@ -267,8 +238,8 @@ class ModelRunner:
         self._in_flight.clear()
         self.reset()
         self.states.forget()
-        if self._products is not None:
-            self._products.reconsider()
+        if self.products is not None:
+            self.products.reconsider()
 
     @refusable
     def settle(self, ops: StateOps) -> None:
@@ -287,7 +258,7 @@ class ModelRunner:
             tokens = self._newest.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
-        with swiglu.by_powers_of_two(), nullcontext() if self._products is None else self._products.step():
+        with swiglu.by_powers_of_two(), nullcontext() if self.products is None else self.products.step():
             if plan.scoring is not None:
                 return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, plan.scoring.rows)
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
@@ -408,7 +379,3 @@ class ModelRunner:
     def trim(self) -> None:
         """Give back the memory that MLX keeps of deleted arrays."""
         mx.clear_cache()
-
-
-def _host(array: mx.array) -> Any:
-    return array.tolist()

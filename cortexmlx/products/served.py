@@ -38,7 +38,7 @@ class QuantizedProducts:
 
     def __init__(self, factory: KernelFactory, use: Use, *, check: bool = True) -> None:
         self.kernel = ProductKernel(factory)
-        self._use = use
+        self.use = use
         self._approval = Approval(check, serves="products", instead="MLX's own kernels")
         self._approved: dict[tuple[Any, ...], bool] = {}
         self._served: dict[tuple[ProductShape, int], bool] = {}
@@ -72,6 +72,20 @@ class QuantizedProducts:
         finally:
             self._in_step = False
 
+    def modules(self, dtype: str) -> dict[ProductShape, list[nn.Module]]:
+        """Return the modules that ask, by their shape with rows of `dtype`."""
+        found: dict[ProductShape, list[nn.Module]] = {}
+        for module, _ in self._modules:
+            if (shape := module.product.of_dtype(dtype)) is not None:
+                found.setdefault(shape, []).append(module)
+        return found
+
+    def product(self, shape: ProductShape, module: nn.Module, x: mx.array, experts: mx.array) -> mx.array:
+        """Return a module's product on the kernel. `experts` has one for each row if the shape has any."""
+        if shape.experts is None:
+            return self.kernel(shape, x, _weights(module))
+        return self.kernel.of_experts(shape, x, _weights(module), experts)
+
     def notes(self) -> tuple[str, ...]:
         """Return what MLX's kernels compute instead, and why: a line each, perhaps followed by a message."""
         return tuple(f"{label}: {reason}" for label, reason in self._approval.notes.items())
@@ -84,15 +98,17 @@ class QuantizedProducts:
 
     def serves(self, shape: ProductShape, rows: int) -> bool:
         """Return whether the kernel computes a product now."""
-        if not self._in_step or not self._use(shape, rows):
+        if not self._in_step or not self.use(shape, rows):
             return False
         served = self._served.get((shape, rows))
         if served is None:
-            served = self._served[shape, rows] = refusal(shape, rows) is None and self._approves(shape, rows)
+            served = self._served[shape, rows] = self.approves(shape, rows)
         return served
 
-    def _approves(self, shape: ProductShape, rows: int) -> bool:
-        """Return whether the variant that serves a product agrees with float64."""
+    def approves(self, shape: ProductShape, rows: int) -> bool:
+        """Return whether the kernel can serve a product, and its variant agrees with float64."""
+        if refusal(shape, rows) is not None:
+            return False
         held = split(rows) if shape.experts is None else None
         variant = (shape.dtype, shape.mode, shape.bits, shape.group, shape.slices, held)
         if variant not in self._approved:
@@ -107,6 +123,10 @@ class _Product:
     def __init__(self, products: QuantizedProducts, shapes: Iterable[ProductShape]) -> None:
         self._products = products
         self._shapes = {getattr(mx, shape.dtype): shape for shape in shapes}
+
+    def of_dtype(self, dtype: str) -> ProductShape | None:
+        """Return the shape with rows of `dtype`; None if the kernel cannot multiply them."""
+        return self._shapes.get(getattr(mx, dtype))
 
     def of_rows(self, module: nn.Module, x: mx.array) -> mx.array | None:
         """Return the product of `x` `[..., inputs]`, or None if MLX computes it."""

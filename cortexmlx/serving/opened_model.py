@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
-from cortexmlx.execution.choices.timed_choices import choose, times_at_opening
+from cortexmlx.execution.choices.timed_choices import choose, leave_products, times_at_opening
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
@@ -141,6 +141,8 @@ class OpenedModel:
         """Choose what computes attention, unless the rules do. The kernels have been compiled."""
         if self.backend.choosing is not None:
             self.backend.choosing.choices.reproducible = self._config.reproducible
+        if self._config.reproducible or not times_at_opening(self.backend):
+            leave_products(self.runner)
         if self._config.reproducible or times_at_opening(self.backend):
             self.choose(waiting=waiting)
 

@@ -10,7 +10,7 @@ to a limit of rows, and products of tiles of 32 rows above. Attention and everyt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 
 from cortexmlx.metal.agx.products import text_digest
-from cortexmlx.metal.chips import CHIPS, Chip
 from cortexmlx.metal.compare.mlx_decode import Buffer
-from cortexmlx.metal.cost.cycles import Kind, Work, cycles
 from cortexmlx.metal.products.shape import TILE, ProductShape, split
 from cortexmlx.metal.sim.host import HostKernel, Output
 
@@ -35,16 +33,43 @@ VECTOR_ROWS = 9
 WIDE_ROWS = 5
 """The most rows that `qmv_wide` multiplies at a time. It reads the weights once for each such tile."""
 
-_KINDS = {
-    "convert": Kind.CONVERT,
-    "shuffle": Kind.SHUFFLE_FIXED,
-    "matrix": Kind.MATRIX_HALF,
-    "device load": Kind.LOAD,
-    "control": Kind.CONTROL,
-    "wait": Kind.CONTROL,
-    "move": Kind.MOVE,
-}
-"""The compiler's classes of instructions by kind. All others are arithmetic."""
+Work = Mapping[str, float]
+"""The instructions for a weight, by the compiler's classes."""
+
+ISSUE = {"convert": 2.0, "shuffle": 2.04, "matrix": 20.87}
+"""The cycles for which an instruction of a simdgroup keeps its scheduler, as measured on an M1
+(philipturner/metal-benchmarks). All others take one; of loads, stores, barriers and branches that is an assumption.
+"""
+
+CONVERT_CYCLES = 4.0
+"""The cycles for which a conversion keeps the second pipeline, which runs in parallel (the same source)."""
+
+SCHEDULERS = 4
+"""Schedulers of a core (the same source)."""
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A GPU: its cores, its highest clock in GHz, and its published memory bandwidth in GB/s (10^9 bytes)."""
+
+    cores: int
+    clock: float
+    bandwidth: float
+
+    @property
+    def scheduler_cycles(self) -> float:
+        """Cycles of all schedulers together, in 10^9 per second."""
+        return self.cores * SCHEDULERS * self.clock
+
+
+CHIPS = {"M3 Max": Chip(40, 1.380, 400.0), "M4 Max": Chip(40, 1.578, 546.0), "M4": Chip(10, 1.578, 120.0)}
+"""Cores and bandwidth as Apple publishes them, clocks as published logs of powermetrics show them."""
+
+
+def cycles(work: Work) -> float:
+    """Return the cycles of one scheduler when enough simdgroups are ready to hide every latency."""
+    issued = sum(ISSUE.get(kind, 1.0) * count for kind, count in work.items())
+    return max(issued, CONVERT_CYCLES * work.get("convert", 0.0))
 
 
 @dataclass(frozen=True)
@@ -102,10 +127,7 @@ def _compiled() -> dict[tuple[str, int], Work]:
     """Return the instructions for a weight of each kernel in products.json."""
     found: dict[tuple[str, int], Work] = {}
     for kernel in _record()["kernels"]:
-        work = dict.fromkeys(Kind, 0.0)
-        for name, number in kernel["per_weight"].items():
-            work[_KINDS.get(name, Kind.ARITHMETIC)] += number
-        found[kernel["kernel"], kernel["rows"]] = work
+        found[kernel["kernel"], kernel["rows"]] = kernel["per_weight"]
     return found
 
 
@@ -129,9 +151,9 @@ def matrix_work() -> Work:
     weights = inputs * outputs
     simdgroups = report.threads // 32
     return {
-        Kind.MATRIX_HALF: report.simd_instructions["matrix_multiply"] / weights,
-        Kind.THREADGROUP: (report.threadgroup_bytes_read + report.threadgroup_bytes_written) / (32 * 4) / weights,
-        Kind.BARRIER: report.barriers * simdgroups / weights,
+        "matrix": report.simd_instructions["matrix_multiply"] / weights,
+        "threadgroup": (report.threadgroup_bytes_read + report.threadgroup_bytes_written) / (32 * 4) / weights,
+        "barrier": report.barriers * simdgroups / weights,
     }
 
 
@@ -139,20 +161,20 @@ def ours(rows: int) -> Spent:
     """Return what our product spends."""
     parts = split(rows)
     work = _compiled()["quantized_product", TILE * parts.tiles]
-    return _times(parts.parts, parts.parts, {Kind.MATRIX_HALF: work[Kind.MATRIX_HALF]}, work)
+    return _times(parts.parts, parts.parts, {"matrix": work["matrix"]}, work)
 
 
 def mlx(rows: int) -> Spent:
     """Return what the kernel spends that MLX takes on an M3 or M4."""
     if rows == 1:
         work = _compiled()["qmv_fast", 1]
-        return _times(1, 1, {Kind.ARITHMETIC: 1 / 32}, work)
+        return _times(1, 1, {"fma": 1 / 32}, work)
     if rows > VECTOR_ROWS:
         tiles, work = -(-rows // 32), matrix_work()
-        return _times(tiles, tiles, {Kind.MATRIX_HALF: work[Kind.MATRIX_HALF]}, work)
+        return _times(tiles, tiles, {"matrix": work["matrix"]}, work)
     tiles = -(-rows // WIDE_ROWS)
     held = -(-rows // tiles)
-    return _times(tiles, tiles, {Kind.ARITHMETIC: held / 32}, _compiled()["qmv_wide", held])
+    return _times(tiles, tiles, {"fma": held / 32}, _compiled()["qmv_wide", held])
 
 
 def _times(times: int, reads: float, least: Work, most: Work) -> Spent:

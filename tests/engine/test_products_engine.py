@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,12 @@ import pytest
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from cortexmlx.execution import mode
-from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.choices.timed_choices import SWITCH
 from cortexmlx.metal import sim
 from cortexmlx.metal.products.shape import ProductShape
+from cortexmlx.products.choices import MLX, OURS, ProductChoices
 from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.timed_choice.chooser import Chooser
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE, disagreement, greedy
 from support.models.tiny import tokens_of, write_tiny
@@ -62,7 +63,7 @@ def test_the_tokens_are_those_of_mlx_lm(name: str, form: str, tmp_path: Path, mo
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with monkeypatch.context() as patched, sim.options(checked=False):
         served = QuantizedProducts(sim.metal_kernel, use)
-        patched.setattr(mode, "ModelRunner", partial(ModelRunner, products=served))
+        patched.setattr(mode, "_products", lambda backend: served)
         driver = Driver(folder, dequantize=False, attention="sim")
         mine = driver.answers(PROMPTS, TOKENS)
         assert served.notes() == ()
@@ -91,7 +92,7 @@ def test_a_failed_step_has_the_kernel_checked_again(tmp_path: Path, monkeypatch:
 
     with sim.options(checked=False):
         served = QuantizedProducts(noting, FewRows())
-        monkeypatch.setattr(mode, "ModelRunner", partial(ModelRunner, products=served))
+        monkeypatch.setattr(mode, "_products", lambda backend: served)
         driver = Driver(folder, dequantize=False)
         runner, model = driver.core.runner, driver.core.loaded.model
         driver.answers(PROMPTS[:2], 3)
@@ -103,3 +104,38 @@ def test_a_failed_step_has_the_kernel_checked_again(tmp_path: Path, monkeypatch:
         assert type(linear).__name__ == "_ServedLinear"
         driver.core.release()
         assert type(linear).__name__ == "QuantizedLinear"
+
+
+@pytest.mark.parametrize("chosen", [OURS, MLX])
+def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is scripted. Where it is never our kernel, the model's own modules are left alone."""
+    folder, asked = quantized(tmp_path / "model", "llama", "4 bits"), Counter[str]()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(SWITCH, "1")
+    real = Chooser.chosen
+    monkeypatch.setattr(Chooser, "chosen", lambda self, key: chosen if key.startswith("product") else real(self, key))
+    monkeypatch.setattr("cortexmlx.timed_choice.chooser.measure", lambda candidates, budget: None)
+
+    def counting(*, name: str, **options: Any) -> Any:
+        kernel = sim.metal_kernel(name=name, **options)
+
+        def call(**given: Any) -> Any:
+            asked[name] += 1
+            return kernel(**given)
+
+        return call
+
+    judge, tokenizer = mlx_lm.load(str(folder))[:2]
+    with sim.options(checked=False):
+        products = QuantizedProducts(counting, ProductChoices(), check=False)
+        monkeypatch.setattr(mode, "_products", lambda backend: products)
+        driver = Driver(folder, dequantize=False, attention="sim", max_rows=4)
+        mine = driver.answers(PROMPTS, TOKENS)
+        kind = type(driver.core.loaded.model.model.layers[0].mlp.gate_proj).__name__
+        assert kind == ("_ServedLinear" if chosen == OURS else "QuantizedLinear")
+        rows = {choice.batch for choice in driver.core.stats().choices if choice.job.startswith("product")}
+        driver.core.release()
+    assert rows == {"2 to 8 rows"} and (asked["cortex_product_affine"] > 0) == (chosen == OURS)
+    for prompt, answer in zip(PROMPTS, mine, strict=True):
+        gap = disagreement(judge, prompt, answer, greedy(judge, tokenizer, prompt, TOKENS))
+        assert gap is None or gap[1] < NOISE

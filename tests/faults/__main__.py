@@ -20,10 +20,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import choices, identity, launches, memory, planted, products, structured, tools, warm
+from tests.faults import choices, identity, launches, memory, own_arrays, planted, products, structured, tools, warm
 from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
+KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
 ROOMS = (choices, launches, memory, products, structured, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
@@ -119,7 +120,7 @@ def main() -> int:
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
     faults = [
         f
-        for f in (*planted.FAULTS, *identity.FAULTS, *(each for room in ROOMS for each in room.FAULTS), *more)
+        for f in (*KERNELS, *identity.FAULTS, *(each for room in ROOMS for each in room.FAULTS), *more)
         if options.only in f.name
     ]
     missed = 0

@@ -168,7 +168,7 @@ FAULTS = (
     Fault("old sinks are kept", BACKEND, "known is None or known[0] is not numbers", "known is None"),
     Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),", "queries,"),
     Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
-    Fault("MLX may copy a slab", CALLS, "ensure_row_contiguous=False", "ensure_row_contiguous=True"),
+    Fault("MLX may copy a slab", CALLS, "    copies: bool = False,", "    copies: bool = True,"),
     Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),
     Fault(
         "partitions differ with the number of query tokens",
@@ -390,45 +390,4 @@ FAULTS = (
         "a part of a value has the scales of the first", QUANTIZED_MATRIX, "scales.first + first +", "scales.first +"
     ),
     Fault("a tile goes on behind its piece", WORK, "np.minimum(begin + tile, last)", "begin + tile"),
-    Fault(
-        "zeros behind a thread's output",
-        DECODE,
-        "n < V_PER_LANE; n++) {\n      out[h][n] = 0.0f;",
-        "n <= V_PER_LANE; n++) {\n      out[h][n] = 0.0f;",
-    ),
-    Fault(
-        "zeros behind the output that is reduced",
-        REDUCE,
-        "n < V_PER_LANE; n++) {\n    out[n] = 0.0f;",
-        "n <= V_PER_LANE; n++) {\n    out[n] = 0.0f;",
-    ),
-    Fault("a pack has one number more", SHARED, "i < PACK; i++", "i <= PACK; i++"),
-    Fault("a chunk's second half ends behind it", TILES, "numbers[4 + i] = more[i];", "numbers[5 + i] = more[i];"),
-    Fault(
-        "all chunks of a value in matrices have eight numbers",
-        MATRIX,
-        "n < COUNT; n++) {\n    simdgroup_matrix<KV, 8, 8> tokens;",
-        "n < 8; n++) {\n    simdgroup_matrix<KV, 8, 8> tokens;",
-    ),
-    Fault(
-        "all chunks of a piece's value have eight numbers",
-        PREFILL,
-        "n < COUNT; n++) {",
-        "n < 8; n++) {",
-    ),
-    Fault(
-        "a wide output has one matrix more",
-        WIDE,
-        "m < ValueShare::CHUNKS * 4; m++) {\n    out[m] =",
-        "m <= ValueShare::CHUNKS * 4; m++) {\n    out[m] =",
-    ),
-    Fault("a pack of codes has one more", QUANTIZED, "i < PACK; i++", "i <= PACK; i++"),
-    Fault("one word more is kept than is loaded", QUANTIZED_MATRIX, "i < N; i++", "i <= N; i++"),
-    Fault("the soft cap is a fast tangent", DECODE, "precise::tanh(", "fast::tanh("),
-    Fault(
-        "an unseen token raises the maximum",
-        WIDE,
-        "max(new_max, token >= sees_from && token < sees_to ? x[n] : LOWEST)",
-        "max(new_max, x[n])",
-    ),
 )

@@ -219,7 +219,9 @@ def test_a_kernel_that_disagrees_is_disabled_until_it_is_reconsidered(caplog: py
             assert np.array_equal(np.array(model.linear(ROWS)), wanted)
     assert len(launched) == 1, "the check's own launch"
     assert "differs from the product in float64" in served.notes()[0]
-    assert caplog.text.count("products (float32, 4 bits in groups of 32, 64 to 48) runs on MLX's own kernels") == 1
+    assert (
+        caplog.text.count("products (float32, 4 bits in groups of 32, 64 to 48, 3 rows) runs on MLX's own kernels") == 1
+    )
     served.reconsider()
     assert served.notes() == ()
     with served.step():

@@ -29,7 +29,7 @@ def kernel_digest() -> str:
     """Return a digest of the kernels' texts, and of the modules that say how they are called."""
     digest = hashlib.sha256()
     room = files("cortexmlx.metal")
-    for folder, suffixes in ((room, (".py",)), (room / "shaders", (".metal", ".h"))):
+    for folder, suffixes in ((room, (".py",)), (room / "products", (".py",)), (room / "shaders", (".metal", ".h"))):
         for file in sorted(folder.iterdir(), key=lambda file: file.name):
             if file.name.endswith(suffixes):
                 digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from cortexmlx.attention.choices.jobs import attention_jobs, fixed_jobs, take_ch
 from cortexmlx.attention.choices.layer import layers_of
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.products.choices import OURS, ProductChoices, product_jobs
 from cortexmlx.stats import TimedChoice
 from cortexmlx.timed_choice.chooser import SECONDS, Chooser
 from cortexmlx.timed_choice.table import ChoiceTable
@@ -46,14 +48,15 @@ def choose(
     waiting: Callable[[], bool] = lambda: False,
 ) -> tuple[TimedChoice, ...]:
     """Choose for each kind of layer what computes its single tokens in steps of up to `max_rows` rows that see up to
-    `longest` tokens. Return the choices. See `Chooser.decide` for the other arguments.
+    `longest` tokens, and what multiplies with quantized weights. Return the choices. See `Chooser.decide` for the other
+    arguments.
 
     If anything fails, the rules choose. They also do for a model that runs on mlx-lm's own caches.
     """
     choosing = backend.choosing
     if choosing is None or not isinstance(runner, ModelRunner):
         return ()
-    chooser = Chooser(ChoiceTable(identity_here()))
+    chooser, until = Chooser(ChoiceTable(identity_here())), time.perf_counter() + seconds
     try:
         layers = layers_of(runner.model, runner.arena)
         if reproducible:
@@ -63,8 +66,42 @@ def choose(
             jobs = attention_jobs(layers, choosing, max_rows, longest)
             chooser.decide(jobs.values(), seconds=seconds, again=again, waiting=waiting)
             take_choices(choosing, jobs, chooser)
+            dtype = next((layer.dtype for layer in layers.values()), "float32")
+            left = max(0.0, until - time.perf_counter())
+            _choose_products(runner, chooser, dtype, max_rows, left, again=again, waiting=waiting)
     except Exception:
         _log.warning("the rules choose what computes attention, since timing failed", exc_info=True)
     finally:
         mx.clear_cache()
     return chooser.choices()
+
+
+def leave_products(runner: Runner) -> None:
+    """Let MLX multiply with quantized weights, by the model's own modules, if that is what a time decides."""
+    products = runner.products if isinstance(runner, ModelRunner) else None
+    if products is not None and isinstance(products.use, ProductChoices):
+        products.remove()
+
+
+def _choose_products(
+    runner: ModelRunner,
+    chooser: Chooser,
+    dtype: str,
+    max_rows: int,
+    seconds: float,
+    *,
+    again: bool,
+    waiting: Callable[[], bool],
+) -> None:
+    """Choose what multiplies with a model's quantized weights. If that is never our kernel, the model's own modules are
+    left alone.
+    """
+    products = runner.products
+    if products is None or not isinstance(products.use, ProductChoices):
+        return
+    jobs = product_jobs(products, dtype, max_rows)
+    chooser.decide(jobs.values(), seconds=seconds, again=again, waiting=waiting)
+    ours = [key for key, job in jobs.items() if chooser.chosen(job.key) == OURS and products.approves(*key)]
+    products.use.take(ours)
+    if not ours:
+        products.remove()

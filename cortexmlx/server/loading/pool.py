@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -11,20 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cortexmlx.errors import (
-    CortexError,
-    EngineClosed,
-    InvalidRequest,
-    KVCacheFull,
-    ModelCorrupt,
-    ModelNotFound,
-    ModelUnsupported,
-    OutOfMemory,
-)
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.machine import give_back_freed
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.protocols.request import Defaults
+from cortexmlx.server.loading.cannot_load import CannotLoad, cannot_load
 from cortexmlx.server.loading.lease import Lease
 from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
 from cortexmlx.server.loading.retries import Retries
@@ -36,25 +27,6 @@ log = logging.getLogger("cortexmlx")
 
 _LONGEST_WAIT = 3600.0
 """Seconds after which the pool's thread looks again, whatever the clock says."""
-
-_WHY = (
-    (ModelNotFound, "its files are not there"),
-    (ModelCorrupt, "its files are damaged"),
-    (ModelUnsupported, "this version cannot run it"),
-    (OutOfMemory, "memory was refused"),
-    (KVCacheFull, "memory was refused"),
-    (InvalidRequest, "it does not fit the server's options"),
-)
-
-
-class CannotLoad(CortexError):
-    """A model cannot be loaded now. The message names it without its path: clients read it. It may be tried again after
-    `seconds`.
-    """
-
-    def __init__(self, message: str, seconds: float = 1.0) -> None:
-        super().__init__(message)
-        self.seconds = seconds
 
 
 @dataclass(frozen=True)
@@ -243,7 +215,7 @@ class ModelPool:
         if self._residency.state(name) is not State.UNLOADED:
             return None
         refusal = self._retries.refusal(name, self._clock())
-        return None if refusal is None else (_cannot_load(name, *refusal), refusal[0])
+        return None if refusal is None else (cannot_load(name, *refusal), refusal[0])
 
     def _settle(self, granted: Iterable[Ticket], but: _Wait | None = None) -> None:
         """Hand out the models of requests that are granted."""
@@ -302,7 +274,7 @@ class ModelPool:
 
     def _failed(self, name: str, cause: BaseException) -> None:
         with self._changed:
-            says = _cannot_load(name, cause, self._retries.failed(name, cause, self._clock()))
+            says = cannot_load(name, cause, self._retries.failed(name, cause, self._clock()))
             for ticket in self._residency.failed():
                 if (wait := self._waits.pop(ticket.number, None)) is not None and not wait.settled:
                     wait.fail(says, cause)
@@ -385,12 +357,6 @@ def _check_room(models: Iterable[ServedModel], budget: int, keep: Collection[str
                 f"{format_bytes(budget)} in all{beside}: give them more (--memory), or less for keys and values "
                 "(--kv-memory)"
             )
-
-
-def _cannot_load(name: str, cause: BaseException, seconds: float) -> CannotLoad:
-    why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
-    again = math.ceil(seconds)
-    return CannotLoad(f"the model {name!r} cannot be loaded: {why}. Ask again in {again} s", again)
 
 
 def _close(engine: Engine, name: str) -> None:

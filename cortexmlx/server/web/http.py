@@ -24,7 +24,7 @@ from cortexmlx.errors import (
 )
 from cortexmlx.protocols.anthropic import errors as anthropic_errors
 from cortexmlx.protocols.openai.errors import NotStored, error_body
-from cortexmlx.server.loading.pool import CannotLoad
+from cortexmlx.server.loading.cannot_load import CannotLoad
 from cortexmlx.server.web.json_text import SMALL, parsed
 from cortexmlx.serving.app.event_loop import on_a_thread
 

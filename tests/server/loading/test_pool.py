@@ -11,7 +11,8 @@ import pytest
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, ModelCorrupt, OutOfMemory
 from cortexmlx.progress import Progress
-from cortexmlx.server.loading.pool import CannotLoad, ModelPool, ServedModel
+from cortexmlx.server.loading.cannot_load import CannotLoad
+from cortexmlx.server.loading.pool import ModelPool, ServedModel
 from cortexmlx.server.loading.retries import FIRST_SECONDS
 from support.patience import PATIENCE, soon
 

@@ -1,0 +1,105 @@
+"""ProductChoices: which quantized products of a model our kernel computes, because it was the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from cortexmlx.metal.products.shape import MOST_TILES, TILE, ProductShape
+from cortexmlx.products.served import QuantizedProducts
+from cortexmlx.timed_choice.job import Candidate, CannotServe, Job
+
+MLX, OURS = "MLX", "quantized_product kernel"
+
+ROWS = tuple(TILE * tiles for tiles in range(1, MOST_TILES + 1))
+"""The most rows of each class: those of one tile, of two, ... A single row is MLX's: nothing is shared."""
+
+PAIRS = (8, 32, 128, 512)
+"""The most pairs of a token and an expert of each class."""
+
+TOGETHER = 8
+"""Products of a run, each with other weights, so that the weights come from memory as in a step."""
+
+
+def class_of(shape: ProductShape, rows: int) -> int | None:
+    """Return the most rows of the class that a number of rows belongs to; None if MLX computes it anyway."""
+    if rows < 2:
+        return None
+    return next((most for most in (ROWS if shape.experts is None else PAIRS) if rows <= most), None)
+
+
+class ProductChoices:
+    """The classes of products that our kernel computes. None at first: see `Use`."""
+
+    def __init__(self) -> None:
+        self._ours: frozenset[tuple[ProductShape, int | None]] = frozenset()
+
+    def __call__(self, shape: ProductShape, rows: int) -> bool:
+        """Return whether our kernel computes a product."""
+        return (shape, class_of(shape, rows)) in self._ours
+
+    def take(self, ours: Iterable[tuple[ProductShape, int]]) -> None:
+        """Let our kernel compute the products of these classes, and no others."""
+        self._ours = frozenset(ours)
+
+
+def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[tuple[ProductShape, int], Job]:
+    """Return a job for each shape of a model's products with rows of `dtype`, and each class of steps of up to
+    `max_rows` rows. MLX's kernel is the usual candidate.
+    """
+    found: dict[tuple[ProductShape, int], Job] = {}
+    for shape, modules in served.modules(dtype).items():
+        of_one = modules[:TOGETHER]
+        for most, least in _classes(shape, max_rows):
+            rows, name = ("rows", most) if shape.experts is None else ("pairs", most)
+            candidates = (
+                Candidate(MLX, _prepared(shape, of_one, most, None), len(of_one)),
+                Candidate(OURS, _prepared(shape, of_one, most, served), len(of_one)),
+            )
+            batch = f"{least} to {name} {rows}"
+            found[shape, most] = Job(f"product {shape.label}; {batch}", f"product {shape.label}", batch, candidates)
+    return found
+
+
+def _classes(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the most and the least rows of each class that steps can have."""
+    least = 2
+    for most in ROWS if shape.experts is None else PAIRS:
+        if shape.experts is None and least > max_rows:
+            return
+        yield most, least
+        least = most + 1
+
+
+def _prepared(
+    shape: ProductShape, modules: list[nn.Module], rows: int, served: QuantizedProducts | None
+) -> Callable[[], Callable[[], object]]:
+    """Return what prepares a run of the modules' products: by our kernel of `served`, or by MLX's."""
+
+    def prepare() -> Callable[[], object]:
+        if served is not None and not served.approves(shape, rows):
+            raise CannotServe("it does not run here, or disagrees with float64")
+        dims = (rows, shape.inputs) if shape.experts is None else (rows, 1, shape.inputs)
+        x = mx.random.normal(dims, key=mx.random.key(0)).astype(getattr(mx, shape.dtype))
+        experts = mx.arange(rows) % (shape.experts or 1)
+        mx.eval(x, experts)
+
+        def compute() -> None:
+            if served is not None:
+                mx.eval([served.product(shape, module, x, experts) for module in modules])
+            elif shape.experts is not None:
+                mx.eval([module(x, experts) for module in modules])
+            else:
+                mx.eval([_by_mlx(module, x) for module in modules])
+
+        return compute
+
+    return prepare
+
+
+def _by_mlx(module: nn.Module, x: mx.array) -> mx.array:
+    """Return a module's product outside of a step, which MLX computes."""
+    product: mx.array = module.as_linear(x) if isinstance(module, nn.QuantizedEmbedding) else module(x)
+    return product
