@@ -120,10 +120,14 @@ def release(model: Any) -> None:
 
     So whoever still refers to one of its layers keeps no weights: for example the traceback of an error that an app
     keeps.
+
+    Modules that hold nothing are left alone. mlx-lm makes some only once for all models: the activation of experts is
+    the default of an argument.
     """
     for _, layer in model.named_modules():
-        layer.clear()
-        vars(layer).clear()
+        if layer:
+            layer.clear()
+            vars(layer).clear()
 
 
 def parameter_count(model: Any) -> int:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models import deepseek_v3, llama, qwen3_moe
 from mlx_lm.models.bitlinear_layers import bitnet_quantize
 from mlx_lm.utils import dequantize_model, get_total_parameters
@@ -16,6 +17,7 @@ from cortexmlx.models.weights import (
     activations_to_float32,
     is_quantized,
     parameter_count,
+    release,
     to_float32,
     unsupported_on_cpu,
     weight_bytes,
@@ -178,3 +180,18 @@ def test_ternary_layers_are_expanded_by_the_format(method: str) -> None:
     )
     assert parameter_count(model) == parameters == parameter_count(dense()) and not is_quantized(model)
     assert logits(model).shape == (1, 8, 64)
+
+
+def test_releasing_a_model_leaves_others_of_its_kind_as_they_are() -> None:
+    """mlx-lm's models of experts share their activation, which is the default of an argument."""
+    released, other = experts(), experts()
+    assert released.layers[0].mlp.switch_mlp.activation is other.layers[0].mlp.switch_mlp.activation
+    before = np.array(other(mx.array([TOKENS])))
+    release(released)
+    assert not tree_flatten(released.parameters())
+    other.freeze()
+    other.eval()
+    other.set_dtype(mx.float32)
+    assert not tree_flatten(other.trainable_parameters()) and np.array_equal(
+        np.array(other(mx.array([TOKENS]))), before
+    )
