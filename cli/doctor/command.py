@@ -90,14 +90,22 @@ def doctor(
 
 
 def _checks(timed: str | None, everything: bool) -> Iterator[Check]:
-    """Yield all checks, or the times of a model's attention; with `everything` both."""
+    """Yield all checks, or the times of a model's attention; with `everything` both, and what the times raise."""
+    from cortexmlx.cli.doctor.check import Check, Verdict
     from cortexmlx.cli.doctor.checks import all_checks
-    from cortexmlx.cli.doctor.choices import timed_choices
+    from cortexmlx.cli.doctor.choices import NAME, timed_choices
 
     if timed is None or everything:
         yield from all_checks()
-    if timed is not None:
+    if timed is None:
+        return
+    try:
         yield from timed_choices(timed)
+    except Exception as error:
+        if not everything:
+            raise
+        detail = f"{type(error).__name__}: {error}".replace(timed, "MODEL")
+        yield Check(NAME, Verdict.FAIL, detail, "the report is written without its times")
 
 
 def write_report(path: Path, checks: list[Check], sections: dict[str, Any]) -> None:
