@@ -24,7 +24,7 @@ DEFAULT_FILE = "cortexmlx-report.json"
 
 def doctor(
     model: options.Model = None,
-    time: Annotated[bool, typer.Option("--time", help="Time the ways of attention in MODEL.")] = False,
+    time: Annotated[bool, typer.Option("--time", help="Time the ways to compute MODEL.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON list.")] = False,
     report: Annotated[
         Path | None,
@@ -40,8 +40,8 @@ def doctor(
     On an Apple GPU every kind of attention kernel is run and compared with the plain computation. Exit code 1 if a
     line says fail.
 
-    With --time, only the ways to compute attention in a model are timed, for classes of rows and lengths: what engines
-    do when they open on an Apple GPU, without their bound of 1.5 seconds.
+    With --time, only the ways to compute a model's attention and quantized products are timed, for classes of rows and
+    lengths: what engines do when they open on an Apple GPU, without their bound of 1.5 seconds.
 
     --report also runs a small model beside mlx-lm for some seconds. The file has no names of the user or the machine,
     no paths and no texts. With --time it has these times, too.
