@@ -9,11 +9,17 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.host.folders import home_folder
+
 _PATH = re.compile(r"(?<![\w./~>-])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\:'\",;()<>]+[/\\])+[^\s/\\:'\",;()<>]*")
 """An absolute path of two or more parts."""
+
+_QUOTED = re.compile(r"""(['"])(?:~|[A-Za-z]:)?[/\\](?:(?!\1)[^\n]){2,}\1""")
+"""An absolute path in quotes, as in Python's errors. It may have spaces."""
 
 _PLAIN = re.compile(r"[-+\w.]{1,20}")
 """Values of variables that are told: numbers and words."""
@@ -30,6 +36,7 @@ class Impersonal:
 
     def text(self, text: str) -> str:
         """Return a text without names and paths."""
+        text = _QUOTED.sub(r"\1<path>\1", text)
         return self._words.sub("<name>", _PATH.sub("<path>", self._known.sub("<path>", text)))
 
     def data(self, value: Any) -> Any:
@@ -44,7 +51,10 @@ class Impersonal:
 
 
 def _paths() -> Iterator[str]:
-    for path in (Path.home(), Path.cwd(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(sys.base_prefix)):
+    places = [home_folder(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(sys.base_prefix)]
+    with suppress(OSError):  # somebody has removed it
+        places.append(Path.cwd())
+    for path in places:
         yield from (str(path), os.path.realpath(path))
     for name, value in os.environ.items():
         if name.endswith(("_HOME", "_CACHE", "_PATH", "_STORE", "_DIR")) and os.path.isabs(value):
@@ -53,7 +63,7 @@ def _paths() -> Iterator[str]:
 
 def _names() -> Iterator[str]:
     """Yield the names by which the user and the host are known; parts of them, too."""
-    found = [platform.node(), platform.node().partition(".")[0], Path.home().name, os.environ.get("USER", "")]
+    found = [platform.node(), platform.node().partition(".")[0], home_folder().name, os.environ.get("USER", "")]
     try:
         found.append(getpass.getuser())
         import pwd

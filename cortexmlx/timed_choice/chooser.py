@@ -45,7 +45,8 @@ class Chooser:
         """Choose a candidate for each job: from the table, or else by timing, in the order of the jobs.
 
         Timing ends after `seconds` or `runs` runs, and as soon as somebody is `waiting`. Jobs that are left get their
-        usual candidate, and are timed next time. With `again`, nothing is taken from the table.
+        usual candidate, and are timed next time. With `again`, nothing is taken from the table. Times are not kept if
+        memory was refused to a candidate: on disk, that would last.
         """
         known = {} if again or self._table is None else self._table.read()
         fresh: dict[str, Entry] = {}
@@ -61,7 +62,8 @@ class Chooser:
                     self._take(job, ChoiceSource.RULE, timing or Timing({}, {}))
                     continue
                 self._take(job, ChoiceSource.TIMED, timing)
-                fresh[job.key] = Entry(job.label, job.batch, job.usual, timing)
+                if not timing.passing:
+                    fresh[job.key] = Entry(job.label, job.batch, job.usual, timing)
         finally:
             if fresh and self._table is not None:
                 self._table.add(fresh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -127,7 +127,7 @@ def _entry(value: Any) -> Entry | None:
     seconds, refused = timing.get("seconds"), timing.get("refused")
     if not isinstance(seconds, dict) or not isinstance(refused, dict) or not seconds:
         return None
-    if not all(type(s) in (int, float) and 0 <= s < math.inf for s in seconds.values()):
+    if not all(type(s) in (int, float) and 0 <= s <= sys.float_info.max for s in seconds.values()):
         return None
     if not all(isinstance(why, str) for why in refused.values()) or seconds.keys() & refused.keys():
         return None

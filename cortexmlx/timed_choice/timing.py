@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from cortexmlx.machine import is_refusal
 from cortexmlx.timed_choice.job import Candidate
 
 ROUNDS = 5
@@ -71,21 +72,26 @@ class Timing:
     """The median of each candidate that serves, for computing the job once."""
     refused: dict[str, str]
     """Why the others do not."""
+    passing: bool = False
+    """Whether memory was refused to a candidate, which may serve next time."""
 
 
 def measure(candidates: Sequence[Candidate], budget: Budget) -> Timing | None:
     """Time all candidates in turns. Return None if the budget ends before enough is known."""
     refused: dict[str, str] = {}
+    passing = False
     times: dict[str, list[float]] = {}
     serving: list[Candidate] = []
 
     def run(candidate: Candidate, expected: float | None) -> float | None:
+        nonlocal passing
         try:
             return budget.run(candidate, expected)
         except BudgetSpent:
             raise
         except Exception as error:  # whatever a kernel, a compiler or a library raises: it cannot serve
             refused[candidate.name] = _in_a_line(error)
+            passing = passing or is_refusal(error)
             return None
 
     try:
@@ -110,7 +116,7 @@ def measure(candidates: Sequence[Candidate], budget: Budget) -> Timing | None:
         if len(times) + len(refused.keys() - times.keys()) < len(candidates) or min(counts, default=0) < FEWEST_ROUNDS:
             return None
     each = {candidate.name: candidate.times for candidate in candidates}
-    return Timing({name: median(t) / each[name] for name, t in times.items() if name not in refused}, refused)
+    return Timing({name: median(t) / each[name] for name, t in times.items() if name not in refused}, refused, passing)
 
 
 def _in_a_line(error: Exception) -> str:

@@ -102,6 +102,16 @@ def test_a_job_that_nobody_can_serve_keeps_its_rule_and_is_tried_again(tmp_path:
         assert len(clock.runs) == tried
 
 
+@pytest.mark.parametrize("refusal", [MemoryError("no room"), RuntimeError("[metal::malloc] Attempting to allocate")])
+def test_a_candidate_that_memory_was_refused_to_is_timed_again(refusal: Exception, tmp_path: Path) -> None:
+    clock = Clock()
+    usual = clock.candidate("rule", 1 / 64)
+    for other, chosen in ((clock.candidate("other", 0.1, error=refusal), "rule"), (None, "other")):
+        chooser = Chooser(ChoiceTable(HERE, tmp_path), clock)
+        chooser.decide([job_of([usual, other or clock.candidate("other", 1 / 128)])])
+        assert chooser.chosen("a job") == chosen
+
+
 def test_what_was_timed_is_kept_when_an_interrupt_comes(tmp_path: Path) -> None:
     clock = Clock()
     good = job_of([clock.candidate("rule", 1 / 64), clock.candidate("other", 1 / 128)])

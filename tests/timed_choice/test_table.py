@@ -84,6 +84,12 @@ WRONG: dict[str, Any] = {
         "usual": "u",
         "timing": {"seconds": {"u": float("inf")}, "refused": {}},
     },
+    "a time that no float holds": {
+        "label": "l",
+        "batch": "b",
+        "usual": "u",
+        "timing": {"seconds": {"u": 10**400}, "refused": {}},
+    },
     "a truth as a time": {"label": "l", "batch": "b", "usual": "u", "timing": {"seconds": {"u": True}, "refused": {}}},
     "timed and refused": {
         "label": "l",

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.machine import give_back_freed
 from cortexmlx.progress import OnProgress, Progress
@@ -155,8 +156,8 @@ class ModelPool:
         self._on_progress = on_progress
         wait = self.ask(name, there.set)
         try:
-            if not wait.settled:
-                there.wait()
+            while not wait.settled:
+                there.wait(LONGEST_SECONDS)
             if wait.cause is not None:
                 raise wait.cause
             return wait.lease()

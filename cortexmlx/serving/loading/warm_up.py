@@ -43,10 +43,14 @@ class WarmUp:
         """Carry out more checks. Threads that are at work may be about to end, so these get their own."""
         self._left.extend(checks)
         self._total += len(checks)
-        tasks = [Task(self._run) for _ in range(min(THREADS, len(checks)))]
-        self._tasks += tasks
-        for task in tasks:
-            task.start()
+        for _ in range(min(THREADS, len(checks))):
+            task = Task(self._run)
+            try:
+                task.start()
+            except RuntimeError as error:  # the system starts no more threads
+                log.warning("attention kernels are compiled at their first use: %s", error)
+                return
+            self._tasks.append(task)
 
     def finish(self, report: OnProgress) -> None:
         """Wait until all checks have ended, and report how many have. Raises what `report` raises."""

@@ -32,6 +32,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Impersonal:
         ("not in /Volumes/Ada's disk/models/hub: set it", "not in <path> set it"),
         ("/opt/secret/place/file.metal:3:4: error", "<path>:3:4: error"),
         ("~/notes/diary.txt, 'C:\\Users\\adal\\x'", "<path>, '<path>'"),
+        ("[Errno 2] none: '/Volumes/Big Disk/a b/c.json'", "[Errno 2] none: '<path>'"),
+        ("[Errno 2] none: \"/Volumes/Ann's Disk/a b\", '/x y'", "[Errno 2] none: \"<path>\", '<path>'"),
+        ("expected '/' or '\\0'", "expected '/' or '\\0'"),
         (
             "Ada-Laptop.local and ADA-LAPTOP of Ada Lovelace, LOVELACE, adal",
             "<name> and <name> of <name>, <name>, <name>",
@@ -42,6 +45,18 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Impersonal:
 )
 def test_names_and_paths_are_taken_out_and_nothing_else(names: Impersonal, text: str, left: str) -> None:
     assert names.text(text) == left
+
+
+def test_a_user_without_a_home_and_a_folder_that_is_gone_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    def gone() -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.setattr(Path, "cwd", gone)
+    assert Impersonal().text("in /opt/secret/place") == "in <path>"
 
 
 def test_data_keeps_its_shape_its_numbers_and_its_keys(names: Impersonal) -> None:

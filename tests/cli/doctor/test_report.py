@@ -47,6 +47,17 @@ def test_a_report_has_the_checks_the_machine_and_the_trial_and_says_where_it_is(
     assert {"chip", "memory", "mlx", "mlx_lm", "python", "system"} <= found["machine"].keys()
 
 
+def test_a_model_that_cannot_be_timed_is_told_in_the_report_without_its_name(
+    quick: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", "--report", "--time", "./secret-model"]) == 1
+    text = (quick / "cortexmlx-report.json").read_text()
+    [choice] = [check for check in json.loads(text)["checks"] if check["name"] == "choice"]
+    assert choice["verdict"] == "fail" and choice["detail"].startswith("ModelNotFound: no model 'MODEL'")
+    assert "secret-model" not in text
+    assert "without its times" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [["--report", "--json"], ["--json", "--report"], ["--report=x.json", "--json"]])
 def test_json_goes_to_stdout_and_the_report_to_its_file(
     arguments: list[str], quick: Path, capsys: pytest.CaptureFixture[str]

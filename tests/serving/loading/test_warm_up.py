@@ -20,6 +20,7 @@ from cortexmlx.errors import EngineClosed
 from cortexmlx.metal import sim
 from cortexmlx.progress import Progress
 from cortexmlx.serving.loading.warm_up import THREADS, WarmUp
+from cortexmlx.serving.threads import Task
 from support.engine.core_driver import Driver
 from support.kernels.compilations import Compilations
 from support.models.tiny import tokens_of, write_tiny
@@ -169,6 +170,26 @@ def test_a_check_that_raises_is_left_to_the_first_use(caplog: pytest.LogCaptureF
     assert (news[-1].done, news[-1].total) == (4, 4)
     warm_up.stop()
     warm_up.finish(news.append)
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_checks_are_left_to_the_first_use_if_the_system_starts_no_thread(
+    started: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, start = [True] * started, Task.start
+
+    def starting(task: Task) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(task)
+
+    monkeypatch.setattr(Task, "start", starting)
+    done, news = [], list[Progress]()
+    warm_up = WarmUp([KernelCheck(str(n), lambda: done.append(1)) for n in range(3)])
+    warm_up.finish(news.append)
+    assert len(done) == 3 * started and "can't start new thread" in caplog.text
+    assert news[-1].done == news[-1].total == 3
 
 
 def test_without_checks_there_are_no_threads_and_no_progress() -> None:
