@@ -30,6 +30,7 @@ from cortexmlx.attention.metal import MetalAttention  # noqa: E402
 from cortexmlx.attention.selfcheck.problem import DecodeProblem, make_problem  # noqa: E402
 from cortexmlx.execution.runner import ModelRunner  # noqa: E402
 from cortexmlx.metal.kernels import REDUCE_ENTRY, DecodeKernels, kernel_text  # noqa: E402
+from cortexmlx.metal.results import whole  # noqa: E402
 from cortexmlx.metal.rules import GEOMETRIES, Variant  # noqa: E402
 from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
 from cortexmlx.scheduling.steps.plan import StepKind  # noqa: E402
@@ -165,8 +166,9 @@ def _written_texts() -> dict[str, tuple[str, str]]:
     texts = {"cortex_paged_reduce": (kernel_text("paged_reduce.metal"), REDUCE_ENTRY)}
     for geometry in GEOMETRIES.values():
         text = kernel_text(geometry.file)
-        texts[f"cortex_{geometry.name}"] = (text, geometry.entry)
-        texts[f"cortex_{geometry.name}_quantized"] = (text, geometry.quantized_entry or "")
+        for kind, entry in (("", geometry.entry), ("_quantized", geometry.quantized_entry or "")):
+            texts[f"cortex_{geometry.name}{kind}"] = (text, entry)
+            texts[f"cortex_{geometry.name}_whole{kind}"] = (text, whole(entry))
     return texts
 
 

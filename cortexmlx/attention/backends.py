@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import mlx.nn as nn
 
+from cortexmlx.attention import reference
 from cortexmlx.attention.choices.decode import ChoosingBackend, ReferenceAttention
 from cortexmlx.attention.choices.kernel_ways import KernelChoosing
 from cortexmlx.attention.metal import MetalAttention
@@ -57,7 +58,9 @@ class Backend:
     writer: TailWriter | None = None
     """Writes decode steps into the tail; None: MLX's own operations do."""
     choosing: ChoosingBackend | None = None
-    """What may be told which way single tokens take; None: nothing may."""
+    """What may be told which way single tokens take; None: nothing may. Then its `attend` takes the place of this
+    one.
+    """
 
     def describe(self) -> str:
         """Return the name, the kernels in use and the notes in one line: "metal, matrix kernel"."""
@@ -80,7 +83,7 @@ def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | No
         if writer is not None:
             writer.reconsider()
 
-    choosing = KernelChoosing(attention.ways, attention.decode)
+    choosing = KernelChoosing(attention.ways, attention.attend, attention.decode)
     return Backend(name, attention.attend, notes, reconsider, attention.kernels, checks, writer, choosing)
 
 
@@ -96,8 +99,7 @@ def choose_backend(name: str) -> Backend:
     if name == "auto":
         name = automatic()
     if name == "reference":
-        plain = ReferenceAttention()
-        return Backend("reference", plain.attend, choosing=plain)
+        return Backend("reference", reference.attend, choosing=ReferenceAttention())
     if name == "metal":
         if metal_device() is None:
             raise InvalidRequest("attention is 'metal', but this machine has no Metal device: use auto or reference")

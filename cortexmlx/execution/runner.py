@@ -27,8 +27,7 @@ from cortexmlx.execution.footprint.command_buffers import command_buffers, limit
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
-from cortexmlx.execution.pending import Pending, read
-from cortexmlx.execution.sampling import BatchSampler, Sampled
+from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
 from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
@@ -104,6 +103,10 @@ class ModelRunner:
                 self.products.remove()
             vars(self).clear()
             memory.close()
+
+    def attend_by(self, attend: Attend) -> None:
+        """Compute attention by another function from now on. Nothing may be in flight."""
+        self._attend = attend
 
     # -- one step -----------------------------------------------------------------------------------------------------
 

@@ -4,10 +4,13 @@ Decode runs one step ahead of what the host has read, so the sampler takes lazy 
 rows of a batch are known, they are sorted by three ways to choose (greedy, from a shortlist, from the whole
 vocabulary). Each step then pays only for the ways and options that some row asked for. A row's token depends on its own
 logits, seed, history and token index alone, never on its neighbours.
+
+`Pending` is a step in flight. `read` brings its results to the host.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -18,7 +21,7 @@ import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 from cortexmlx.errors import CortexError
-from cortexmlx.execution.boundary import TokenMask
+from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
 from cortexmlx.execution.logits import (
     NO_TOKEN,
     bits_below_max,
@@ -61,6 +64,39 @@ class Sampled:
     def arrays(self) -> list[mx.array]:
         """Return all arrays, for one `mx.async_eval`."""
         return [a for a in (self.tokens, self.logprobs, self.top_ids, self.top_logprobs) if a is not None]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step in flight: its lazy results, and `scores`, which computes the log-probabilities of its plan's
+    `scoring`.
+    """
+
+    sampled: Sampled | None
+    started: float
+    scores: Callable[[], TokenScores] | None = None
+
+
+def read(pending: Pending) -> StepResult:
+    """Wait for the results of a step, and return them on the host."""
+    sampled = pending.sampled
+    scores = None if pending.scores is None else pending.scores()
+    if sampled is None:
+        return StepResult(time.perf_counter() - pending.started, scores=scores)
+    mx.eval(sampled.arrays())
+    return StepResult(
+        time.perf_counter() - pending.started,
+        _host(sampled.tokens),
+        None if sampled.logprobs is None else _host(sampled.logprobs),
+        None if sampled.top_ids is None else _host(sampled.top_ids),
+        None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
+        scores,
+        sampled.failures,
+    )
+
+
+def _host(array: mx.array) -> Any:
+    return array.tolist()
 
 
 class BatchSampler:

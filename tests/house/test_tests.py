@@ -40,7 +40,6 @@ TESTED_WITH = {
     "cortexmlx/calls/llama.py": "tests/calls/test_formats.py",
     "cortexmlx/calls/mistral.py": "tests/calls/test_formats.py",
     "cortexmlx/execution/memory/paged.py": "tests/execution/test_runner.py",
-    "cortexmlx/execution/pending.py": "tests/execution/test_runner.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/earlier.py": "tests/server/test_stored.py",

@@ -13,7 +13,7 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.choices.batch_class import BatchClass
 from cortexmlx.attention.choices.layer import LayerAttention, LayerKey, layer_key
 from cortexmlx.attention.choices.ways import PLAIN, AttendRows, Way
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import Attend, PagedKV
 from cortexmlx.attention.reference import rounds_coarsely
 
 
@@ -44,6 +44,10 @@ class ChoosingBackend(Protocol):
     """A backend that takes the way it is told."""
 
     choices: DecodeChoices
+
+    @property
+    def attend(self) -> Attend:
+        """What computes attention as it is told."""
 
     def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
         """Return the ways that serve a layer and are not in `PLAIN`. The first is the rules' choice."""

@@ -12,6 +12,7 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.choices.decode import DecodeChoices, reproducible_way
 from cortexmlx.attention.choices.layer import LayerAttention
 from cortexmlx.attention.choices.ways import KERNELS, PLAIN, AttendRows, Way
+from cortexmlx.attention.paged import Attend
 from cortexmlx.attention.selfcheck.check import Approval, VariantCheck, check_variant
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
@@ -80,8 +81,9 @@ class KernelChoosing:
     arguments of `AttendRows`.
     """
 
-    def __init__(self, ways: KernelWays, decode: Callable[..., Any]) -> None:
+    def __init__(self, ways: KernelWays, attend: Attend, decode: Callable[..., Any]) -> None:
         self.choices = ways.choices
+        self.attend = attend
         self._ways = ways
         self._decode = decode
 

@@ -56,6 +56,7 @@ def choose(
     choosing = backend.choosing
     if choosing is None or not isinstance(runner, ModelRunner):
         return ()
+    runner.attend_by(choosing.attend)
     chooser, until = Chooser(ChoiceTable(identity_here())), time.perf_counter() + seconds
     try:
         layers = layers_of(runner.model, runner.arena)

@@ -13,8 +13,7 @@ import mlx.nn as nn
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
-from cortexmlx.execution.pending import Pending, read
-from cortexmlx.execution.sampling import BatchSampler, Sampled
+from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
 from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.spec import Counts, LayerGroup

@@ -199,6 +199,8 @@ class ModelPool:
         with self._changed:
             if self._waits.pop(wait.ticket.number, None) is not None:
                 self._notice(wait.ticket.model)
+                if self._residency.users(wait.ticket.model) and not self._residency.has_failed(wait.ticket.model):
+                    self._retries.served(wait.ticket.model)
                 self._residency.leave(wait.ticket, self._clock())
                 self._settle(self._residency.grant())
                 self._changed.notify()
@@ -207,13 +209,17 @@ class ModelPool:
         """Note it if a loaded model's engine has failed for good. It is then unloaded, and loaded again when it is
         asked for.
         """
-        if name in self._loaded and self._loaded[name][0].closed and self._residency.state(name) is State.LOADED:
+        engine = self._loaded[name][0] if name in self._loaded else None
+        loaded = self._residency.state(name) is State.LOADED and not self._residency.has_failed(name)
+        if engine is not None and engine.closed and loaded:
             self._residency.fail(name)
+            if not self._retries.serves(name):
+                self._retries.failed(name, EngineClosed("it failed before it had answered a request"), self._clock())
             self._changed.notify()
 
     def _refusal(self, name: str) -> tuple[CannotLoad, BaseException] | None:
         """Return why a model is not tried now, and what its last load raised; None if it may be loaded."""
-        if self._residency.state(name) is not State.UNLOADED:
+        if self._residency.state(name) is not State.UNLOADED and not self._residency.has_failed(name):
             return None
         refusal = self._retries.refusal(name, self._clock())
         return None if refusal is None else (cannot_load(name, *refusal), refusal[0])
@@ -268,7 +274,6 @@ class ModelPool:
             if self._contexts[model.name] is None:
                 self._contexts[model.name] = longest
             self._loaded[model.name] = (engine, defaults)
-            self._retries.loaded(model.name)
             self._settle(self._residency.loaded(self._clock()))
             self._settle(self._residency.grant())
         self._say(f"loaded {model.name} in {self._clock() - began:.1f} s")
@@ -286,6 +291,7 @@ class ModelPool:
     def _unload(self, name: str) -> None:
         with self._changed:
             engine, _ = self._loaded.pop(name)
+            self._retries.unloaded(name)
         _close(engine, name)
         del engine
         give_back_freed()

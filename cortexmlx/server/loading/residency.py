@@ -119,6 +119,10 @@ class Residency:
         """Return whether a request for a model would be granted at once."""
         return self._models[model].ready and model not in self._victims()
 
+    def has_failed(self, model: str) -> bool:
+        """Return whether a loaded model has failed for good."""
+        return self._models[model].failed
+
     def fail(self, model: str) -> None:
         """Say that a loaded model has failed for good. Safe to call again."""
         if self._models[model].state is State.LOADED:

@@ -36,7 +36,7 @@ def fast() -> Any:
 
 
 def choosing(attention: MetalAttention) -> ChoosingBackend:
-    return KernelChoosing(attention.ways, attention.decode)
+    return KernelChoosing(attention.ways, attention.attend, attention.decode)
 
 
 @pytest.mark.parametrize(

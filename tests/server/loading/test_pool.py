@@ -252,6 +252,7 @@ def test_an_engine_that_does_not_close_holds_up_nobody(factory: Factory, pool: A
 
 def test_an_engine_that_fails_for_good_is_loaded_again_for_the_next_request(factory: Factory, pool: Any) -> None:
     made = pool("a", "b", keep=["a"])
+    made.take("a").release()
     running, other = made.take("a"), made.take("b")
     factory.engines[0].closed = True  # as an engine whose thread has ended
     assert not made.is_ready("a") and made.is_ready("b")
@@ -264,6 +265,29 @@ def test_an_engine_that_fails_for_good_is_loaded_again_for_the_next_request(fact
     factory.engines[2].closed = True
     waiting.leave()
     assert soon(lambda: not made.is_loaded("a")), "its memory is given back at once"
+
+
+def test_an_engine_that_fails_at_its_first_request_does_not_unload_a_good_one_again_and_again(
+    factory: Factory, pool: Any
+) -> None:
+    made = pool("good", "bad", memory=8)
+    made.take("good").release()
+    lease = made.take("bad")
+    factory.engines[1].closed = True
+    lease.release()
+    made.take("good").release()
+    with pytest.raises(CannotLoad, match=r"'bad' cannot be loaded: .* Ask again in 5 s"):
+        made.ask("bad").lease()
+    assert factory.opened == ["good", "bad", "good"]
+    factory.now = FIRST_SECONDS
+    lease = made.take("bad")
+    factory.engines[3].closed = True
+    lease.release()
+    with pytest.raises(CannotLoad, match="Ask again in 10 s"):
+        made.ask("bad").lease()
+    factory.now += 2 * FIRST_SECONDS
+    made.take("bad").release()
+    assert made.ask("bad").settled, "it serves now"
 
 
 def test_a_log_that_nobody_reads_any_more_ends_nothing(factory: Factory) -> None:

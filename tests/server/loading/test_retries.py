@@ -20,10 +20,16 @@ def test_each_failure_in_a_row_doubles_the_wait_up_to_a_bound() -> None:
     assert waits == sorted(waits)
 
 
-def test_a_load_that_succeeds_forgets_the_failures() -> None:
+def test_a_request_that_was_served_forgets_the_failures() -> None:
     retries = Retries()
     retries.failed("a", OSError(), 0.0)
     retries.failed("a", OSError(), 0.0)
-    retries.loaded("a")
+    assert not retries.serves("a")
+    retries.served("a")
+    assert retries.serves("a")
     assert retries.refusal("a", 0.0) is None
     assert retries.failed("a", OSError(), 0.0) == FIRST_SECONDS
+    assert not retries.serves("a")
+    retries.served("a")
+    retries.unloaded("a")
+    assert not retries.serves("a") and retries.refusal("a", 0.0) is None
