@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE, Llama3RoPE, YarnRoPE
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, install
@@ -252,6 +253,19 @@ def test_a_rotation_that_is_not_known_is_left_to_mlx(rope: Callable[[], nn.Modul
         return
     fused, error, _ = both(lambda: _seeded(lambda: Layer(rope(), lambda q, k: (q, k))))
     assert not fused and error == 0.0
+
+
+def test_a_norm_that_is_called_with_a_gate_computes_what_it_did() -> None:
+    """Qwen3-Next's norm is an RMSNorm only without its gate; other models' have no other name for it."""
+    norm, writer = Qwen3NextRMSNormGated(12), TailWriter(sim.metal_kernel, check=False)
+    x, gate = mx.random.normal((2, 3, 12), key=mx.random.key(0)), mx.random.normal((2, 3, 12), key=mx.random.key(1))
+    alone, gated = norm(x), norm(x, gate)
+    writer.follow(norm)
+    assert type(norm) is not Qwen3NextRMSNormGated
+    writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
+    assert mx.array_equal(norm(x), alone) and isinstance(norm(x), TrackedArray)
+    for out in (norm(x, gate), norm(x, gate=gate)):
+        assert mx.array_equal(out, gated) and not isinstance(out, TrackedArray)
 
 
 def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
