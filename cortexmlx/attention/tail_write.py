@@ -187,6 +187,8 @@ class TailWriter:
 
     def end(self) -> None:
         """Track nothing until `begin`."""
+        if self._begun < _TRIED:
+            self._begun = 0  # the first step may have failed before the layers that it would have written
         self._positions = self._places = None
         self._turned.clear()
 

@@ -280,6 +280,14 @@ def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
     assert type(used.rope) is not Llama3RoPE and isinstance(used.rope, Llama3RoPE)
 
 
+def test_a_first_step_that_fails_before_its_layers_lets_no_module_go() -> None:
+    layer, writer = Layer(nn.RoPE(12), lambda q, k: (q, k)), TailWriter(sim.metal_kernel, check=False)
+    writer.follow(layer)
+    writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
+    writer.end()  # as `ModelRunner.forget` does, when memory was refused
+    assert steps(layer, writer)[1] == [True, True]
+
+
 def test_queries_that_are_rotated_in_another_shape_are_left_to_mlx() -> None:
     class Flat(Layer):
         def __call__(self, x: mx.array, cache: Any) -> mx.array:
