@@ -159,9 +159,9 @@ class TailWriter:
 
     def _tracking_norms(self, kind: Any, weight: mx.array, norm: Norm) -> Any:
         class Tracking(kind):  # type: ignore[misc]
-            def __call__(module, x: mx.array) -> mx.array:
-                out: mx.array = super().__call__(x)
-                if self._positions is None or module.weight is not weight:
+            def __call__(module, x: mx.array, *given: Any, **named: Any) -> mx.array:
+                out: mx.array = super().__call__(x, *given, **named)
+                if self._positions is None or module.weight is not weight or given or named:  # with a gate, perhaps
                     return out
                 return _tracked(out, Normed(module, norm, _alias(x)))
 
@@ -187,6 +187,8 @@ class TailWriter:
 
     def end(self) -> None:
         """Track nothing until `begin`."""
+        if self._begun < _TRIED:
+            self._begun = 0  # the first step may have failed before the layers that it would have written
         self._positions = self._places = None
         self._turned.clear()
 

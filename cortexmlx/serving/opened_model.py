@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -96,6 +97,8 @@ class OpenedModel:
         config = self._config
         mode = execution_mode(model, config.kv_bits, config.kv_group_size)
         self.backend = mode.backend(config.attention)
+        if config.reproducible:  # the kernel rotates by other cosines than MLX does in steps with a neighbour's prompt
+            self.backend = replace(self.backend, writer=None)
         self._warm_up.add(mode.kernel_checks(self.backend, config.block_size))
         self._mode = mode
 

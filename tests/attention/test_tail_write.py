@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE, Llama3RoPE, YarnRoPE
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, install
@@ -254,6 +255,19 @@ def test_a_rotation_that_is_not_known_is_left_to_mlx(rope: Callable[[], nn.Modul
     assert not fused and error == 0.0
 
 
+def test_a_norm_that_is_called_with_a_gate_computes_what_it_did() -> None:
+    """Qwen3-Next's norm is an RMSNorm only without its gate; other models' have no other name for it."""
+    norm, writer = Qwen3NextRMSNormGated(12), TailWriter(sim.metal_kernel, check=False)
+    x, gate = mx.random.normal((2, 3, 12), key=mx.random.key(0)), mx.random.normal((2, 3, 12), key=mx.random.key(1))
+    alone, gated = norm(x), norm(x, gate)
+    writer.follow(norm)
+    assert type(norm) is not Qwen3NextRMSNormGated
+    writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
+    assert mx.array_equal(norm(x), alone) and isinstance(norm(x), TrackedArray)
+    for out in (norm(x, gate), norm(x, gate=gate)):
+        assert mx.array_equal(out, gated) and not isinstance(out, TrackedArray)
+
+
 def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
     layer, writer = Layer(nn.RoPE(12), lambda q, k: (q, k * 1.0)), TailWriter(sim.metal_kernel, check=False)
     writer.follow(layer)
@@ -264,6 +278,14 @@ def test_modules_that_no_write_could_use_are_let_go_after_a_step() -> None:
     writer.follow(used)
     steps(used, writer)
     assert type(used.rope) is not Llama3RoPE and isinstance(used.rope, Llama3RoPE)
+
+
+def test_a_first_step_that_fails_before_its_layers_lets_no_module_go() -> None:
+    layer, writer = Layer(nn.RoPE(12), lambda q, k: (q, k)), TailWriter(sim.metal_kernel, check=False)
+    writer.follow(layer)
+    writer.begin(mx.array(POSITIONS), POSITIONS, COLUMNS, 0)
+    writer.end()  # as `ModelRunner.forget` does, when memory was refused
+    assert steps(layer, writer)[1] == [True, True]
 
 
 def test_queries_that_are_rotated_in_another_shape_are_left_to_mlx() -> None:

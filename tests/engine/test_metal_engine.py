@@ -49,7 +49,7 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama", "windowed llama", "gpt_oss", "gpt2"),
+        *("llama", "windowed llama", "gpt_oss", "gpt2", "qwen3_next"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "llama4", "afm7")),
     ],
 )

@@ -136,3 +136,24 @@ def test_a_reproducible_engines_attention_has_the_same_bits_alone_and_in_a_batch
     with sim.options(checked=False):
         driver.answers(PROMPTS, 20 if attention == "reference" else 8)
     assert len(rows) >= 20 and max(rows) == len(PROMPTS)
+
+
+def test_a_reproducible_engine_rotates_a_token_in_one_way_whatever_step_computes_it(
+    tiny: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour's prompt turns a decode step into one that MLX's own operations rotate. Attention's queries are those
+    of the model in all of them.
+    """
+    driver = Driver(tiny("qwen3"), attention="sim", reproducible=True)
+    attend, kinds = driver.core.runner._attend, set()
+
+    def noting(queries: mx.array, kv: PagedKV, **options: Any) -> mx.array:
+        kinds.add((kv.tail is not None, kv.queries_for is None))
+        return attend(queries, kv, **options)
+
+    monkeypatch.setattr(driver.core.runner, "_attend", noting)
+    with sim.options(checked=False):
+        driver.add(PROMPTS[0], 12)
+        driver.step(4)
+        driver.answers(PROMPTS[1:2], 4)
+    assert kinds == {(True, True), (False, True)}

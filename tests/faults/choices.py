@@ -60,4 +60,10 @@ FAULTS = (
     ),
     Fault("a reproducible engine times", OPENED, "        if reproducible:\n", "        if False:\n"),
     Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),
+    Fault(
+        "a reproducible engine rotates tokens in two ways",
+        "cortexmlx/serving/opened_model.py",
+        "if config.reproducible:  # the kernel",
+        "if False:  # the kernel",
+    ),
 )

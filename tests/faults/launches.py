@@ -85,5 +85,14 @@ FAULTS = (
         "kind is YarnRoPE and module.mscale == 1.0",
         "kind is YarnRoPE",
     ),
+    Fault(
+        "a norm with a gate is taken for one without", WRITER, " is not weight or given or named:", " is not weight:"
+    ),
+    Fault(
+        "a first step that failed has tried the modules",
+        WRITER,
+        "        if self._begun < _TRIED:\n            self._begun = 0",
+        "        if False:\n            self._begun = 0",
+    ),
     Fault("unused modules stay followed", WRITER, "if self._begun == _TRIED:", "if self._begun < 0:"),
 )
