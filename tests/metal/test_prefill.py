@@ -17,7 +17,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
 from cortexmlx.metal.rules import THREADGROUP_BYTES
-from support.kernels.paged_problem import TOLERANCE, Options, error, rounded
+from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, error, rounded
 from support.kernels.prefill_problem import Prompt, Stretch, answer, answers, attend, problem, random_prompts, variant
 
 HALF = variant(group=3, dim=80, block_size=16, dtype="float16")  # one head and 64 tokens in a tile
@@ -54,6 +54,15 @@ def test_sliding_windows(kernel: PrefillKernel, tolerance: dict[str, float], win
 
 AMID = (Stretch(0, 13, 59), Stretch(1, 47, 81), Stretch(0, 59, 60), Stretch(1, 40, 47), Stretch(0, 70, 99))
 """Stretches that begin and end amid tiles of 32 tokens; some lie in one tile, and end before it does."""
+
+
+def test_a_piece_lives_with_the_errors_that_metal_allows_fast_functions() -> None:
+    v, kernel = variant(), PrefillKernel(sim.metal_kernel)
+    prompts = random_prompts(v, [100, 90])
+    with sim.options(fast_errors=True):
+        got = attend(kernel, v, prompts, AMID)
+    assert error(got, attend(kernel, v, prompts, AMID)) > 0, "there were none"
+    assert error(got, answers(v, prompts, AMID)) < GPU_TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("window", [None, 5, 20])
