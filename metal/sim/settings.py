@@ -27,6 +27,8 @@ class Settings:
     """Whether a launch without a fault runs once more, unchecked, with zeros in uninitialised variables. An output that
     differs was computed from such a variable.
     """
+    fast_errors: bool = False
+    """Whether results of `metal::fast::` have errors as large as Metal allows, the same ones for the same arguments."""
     patience: float = 60.0
     """Seconds of processor time that a launch may run without any thread reaching its end."""
     allow: frozenset[Fault] = frozenset()

@@ -20,12 +20,24 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults import choices, identity, launches, memory, own_arrays, planted, products, structured, tools, warm
+from tests.faults import (
+    choices,
+    identity,
+    launches,
+    memory,
+    own_arrays,
+    piece_edges,
+    planted,
+    products,
+    structured,
+    tools,
+    warm,
+)
 from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
-ROOMS = (choices, launches, memory, products, structured, tools, warm)
+ROOMS = (choices, launches, memory, piece_edges, products, structured, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",

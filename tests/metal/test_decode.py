@@ -15,6 +15,7 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION, Kernel
 from support.kernels.paged_problem import (
+    GPU_TOLERANCE,
     TOLERANCE,
     Options,
     Row,
@@ -162,6 +163,24 @@ def test_a_first_partition_that_weighs_nothing_leaves_no_trace(kernels: DecodeKe
     row = _row_with_logits(v, logits)
     mean = row.values[:, PARTITION:].astype(np.float64).mean(axis=1)
     assert error(attend(kernels, v, [row], Options(scale=1.0))[0], np.repeat(mean, v.group, axis=0)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "v",
+    [
+        *KERNELS.values(),
+        Variant("float32", "float32", 64, 32, 8, 11, latent=True),
+        Variant("float32", "float32", 288, 32, 8, 3),
+    ],
+    ids=lambda v: v.label,
+)
+def test_every_kernel_lives_with_the_errors_that_metal_allows_fast_functions(v: Variant) -> None:
+    kernels, rows = DecodeKernels(sim.metal_kernel), random_rows(v, [300, 17, 700])
+    options = Options(sinks=np.linspace(-2, 4, 2 * v.group).astype(np.float32))
+    with sim.options(fast_errors=True):
+        got = attend(kernels, v, rows, options)
+    assert error(got, attend(kernels, v, rows, options)) > 0, "there were none"
+    assert error(got, answer(v, rows, options)) < GPU_TOLERANCE["float32"]
 
 
 def test_half_precision_products_do_not_overflow(

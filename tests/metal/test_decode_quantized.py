@@ -13,7 +13,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import LARGEST, DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from support.kernels.paged_problem import TOLERANCE, Options, answer, answers, error, rounded
+from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, answer, answers, error, rounded
 from support.kernels.quantized_problem import (
     attend_quantized,
     dequantized,
@@ -71,6 +71,14 @@ def test_bits_groups_dims_and_dtypes(kernels: DecodeKernels, tolerance: dict[str
     with sim.options(poison=True):
         got = attend_quantized(kernels, v, rows, tail_tokens=5)
     assert error(got, answer(v, rows)) < tolerance[v.dtype]
+
+
+def test_both_kernels_live_with_the_errors_that_metal_allows_fast_functions(v: Variant) -> None:
+    kernels, rows = DecodeKernels(sim.metal_kernel), quantized_rows(v, [300, 17, 65])
+    with sim.options(fast_errors=True):
+        got = attend_quantized(kernels, v, rows)
+    assert error(got, attend_quantized(kernels, v, rows)) > 0, "there were none"
+    assert error(got, answer(v, rows)) < GPU_TOLERANCE[v.dtype]
 
 
 @pytest.mark.parametrize("window", [1, 12, 300])

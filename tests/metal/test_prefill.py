@@ -17,7 +17,7 @@ from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
 from cortexmlx.metal.rules import THREADGROUP_BYTES
-from support.kernels.paged_problem import TOLERANCE, Options, error, rounded
+from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, error, rounded
 from support.kernels.prefill_problem import Prompt, Stretch, answer, answers, attend, problem, random_prompts, variant
 
 HALF = variant(group=3, dim=80, block_size=16, dtype="float16")  # one head and 64 tokens in a tile
@@ -50,6 +50,71 @@ def test_sliding_windows(kernel: PrefillKernel, tolerance: dict[str, float], win
     v, options = variant(), Options(window=window)
     prompts = random_prompts(v, [100, 300])
     assert error(attend(kernel, v, prompts, EDGES, options), answers(v, prompts, EDGES, options)) < tolerance["float32"]
+
+
+AMID = (Stretch(0, 13, 59), Stretch(1, 47, 81), Stretch(0, 59, 60), Stretch(1, 40, 47), Stretch(0, 70, 99))
+"""Stretches that begin and end amid tiles of 32 tokens; some lie in one tile, and end before it does."""
+
+
+def test_a_piece_lives_with_the_errors_that_metal_allows_fast_functions() -> None:
+    v, kernel = variant(), PrefillKernel(sim.metal_kernel)
+    prompts = random_prompts(v, [100, 90])
+    with sim.options(fast_errors=True):
+        got = attend(kernel, v, prompts, AMID)
+    assert error(got, attend(kernel, v, prompts, AMID)) > 0, "there were none"
+    assert error(got, answers(v, prompts, AMID)) < GPU_TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("window", [None, 5, 20])
+def test_queries_beside_a_stretch_are_neither_read_nor_written(
+    factory: KernelFactory, tolerance: dict[str, float], window: int | None
+) -> None:
+    """A tile may begin before its stretch and end behind it. There lie queries that are NaN, wider than a tile."""
+    v, options, untouched, beside = variant(), Options(window=window), 7777.0, 40
+    assert beside > v.tile
+    prompts, kernel = random_prompts(v, [100, 90]), PrefillKernel(factory)
+    given = problem(v, prompts, AMID, options, apart=beside)
+    if factory is sim.metal_kernel:
+        with sim.recording(coalescing=False) as recorded:
+            attended = kernel(*given, init_value=untouched)
+        tokens = sum(s.end - s.first for s in AMID)
+        assert recorded.last.buffers["queries"].distinct_read == tokens * given[2].queries.nbytes // len(attended)
+    else:
+        attended = kernel(*given, init_value=untouched)
+    got, at = np.array(attended)[:, :, 0], 0
+    for s in AMID:
+        end = at + s.end - s.first
+        assert error(got[at:end], answer(v, prompts[s.row], s.first, s.end, options)) < tolerance["float32"]
+        assert np.all(got[end : end + beside] == untouched), f"results behind {s}"
+        at = end + beside
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_queries_of_other_rows_beside_a_stretch_change_nothing(
+    kernel: PrefillKernel, tolerance: dict[str, float], window: int | None
+) -> None:
+    """Whatever the other rows ask, NaN among it, a stretch's results stay bitwise the same."""
+    v, options = variant(), Options(window=window)
+    plain = random_prompts(v, [100, 90])
+    sizes = np.cumsum([s.end - s.first for s in AMID])[:-1]
+    results = []
+    for queries in (plain[1].queries, plain[1].queries * 100, np.full_like(plain[1].queries, np.nan)):
+        got = attend(kernel, v, [plain[0], replace(plain[1], queries=queries)], AMID, options)
+        parts = np.split(got, sizes)
+        results.append(np.concatenate([part for part, s in zip(parts, AMID, strict=True) if s.row == 0]))
+    assert all(np.array_equal(result, results[0]) for result in results[1:])
+    own = [s for s in AMID if s.row == 0]
+    assert error(results[0], answers(v, plain, own, options)) < tolerance["float32"]
+
+
+@pytest.mark.parametrize("s", [Stretch(0, 13, 31), Stretch(0, 40, 64), Stretch(0, 33, 50), Stretch(0, 5, 70)])
+def test_a_stretch_amid_tiles_may_be_all_that_the_step_prefills(
+    kernel: PrefillKernel, tolerance: dict[str, float], s: Stretch
+) -> None:
+    """Before it and behind it, the buffers have nothing."""
+    v = variant()
+    prompts = random_prompts(v, [100])
+    assert error(attend(kernel, v, prompts, [s]), answers(v, prompts, [s])) < tolerance["float32"]
 
 
 @pytest.mark.parametrize("window", [None, 45])

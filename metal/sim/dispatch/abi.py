@@ -97,7 +97,7 @@ class Launch(ctypes.Structure):
         ("buffer_count", c_uint32),
         ("stack_bytes", c_uint32),
         ("lockstep", c_uint32),
-        ("padding", c_uint32),
+        ("fast_errors", c_uint32),
         ("stacks", c_void_p),
         ("arena", c_void_p),
         ("buffers", c_void_p),

@@ -103,6 +103,7 @@ def _execute(dispatch: Dispatch, library: Path, settings: Settings) -> Launched:
         launch.grid[:], launch.threadgroup[:] = grid, threadgroup
         launch.seed, launch.checked, launch.coalescing = settings.seed, settings.checked, settings.coalescing
         launch.lockstep, launch.patience = settings.lockstep, settings.patience
+        launch.fast_errors = settings.fast_errors
         launch.buffer_count, launch.stack_bytes = len(buffers), STACK_BYTES
         launch.stacks, launch.arena, launch.buffers = memory.stacks, memory.arena, ctypes.addressof(table)
         load(library).sim_launch(ctypes.byref(launch))

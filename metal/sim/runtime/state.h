@@ -54,7 +54,7 @@ struct Launch {
   uint32_t checked, coalescing;
   uint32_t buffer_count, stack_bytes;
   uint32_t lockstep;  // simdgroups take turns at every meeting, lanes run in order: nothing is random
-  uint32_t padding;
+  uint32_t fast_errors;  // metal::fast:: errs as it may (fast_math.cpp)
   uint8_t* stacks;  // kMaxThreads stacks of stack_bytes each
   uint8_t* arena;   // address space for threadgroup arrays
   Buffer* buffers;

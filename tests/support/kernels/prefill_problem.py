@@ -116,9 +116,11 @@ def problem(
     runs: bool = False,
     seed: int = 0,
     arena: tuple[Any, Any] | None = None,
+    apart: int = 0,
 ) -> tuple[PrefillVariant, int, PrefillInputs]:
     """What the kernel is called with: variant, items and inputs. The blocks of a stretch's row are scattered, or a run;
-    it has those of its own that it sees, up to its end, and what is behind is NaN.
+    it has those of its own that it sees, up to its end, and what is behind is NaN. After each stretch lie the
+    queries of `apart` tokens that are no stretch's, NaN.
     """
     random = np.random.default_rng(seed)
     size, window = v.block_size, options.window
@@ -140,8 +142,9 @@ def problem(
         run = KVHandle(int(start), count) if runs else None
         piece_slots = None if runs else (seen * size + every % size).astype(np.int32)
         pieces.append(PrefillPiece(begin, begin + s.end - s.first, s.first, run, piece_slots))
-        queries.append(prompt.queries[:, s.first : s.end].swapaxes(0, 1))
-        begin += s.end - s.first
+        own = prompt.queries[:, s.first : s.end].swapaxes(0, 1)
+        queries.append(np.pad(own, ((0, apart), (0, 0), (0, 0)), constant_values=np.nan))
+        begin += s.end - s.first + apart
     work = prefill_list(pieces, size, AttentionWindow(window), v.tile)
     sinks = np.zeros(8) if options.sinks is None else options.sinks
     slabs = arena or (to_mlx(keys, v.kv_dtype), to_mlx(values, v.kv_dtype))

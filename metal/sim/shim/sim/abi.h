@@ -56,6 +56,14 @@ enum SimFault {
   SIM_FAULT_TRUNCATION = 14, SIM_FAULT_ENDLESS, SIM_FAULT_DIVERGENT, SIM_FAULT_NOT_UNIFORM, SIM_NOTE_DIVERGENT
 };
 
+// Functions of metal::fast:: with errors of their own.
+#define SIM_FAST_FUNCTIONS(X)                                                                                  \
+  X(acos) X(asin) X(atan) X(cos) X(cospi) X(exp) X(exp2) X(exp10) X(log) X(log2) X(log10) X(rsqrt) X(sin)      \
+  X(sinpi) X(sqrt)
+#define SIM_NUMBER(name) SIM_FAST_##name,
+enum SimFast { SIM_FAST_FUNCTIONS(SIM_NUMBER) SIM_FAST_KINDS };
+#undef SIM_NUMBER
+
 // Two calls in two branches are two operations, whatever they have in common.
 #define SIM_MEETS __attribute__((convergent, nomerge))
 
@@ -71,4 +79,6 @@ void sim_simdgroup_barrier(unsigned flags, unsigned long place) SIM_MEETS;
 void sim_atomic_access(const void* address, unsigned size, unsigned access);
 void sim_inactive_lane(unsigned lane);
 void sim_assertion(const char* text);
+float sim_fast(unsigned function, float exact, float x) __attribute__((const));
+float sim_fast_divide(float x, float y) __attribute__((const));
 }

@@ -1,8 +1,9 @@
 // The math and common functions of floating-point numbers. Computed in float (half and bfloat are rounded once, at the end), with
-// the host's correctly behaved libm. What Metal says metal::fast:: computes in steps does so here, and overflows as they do; the rest
-// of it is as exact as precise::. Each is a set of overloads, as in Metal, so that an
+// the host's correctly behaved libm. What Metal says metal::fast:: computes in steps does so here, and overflows as they do. What it
+// allows errors has them if the launch asks for them (runtime/fast_math.cpp). Each is a set of overloads, as in Metal, so that an
 // argument of another type converts where Metal converts it, and is ambiguous where it is ambiguous there.
 #pragma once
+#include "sim/abi.h"
 #include "sim/numeric.h"
 
 extern "C" {
@@ -21,21 +22,21 @@ float frexpf(float, int*);
 }
 
 // Of these metal::fast:: has its own.
+#define SIM_ROUGH_UNARY(X)                                                                                  \
+  X(acos, acosf(x)) X(asin, asinf(x)) X(atan, atanf(x)) X(cos, cosf(x)) X(cospi, __sim_cospi(x))            \
+  X(exp, expf(x)) X(exp2, exp2f(x)) X(exp10, powf(10.0f, x)) X(log, logf(x)) X(log2, log2f(x))              \
+  X(log10, log10f(x)) X(rsqrt, 1.0f / __builtin_sqrtf(x)) X(sin, sinf(x)) X(sinpi, __sim_sinpi(x))          \
+  X(sqrt, __builtin_sqrtf(x))
 #define SIM_STEPPED_UNARY(X) X(cosh, coshf(x)) X(sinh, sinhf(x)) X(tan, tanf(x)) X(tanh, tanhf(x))
-#define SIM_STEPPED_BINARY(X) X(pow, powf(x, y)) X(powr, powf(x, y))
-#define SIM_COMMON_UNARY(X) SIM_PLAIN_UNARY(X) SIM_STEPPED_UNARY(X)
+#define SIM_STEPPED_BINARY(X) X(pow, powf(x, y)) X(powr, powf(x, y)) X(divide, x / y)
+#define SIM_COMMON_UNARY(X) SIM_PLAIN_UNARY(X) SIM_ROUGH_UNARY(X) SIM_STEPPED_UNARY(X)
 #define SIM_COMMON_BINARY(X) SIM_PLAIN_BINARY(X) SIM_STEPPED_BINARY(X)
 #define SIM_PLAIN_UNARY(X)                                                                                  \
-  X(acos, acosf(x)) X(acosh, acoshf(x)) X(asin, asinf(x)) X(asinh, asinhf(x)) X(atan, atanf(x))            \
-  X(atanh, atanhf(x)) X(ceil, __builtin_ceilf(x)) X(cos, cosf(x))                         \
-  X(exp, expf(x)) X(exp2, exp2f(x)) X(exp10, powf(10.0f, x)) X(fabs, __builtin_fabsf(x))                    \
-  X(floor, __builtin_floorf(x)) X(fract, __sim_fract(x)) X(log, logf(x)) X(log2, log2f(x))                  \
-  X(log10, log10f(x)) X(rint, __builtin_rintf(x)) X(round, __builtin_roundf(x))                             \
-  X(rsqrt, 1.0f / __builtin_sqrtf(x)) X(sin, sinf(x)) X(sqrt, __builtin_sqrtf(x))         \
-  X(trunc, __builtin_truncf(x)) X(sinpi, __sim_sinpi(x))                  \
-  X(cospi, __sim_cospi(x)) X(tanpi, __sim_sinpi(x) / __sim_cospi(x)) X(saturate, __sim_clamp01(x))
+  X(acosh, acoshf(x)) X(asinh, asinhf(x)) X(atanh, atanhf(x)) X(ceil, __builtin_ceilf(x))                   \
+  X(fabs, __builtin_fabsf(x)) X(floor, __builtin_floorf(x)) X(fract, __sim_fract(x))                        \
+  X(rint, __builtin_rintf(x)) X(round, __builtin_roundf(x)) X(trunc, __builtin_truncf(x)) X(tanpi, __sim_sinpi(x) / __sim_cospi(x)) X(saturate, __sim_clamp01(x))
 #define SIM_PLAIN_BINARY(X)                                                                                 \
-  X(atan2, atan2f(x, y)) X(copysign, __builtin_copysignf(x, y)) X(divide, x / y) X(fdim, __sim_fdim(x, y))  \
+  X(atan2, atan2f(x, y)) X(copysign, __builtin_copysignf(x, y)) X(fdim, __sim_fdim(x, y))  \
   X(fmax, __builtin_fmaxf(x, y)) X(fmin, __builtin_fminf(x, y)) X(fmod, fmodf(x, y))     \
   X(step, y < x ? 0.0f : 1.0f)
 #define SIM_COMMON_TERNARY(X)                                                                               \
@@ -140,7 +141,6 @@ SIM_VECTOR1(ilogb, int)
   template <class T, int N> SIM_FN vec<T, N> name(vec<T, N> x, vec<T, N>& second) {                      \
     vec<T, N> r = {}; for (int i = 0; i < N; ++i) { T other; r[i] = name(x[i], other); second[i] = other; } return r; }
 SIM_VECTOR_OUT(modf) SIM_VECTOR_OUT(sincos)
-#undef SIM_VECTOR_OUT
 
 // ---- geometric ------------------------------------------------------------------------------------
 template <class T, int N> SIM_FN T dot(vec<T, N> a, vec<T, N> b) { T s = a[0] * b[0]; for (int i = 1; i < N; ++i) s += a[i] * b[i]; return s; }
@@ -161,20 +161,28 @@ template <class T, int N> SIM_FN vec<T, N> refract(vec<T, N> i, vec<T, N> n, __s
   SIM_PLAIN_UNARY(SIM_ALIAS1) SIM_PLAIN_BINARY(SIM_ALIAS1) SIM_COMMON_TERNARY(SIM_ALIAS1)                        \
   using metal::abs; using metal::max; using metal::min; using metal::clamp; using metal::sign; using metal::dot;   \
   using metal::length; using metal::normalize; using metal::distance; using metal::ldexp; using metal::frexp;      \
-  using metal::max3; using metal::min3; using metal::median3; using metal::modf; using metal::sincos;              \
+  using metal::max3; using metal::min3; using metal::median3; using metal::modf;                                   \
   using metal::nextafter; using metal::ilogb; using metal::length_squared; using metal::distance_squared;          \
   using metal::cross; using metal::faceforward; using metal::reflect; using metal::refract;
 namespace fast {
 SIM_VARIANTS
-SIM_FN float __tanh_of(float t) { return (t - 1.0f) / (t + 1.0f); }
-SIM_UNARY(cosh, 0.5f * (expf(x) + expf(-x)))
-SIM_UNARY(sinh, 0.5f * (expf(x) - expf(-x)))
-SIM_UNARY(tan, sinf(x) * (1.0f / cosf(x)))
-SIM_UNARY(tanh, __tanh_of(expf(2.0f * x)))
-SIM_BINARY(pow, exp2f(y * log2f(x)))
-SIM_BINARY(powr, exp2f(y * log2f(x)))
+#define SIM_ROUGH1(name, expr) SIM_UNARY(name, sim_fast(SIM_FAST_##name, expr, x))
+SIM_ROUGH_UNARY(SIM_ROUGH1)
+#undef SIM_ROUGH1
+SIM_BINARY(divide, sim_fast_divide(x, y))
+template <class T, __if_float<T> = 0> SIM_FN T sincos(T x, T& c) { c = fast::cos(x); return fast::sin(x); }
+SIM_VECTOR_OUT(sincos)
+SIM_FN float __tanh_of(float t) { return fast::divide(t - 1.0f, t + 1.0f); }
+SIM_FN float __pow_of(float x, float y) { return fast::exp2(y * (x == 0.0f ? -INFINITY : fast::log2(x))); }
+SIM_UNARY(cosh, 0.5f * (fast::exp(x) + fast::exp(-x)))
+SIM_UNARY(sinh, 0.5f * (fast::exp(x) - fast::exp(-x)))
+SIM_UNARY(tan, fast::sin(x) * fast::divide(1.0f, fast::cos(x)))
+SIM_UNARY(tanh, __tanh_of(fast::exp(2.0f * x)))
+SIM_BINARY(pow, __pow_of(x, y))
+SIM_BINARY(powr, __pow_of(x, y))
 }
-namespace precise { SIM_VARIANTS SIM_STEPPED_UNARY(SIM_ALIAS1) SIM_STEPPED_BINARY(SIM_ALIAS1) }
+#undef SIM_VECTOR_OUT
+namespace precise { SIM_VARIANTS using metal::sincos; SIM_ROUGH_UNARY(SIM_ALIAS1) SIM_STEPPED_UNARY(SIM_ALIAS1) SIM_STEPPED_BINARY(SIM_ALIAS1) }
 #undef SIM_VARIANTS
 }  // namespace metal
 
