@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 _ATTRIBUTES = """
-  const uint3 threadgroup_position_in_grid = blockIdx;
+  const uint3 threadgroup_position_in_grid = blockIdx, threadgroups_per_grid = gridDim;
   const uint simdgroup_index_in_threadgroup = threadIdx.x / 32, thread_index_in_simdgroup = threadIdx.x % 32;
 """
 _ADDRESS_SPACE = re.compile(r"\b(?:device|constant|thread|threadgroup) (?=[\w:<])")

@@ -57,7 +57,7 @@ def _entry_of_experts(mode: str) -> str:
     return f"""{_BEGIN}{_weights(mode)}
   threadgroup int found[MOST];
   const int outputs = weight_scales_shape[1], groups = weight_scales_shape[2];
-  const int pairs = activations_shape[0] * REPEAT, pair = int(threadgroup_position_in_grid.y);
+  const int pairs = int(threadgroups_per_grid.y), pair = int(threadgroup_position_in_grid.y);
   const uint expert = expert_of_pair[pair], lane = thread_index_in_simdgroup;
   const bool writes = simdgroup_index_in_threadgroup == 0;
   const int count = find_pairs<MOST>(expert_of_pair, pairs, expert, 0, writes, found, lane);
@@ -70,7 +70,7 @@ def _entry_of_experts(mode: str) -> str:
       find_pairs<MOST>(expert_of_pair, pairs, expert, done, writes, found, lane);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }}
-    const RowsOfExpert rows = {{min(count - done, MOST), REPEAT, found}};
+    const RowsOfExpert rows = {{min(count - done, MOST), pairs / activations_shape[0], found}};
     if (rows.count <= 8) {{
       {_call(mode, "1", "RowsOfExpert", "int(expert)")}
     }} else {{
@@ -164,7 +164,7 @@ class ProductKernel:
             output_shapes=[(*of_pairs, shape.outputs)],
             output_dtypes=[x.dtype],
             init_value=init_value,
-            **_launch_of_experts(shape, rows, pairs),
+            **_launch_of_experts(shape, pairs),
         )
         return products
 
@@ -178,17 +178,17 @@ def _by_rows(x: mx.array, rows: int) -> mx.array:
 def _launch(shape: ProductShape, rows: int) -> dict[str, Any]:
     """Return the arguments of a call that depend on the shape and the rows alone."""
     parts = split(rows)
-    return _arguments(shape, ("TILES", parts.tiles), parts.parts)
+    return _arguments(shape, (("TILES", parts.tiles),), parts.parts)
 
 
 @cache
-def _launch_of_experts(shape: ProductShape, rows: int, pairs: int) -> dict[str, Any]:
-    return _arguments(shape, ("REPEAT", pairs // rows), pairs)
+def _launch_of_experts(shape: ProductShape, pairs: int) -> dict[str, Any]:
+    return _arguments(shape, (), pairs)
 
 
-def _arguments(shape: ProductShape, more: tuple[str, int], groups: int) -> dict[str, Any]:
+def _arguments(shape: ProductShape, more: tuple[tuple[str, int], ...], groups: int) -> dict[str, Any]:
     """All shapes of a format, and of as many slices, share a kernel."""
-    numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), more]
+    numbers = [("BITS", shape.bits), ("GROUP", shape.group), ("SLICES", shape.slices), *more]
     return {
         "template": [("T", getattr(mx, shape.dtype)), *numbers],
         "grid": (shape.threads * shape.threadgroups, groups, 1),

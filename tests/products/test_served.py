@@ -227,3 +227,24 @@ def test_a_kernel_that_disagrees_is_disabled_until_it_is_reconsidered(caplog: py
     with served.step():
         model.linear(ROWS)
     assert len(launched) == 2
+
+
+def test_gate_and_down_projections_of_experts_are_one_variant() -> None:
+    """Several pairs of a row, or a row for each pair: what is checked for one is what serves the other."""
+    model, templates = Model(), list[Any]()
+
+    def noting(**options: Any) -> Any:
+        kernel = sim.metal_kernel(**options)
+
+        def call(**given: Any) -> Any:
+            templates.append(given["template"])
+            return kernel(**given)
+
+        return call
+
+    served = QuantizedProducts(noting, Calls(), check=False)
+    served.install(model)
+    with served.step():
+        for name in ("switch", "a row for each pair"):
+            mx.eval(CALLS[name](model))
+    assert len(templates) == 2 and templates[0] == templates[1]

@@ -32,7 +32,7 @@ inline float __expf(float x) { return expf(x); }
 struct uint3 {
   unsigned x, y, z;
 };
-static uint3 blockIdx, threadIdx;
+static uint3 blockIdx, threadIdx, gridDim;
 
 namespace host {
 constexpr unsigned MOST_THREADS = 1024, STACK = 1 << 16;
@@ -122,6 +122,7 @@ extern "C" int launch(
   char* stacks = (char*)malloc(size_t(threads) * host::STACK);
   host::kernel = kernel, host::arguments = arguments, host::block_threads = threads;
   bool well = threads <= host::MOST_THREADS && threads % 32 == 0;
+  gridDim = {unsigned(blocks[0]), unsigned(blocks[1]), unsigned(blocks[2])};
   for (blockIdx.z = 0; blockIdx.z < blocks[2] && well; blockIdx.z++) {
     for (blockIdx.y = 0; blockIdx.y < blocks[1] && well; blockIdx.y++) {
       for (blockIdx.x = 0; blockIdx.x < blocks[0] && well; blockIdx.x++) well = host::run_block(stacks);
