@@ -37,9 +37,11 @@ from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, Message, RequestState, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.stats import (
+    ArenaWrites,
     BlockMap,
     BlockState,
     ChoiceSource,
+    CommandBuffers,
     EngineStats,
     GroupBlocks,
     Latency,
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArenaWrites",
     "AsCompleted",
     "AsyncReply",
     "AsyncTokenStream",
@@ -80,6 +83,7 @@ __all__ = [
     "CallDelta",
     "ChatPrompt",
     "ChoiceSource",
+    "CommandBuffers",
     "Completion",
     "Conversation",
     "ConversationFileError",

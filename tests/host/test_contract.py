@@ -267,14 +267,16 @@ def test_matrices_of_latent_attention_are_layers_packed_and_plain() -> None:
 
 
 def test_scaled_rotary_positions_keep_their_wavelengths_where_they_can_be_set() -> None:
-    rope = module("models.rope_utils").Llama3RoPE(
-        16, 2048, False, 10000.0, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    )
-    assert rope._freqs.shape == (8,)
-    x = mx.random.normal((1, 1, 1, 16))
-    before = rope(x, offset=9)
-    rope._freqs = rope._freqs * 2
-    assert mx.abs(rope(x, offset=9) - before).max().item() > 1e-3
+    """And they rotate as MLX does with these wavelengths."""
+    ropes, x = module("models.rope_utils"), mx.random.normal((1, 1, 1, 16))
+    factors = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    for rope in (ropes.Llama3RoPE(16, 2048, False, 1e4, factors), ropes.YarnRoPE(16), ropes.ProportionalRoPE(16, 8)):
+        for waves in (rope._freqs, rope._freqs * 2):
+            rope._freqs = waves
+            wanted = mx.fast.rope(
+                x, rope.dims, traditional=rope.traditional, base=None, scale=1.0, offset=9, freqs=waves
+            )
+            assert getattr(rope, "mscale", 1.0) == 1.0 and mx.array_equal(rope(x, offset=9), wanted)
 
 
 @pytest.mark.parametrize("name", tiny())

@@ -12,6 +12,7 @@ from typing import assert_type
 
 import cortexmlx
 from cortexmlx import (
+    ArenaWrites,
     AsCompleted,
     AsyncReply,
     AsyncTokenStream,
@@ -20,6 +21,7 @@ from cortexmlx import (
     CallDelta,
     ChatPrompt,
     ChoiceSource,
+    CommandBuffers,
     Completion,
     Conversation,
     ConversationFileError,
@@ -236,6 +238,9 @@ def looks(engine: Engine) -> None:
     moments: tuple[UsageSample, ...] = stats.timeline
     choices: tuple[TimedChoice, ...] = stats.choices
     print(*(c.job for c in choices if c.source is ChoiceSource.TIMED and c.seconds[c.chosen] < 1e-3))
+    writes: ArenaWrites = stats.arena_writes
+    buffers: CommandBuffers | None = stats.command_buffers
+    print(writes.measured, writes.copied_bytes, buffers is not None and buffers.cut, engine.closed)
     requests: tuple[RequestStats, ...] = stats.requests
     print([(each.state, each.computed_tokens) for each in requests])
     store: StoreStats | None = stats.kv_store
