@@ -14,8 +14,10 @@ import pytest
 
 from cortexmlx.metal.kernels import QUANTIZED_HEADERS, DecodeKernels, kernel_text
 from cortexmlx.metal.prefill import PrefillKernel
+from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.rules import GEOMETRIES
 from cortexmlx.metal.sim.toolchain import find_compiler
+from cortexmlx.metal.tail_write import TailWriteKernel
 from cortexmlx.metal.text import sent
 
 SHADERS = sorted(path.name for path in (files("cortexmlx.metal") / "shaders").iterdir())
@@ -31,6 +33,8 @@ def sent_texts() -> dict[str, str]:
 
     DecodeKernels(factory)
     PrefillKernel(factory)
+    TailWriteKernel(factory)
+    ProductKernel(factory)
     return made
 
 
@@ -45,14 +49,15 @@ def tokens(text: str, folder: Path) -> list[str]:
 
 def test_the_engine_sends_these_texts_and_no_comment_of_them() -> None:
     texts = sent_texts()
-    assert len(texts) == len(GEOMETRIES) + sum(g.quantized_entry is not None for g in GEOMETRIES.values()) + 2
+    of_partitions = len(GEOMETRIES) + sum(g.quantized_entry is not None for g in GEOMETRIES.values())
+    assert len(texts) == 2 * of_partitions + 3 + 4, "with partial and whole results; reduce, prefill, tail; products"
     for name, text in texts.items():
         assert text.isascii(), name
         assert not re.search(r"//|/\*|[ \t]\n|\n[ \t]|  ", text), name
 
 
 def test_a_plain_kernel_carries_no_quantized_code() -> None:
-    texts = sent_texts()
+    texts = {name: text for name, text in sent_texts().items() if "product" not in name}
     named = re.findall(r"^struct (\w+)|\binline [\w<> ]+?(\w+)\(", "".join(map(kernel_text, QUANTIZED_HEADERS)), re.M)
     only = {a or b for a, b in named} - {"from_slot", "head_of", "sum_queries", "add_scores", "clear", "rescale"}
     only -= {"add_biases", "add_values", "load_token", "Biases"}  # those have a plain twin
@@ -60,7 +65,7 @@ def test_a_plain_kernel_carries_no_quantized_code() -> None:
     for name, text in texts.items():
         found = {word for word in only if re.search(rf"\b{word}\b", text)}
         assert found == (only & set(re.findall(r"\w+", text))) and bool(found) == name.endswith("_quantized"), name
-    assert sum(name.endswith("_quantized") for name in texts) == 2
+    assert sum(name.endswith("_quantized") for name in texts) == 2 * 2
 
 
 @pytest.mark.parametrize("name", SHADERS)
