@@ -19,7 +19,7 @@ def test_drafts_for_which_memory_is_refused_are_dropped() -> None:
 
     none = dict.fromkeys(("token_target", "client_tokens", "snapshots", "keep"))
     sizes = {"origin": 1, "block_size": 1, "first": 20, "more": 0, "max_rows": 1, "prefill_budget": 1}
-    off = {"pipeline": False, "headroom": 0, "share": False, "between": False, "worth_waiting": 1}
+    off = {"pipeline": False, "headroom": 0, "share": False, "between": False, "worth_waiting": 1, "long_tail_rows": 0}
     do("begin", reaches=[AttentionWindow()], more_than_a_row=0, **sizes, **off, **none)
     answers = do("press_equal_answers", after=0, answers=2, before=0, max_tokens=18, prompt=[0], seed=0)
     first, second = answers.values
