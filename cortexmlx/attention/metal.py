@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import mlx.core as mx
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.choices.kernel_ways import KernelWays
+from cortexmlx.attention.choices.kernel_ways import KernelWays, OfLayer, shape_of
 from cortexmlx.attention.choices.layer import LayerKey, layer_key
 from cortexmlx.attention.choices.ways import AttendRows, Way
 from cortexmlx.attention.metal_prefill import MetalPrefill, whole_blocks
@@ -24,14 +23,12 @@ from cortexmlx.attention.paged import AttentionCall, PagedKV
 from cortexmlx.attention.selfcheck.check import Approval, KernelCheck
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import SMALL, padded_tables, work_list
-
-_Variant = TypeVar("_Variant", Variant, PrefillVariant)
 
 _SETTLED = 2
 """The step of a decode window at which the slabs are checked. Whatever wrote them before the window has finished by
@@ -105,9 +102,9 @@ class MetalAttention:
         checks: dict[object, KernelCheck] = {}
         for layer, call in calls:
             spec = specs[layer]
-            variant = _shape_of(Variant, call, spec, block_size)
+            variant = shape_of(Variant, call, spec, block_size)
             checks.setdefault(variant, KernelCheck(variant.label, partial(self.ways.approve, variant)))
-            shape, window = _shape_of(PrefillVariant, call, spec, block_size), spec.attention_window
+            shape, window = shape_of(PrefillVariant, call, spec, block_size), spec.attention_window
             if self._prefill.wanted(shape, window):
                 asked = (shape, whole_blocks(shape, window))
                 checks.setdefault(asked, KernelCheck(shape.label, partial(self._prefill.approve, shape, window)))
@@ -214,16 +211,16 @@ class MetalAttention:
 
     def _shape(
         self,
-        kind: type[_Variant],
+        kind: type[OfLayer],
         queries: mx.array,
         kv: PagedKV,
         sinks: mx.array | None,
         softcap: float | None,
         slopes: mx.array | None,
-    ) -> _Variant:
+    ) -> OfLayer:
         """The variant of a kernel for this layer."""
         call = AttentionCall.of(queries, sinks, softcap, slopes)
-        return _shape_of(kind, call, kv.arena.spec(kv.layer), kv.arena.block_size)
+        return shape_of(kind, call, kv.arena.spec(kv.layer), kv.arena.block_size)
 
     def _tail(self, kv: PagedKV, slab: Slab) -> Slab:
         if kv.tail is not None:
@@ -254,37 +251,9 @@ class MetalAttention:
         return known[1]
 
 
-def _shape_of(kind: type[_Variant], call: AttentionCall, spec: KVSpec, block_size: int) -> _Variant:
-    """Return the variant of a kernel for a layer's call."""
-    return kind(
-        dtype=call.dtype,
-        kv_dtype=spec.dtype,
-        key_dim=call.query_dim,
-        value_dim=spec.value_dim,
-        block_size=block_size,
-        group=call.query_heads // spec.kv_heads,
-        softcap=call.softcap,
-        sinks=call.sinks,
-        alibi=call.slopes,
-        latent=spec.value_in_key,
-        kv_bits=spec.kv_bits,
-        quant_group=spec.kv_group_size,
-    )
-
-
 def _keys_and_values(arrays: Slab) -> tuple[mx.array, mx.array | None]:
     """Of a slab or a tail; no values where they lie in the keys."""
     return arrays[0], arrays[1] if len(arrays) > 1 else None
-
-
-def _value_dim(kv: PagedKV) -> int:
-    """Numbers of a value."""
-    return kv.arena.spec(kv.layer).value_dim
-
-
-def _kv_dtype(kv: PagedKV) -> mx.Dtype:
-    """The dtype of keys and values, or of their scales."""
-    return kv.arena.slab(kv.layer)[-1].dtype
 
 
 def _require_rows(layer: int, slab: Slab) -> None:

@@ -27,7 +27,12 @@ def class_of(shape: ProductShape, rows: int) -> int | None:
     """Return the most rows of the class that a number of rows belongs to; None if MLX computes it anyway."""
     if rows < 2:
         return None
-    return next((most for most in (ROWS if shape.experts is None else PAIRS) if rows <= most), None)
+    return next((most for most in _bounds(shape) if rows <= most), None)
+
+
+def _bounds(shape: ProductShape) -> tuple[int, ...]:
+    """Return the most rows of each class of a shape."""
+    return ROWS if shape.experts is None else PAIRS
 
 
 class ProductChoices:
@@ -53,12 +58,11 @@ def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[t
     for shape, modules in served.modules(dtype).items():
         of_one = modules[:TOGETHER]
         for most, least in _classes(shape, max_rows):
-            rows, name = ("rows", most) if shape.experts is None else ("pairs", most)
             candidates = (
                 Candidate(MLX, _prepared(shape, of_one, most, None), len(of_one)),
                 Candidate(OURS, _prepared(shape, of_one, most, served), len(of_one)),
             )
-            batch = f"{least} to {name} {rows}"
+            batch = f"{least} to {most} {'rows' if shape.experts is None else 'pairs'}"
             found[shape, most] = Job(f"product {shape.label}; {batch}", f"product {shape.label}", batch, candidates)
     return found
 
@@ -66,7 +70,7 @@ def product_jobs(served: QuantizedProducts, dtype: str, max_rows: int) -> dict[t
 def _classes(shape: ProductShape, max_rows: int) -> Iterator[tuple[int, int]]:
     """Yield the most and the least rows of each class that steps can have."""
     least = 2
-    for most in ROWS if shape.experts is None else PAIRS:
+    for most in _bounds(shape):
         if shape.experts is None and least > max_rows:
             return
         yield most, least

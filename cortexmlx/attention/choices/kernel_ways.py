@@ -6,19 +6,23 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.choices.decode import DecodeChoices, reproducible_way
 from cortexmlx.attention.choices.layer import LayerAttention
 from cortexmlx.attention.choices.ways import KERNELS, PLAIN, AttendRows, Way
-from cortexmlx.attention.paged import Attend
+from cortexmlx.attention.paged import Attend, AttentionCall
 from cortexmlx.attention.selfcheck.check import Approval, VariantCheck, check_variant
+from cortexmlx.kv.spec import KVSpec
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.timed_choice.job import CannotServe
 
 _log = logging.getLogger(__name__)
+
+OfLayer = TypeVar("OfLayer", Variant, PrefillVariant)
 
 
 class KernelWays:
@@ -117,17 +121,21 @@ def _forced(variant: Variant, way: Way) -> Variant:
 
 def _variant_of(layer: LayerAttention) -> Variant:
     """Return the variant of a layer, on the kernel that the rules choose."""
-    spec = layer.spec
-    return Variant(
-        dtype=layer.dtype,
+    return shape_of(Variant, layer.call, layer.spec, layer.block_size)
+
+
+def shape_of(kind: type[OfLayer], call: AttentionCall, spec: KVSpec, block_size: int) -> OfLayer:
+    """Return the variant of a kernel for a layer's call."""
+    return kind(
+        dtype=call.dtype,
         kv_dtype=spec.dtype,
-        key_dim=spec.key_dim,
+        key_dim=call.query_dim,
         value_dim=spec.value_dim,
-        block_size=layer.block_size,
-        group=layer.query_heads // spec.kv_heads,
-        softcap=layer.softcap is not None,
-        sinks=layer.sinks is not None,
-        alibi=layer.slopes,
+        block_size=block_size,
+        group=call.query_heads // spec.kv_heads,
+        softcap=call.softcap,
+        sinks=call.sinks,
+        alibi=call.slopes,
         latent=spec.value_in_key,
         kv_bits=spec.kv_bits,
         quant_group=spec.kv_group_size,

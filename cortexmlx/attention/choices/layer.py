@@ -11,7 +11,7 @@ import numpy as np
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import AttentionCall, PagedKV
 from cortexmlx.attention.state.probe import NotedState, is_state
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec
@@ -57,6 +57,12 @@ class LayerAttention:
     slopes: bool
     window: int | None
     """The most tokens that a query sees; None: all."""
+
+    @property
+    def call(self) -> AttentionCall:
+        """Its call of `paged_attention`."""
+        asked = self.softcap is not None, self.sinks is not None, self.slopes
+        return AttentionCall(self.dtype, self.query_heads, self.spec.key_dim, *asked)
 
     @property
     def coarse(self) -> bool:
