@@ -14,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.machine import give_back_freed
 from cortexmlx.server import ModelPool, ServedModel
 from support.models.tiny import write_tiny
 from support.patience import soon
@@ -75,7 +76,9 @@ def test_unloading_gives_everything_back(large: Path, tmp_path: Path) -> None:
         assert full < first + 50 * MIB and active < 300 * MIB and descriptors() <= files
         assert soon(lambda: len(threads(before)) == len(set(threads(before))) == 4), threads(before)  # of one store
     gc.collect()
-    assert mx.get_active_memory() < active - 100 * MIB and resident() < full - 90 * MIB
+    assert mx.get_active_memory() < active - 100 * MIB
+    give_back_freed()  # what other tests of this process have freed meanwhile, and malloc keeps
+    assert resident() < full - 90 * MIB
     assert not [each() for each in seen if each() is not None]
     held = [str(tmp_path), str(large)]
     assert soon(lambda: not [path for path in descriptors() if any(name in path for name in held)]), descriptors()

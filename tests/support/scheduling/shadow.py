@@ -17,7 +17,6 @@ import numpy as np
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
-from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
@@ -174,10 +173,11 @@ class Shadow:
     def _decode(self, plan: StepPlan, tokens: list[int]) -> None:
         if plan.column == 0:
             assert plan.groups is not None
-            shape = (len(plan.segments), TAIL_COLUMNS)
+            shape = (len(plan.segments), plan.columns)
             self._tail = [np.full(shape, JUNK, np.int64) for _ in self.cache.groups]
         else:
             assert plan.groups is None
+            assert all(tail.shape[1] == plan.columns for tail in self._tail), "a window's tail keeps its columns"
         for row, segment in enumerate(plan.segments):
             assert segment.count == 1
             for group, part in enumerate(self._groups):
@@ -265,7 +265,7 @@ class Shadow:
 
     def flush(self, flush: Flush) -> None:
         """See `StepMemory`."""
-        assert flush.columns <= TAIL_COLUMNS
+        assert all(flush.columns <= tail.shape[1] for tail in self._tail)
         for group, write in enumerate(flush.writes):
             self._write(group, write.slots, self._tail[group][:, : flush.columns].reshape(-1), write.zeros)
 
