@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from cortexmlx.kv.cache import KVCache
@@ -16,13 +17,28 @@ window.
 """
 
 
+@dataclass(frozen=True)
+class Verified:
+    """How many of a job's drafted tokens a step has found right."""
+
+    job: Job
+    drafted: int
+    accepted: int
+
+
+def can_draft(job: Job, cache: KVCache) -> bool:
+    """Return whether the next tokens of a job may be drafted: it decodes, its last drafts are verified, and its
+    sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot.
+    """
+    return job.can_decode and not job.verifying and not cache.needs_ends
+
+
 def draft(job: Job, tokens: Sequence[int], cache: KVCache) -> None:
     """Have the first `MOST_DRAFTS` of `tokens` verified by the job's next step.
 
-    Does nothing while other drafts are verified, before the job decodes, and if a sequence cannot be cut back: with
-    recurrent layers, and on mlx-lm's own caches.
+    Does nothing unless it `can_draft`.
     """
-    if job.can_decode and not job.verifying and not cache.needs_ends:
+    if can_draft(job, cache):
         job.drafts = tuple(tokens[:MOST_DRAFTS])
 
 
@@ -34,18 +50,23 @@ def fit(job: Job, cache: KVCache) -> None:
 
 def taken(
     job: Job, tokens: Sequence[int], first: int, running: RunningSet, on_token: OnToken | None = None
-) -> list[Committed]:
+) -> tuple[list[Committed], Verified]:
     """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
-    results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`.
+    results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`. Return them, and
+    how many drafts were right.
     """
-    committed = []
+    committed, accepted = [], 0
     for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):
         if token < 0 and index:
             break  # no token can be chosen there: the next step says so
         committed.append(Committed(job, token, first + index, job.take(token, first + index, on_token)))
+        accepted += drafted == token
         if committed[-1].finish_reason is not None or drafted != token:
             break
+    verified = Verified(job, len(job.verifying), accepted)
+    job.drafted += verified.drafted
+    job.accepted += verified.accepted
     job.cut_back()
     running.cache.truncate(job.id, job.num_computed_tokens)
     running.store(job, job.num_computed_tokens)
-    return committed
+    return committed, verified

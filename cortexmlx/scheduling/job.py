@@ -97,6 +97,10 @@ class Job:
     """Guessed next tokens, to be verified."""
     verifying: tuple[int, ...] = ()
     """The guessed tokens that a step in flight verifies."""
+    drafted: int = 0
+    """Guessed tokens that were verified so far."""
+    accepted: int = 0
+    """Those of them that were right."""
     finish_reason: FinishReason | None = None
     """Why it ended; None: it has not ended."""
     params: SamplingParams = field(init=False)

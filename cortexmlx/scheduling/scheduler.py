@@ -40,7 +40,7 @@ class Scheduler:
 
     `clock` returns seconds; jobs are ordered by their arrival. Call `arrived` with the pieces of a disk load. The
     caller of `plan` must empty `ended`: jobs that ended without a new token, because the system refused the cache
-    memory.
+    memory. The caller of `commit` must empty `verified`.
     """
 
     def __init__(self, cache: KVCache, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,6 +51,7 @@ class Scheduler:
         self.costs = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
         self.ended: list[Job] = []
+        self.verified: list[drafts.Verified] = []
         self._clock = clock
         self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
         self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
@@ -149,6 +150,11 @@ class Scheduler:
         """Suggest a job's next tokens: see `drafts.draft`. Unknown jobs are ignored."""
         if job_id in self._jobs:
             drafts.draft(self._jobs[job_id], tokens, self.cache)
+
+    @property
+    def draftable(self) -> list[Job]:
+        """The rows whose next tokens may be drafted: see `drafts.can_draft`."""
+        return [job for job in self._running.jobs if drafts.can_draft(job, self.cache)]
 
     def relieve(self, critical: bool) -> None:
         """Evict half of the unused cached blocks, or all if memory is `critical`; then the arena shrinks at the next
@@ -376,7 +382,9 @@ class Scheduler:
             if not segment.live or (job := self._of(segment)) is None:
                 continue
             if job.verifying:
-                committed += drafts.taken(job, tokens[first:end], first, self._running, on_token)
+                taken, verified = drafts.taken(job, tokens[first:end], first, self._running, on_token)
+                committed += taken
+                self.verified.append(verified)
             else:
                 committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, on_token)))
             if (reason := committed[-1].finish_reason) is not None:

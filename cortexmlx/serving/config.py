@@ -85,6 +85,11 @@ class EngineConfig:
     forced_tokens: bool = True
     """Compute several tokens of a structured answer in one step, where its form leaves no choice."""
 
+    speculate: bool = True
+    """Draft the next tokens of answers from what they and their prompts repeat, and verify several in one step, while
+    that is faster. The tokens stay the same.
+    """
+
     dequantize: bool | None = None
     """Turn quantized weights into plain ones: see `load_model`."""
 
@@ -115,6 +120,7 @@ class EngineConfig:
         self._require("keep_first", first is None or _is_count(first, 0), "at least 0 tokens or None")
         self._require("keep_last", last is None or _is_count(last, 1), "at least 1 token or None")
         self._require("reproducible", isinstance(self.reproducible, bool), "True or False")
+        self._require("speculate", isinstance(self.speculate, bool), "True or False")
         self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
         for name in ("adapter", "kv_store"):
             path = getattr(self, name)

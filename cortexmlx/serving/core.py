@@ -24,6 +24,8 @@ from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.opened_model import Call, OpenedModel
 from cortexmlx.serving.text.stops import Stops
+from cortexmlx.speculation.speculation import Speculation
+from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import EngineStats, UsageSample
 
 _T = TypeVar("_T")
@@ -56,6 +58,7 @@ class EngineCore:
         self._in_flight: deque[StepPlan] = deque()
         self._at_work = False
         self._step_seconds = 0.0
+        self._collected: float | None = None
         try:
             self._model = model = OpenedModel(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
@@ -74,6 +77,7 @@ class EngineCore:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
         self.cache = self._model.begin_cache(blocks)
         self.scheduler = self._model.begin_scheduler(self.cache)
+        self.speculation = Speculation(self.scheduler, [SuffixDrafter()] if self.config.speculate else [])
         self.measured = Measurements()
         self.requests = OpenRequests(
             self.scheduler,
@@ -82,6 +86,7 @@ class EngineCore:
             lambda: self.loaded.tokenizer.detokenizer,
             self._job_numbers,
             self.config.forced_tokens,
+            self.speculation.end,
         )
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
@@ -91,6 +96,7 @@ class EngineCore:
         with self.measured.busy:
             self.requests.expire(time.perf_counter())
             self._prepare()
+            self.speculation.draft()
             plan = self._plan()
             to_choose = self._dispatch(plan)
             self._collect_due(plan)
@@ -135,6 +141,7 @@ class EngineCore:
         self.scheduler.fail_all()
         self.cache.states.take()
         self.requests.fail_all(error)
+        self.speculation.forget()
 
     def begin_anew(self) -> None:
         """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
@@ -172,6 +179,7 @@ class EngineCore:
         """
         if not self.idle:
             return False
+        self._collected = None
         self.cache.pools.expect_back()
         self._unless_refused(self.runner.settle(self.cache.states.take()))
         if self.cache.pools.fragmentation > _FRAGMENTED:
@@ -285,8 +293,17 @@ class EngineCore:
             with self.measured.committing:
                 self._step_seconds = result.seconds
                 self.requests.commit(plan, result)
+            self.speculation.took(plan, self._seconds_of(result.seconds))
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.cancel_asked(plan)
+
+    def _seconds_of(self, alone: float) -> float:
+        """Return the time that the step took whose results were taken just now: since those of the step before. If it
+        is the first after a pause, it took `alone` seconds.
+        """
+        now, before = time.perf_counter(), self._collected
+        self._collected = now
+        return alone if before is None else now - before
 
     def _unless_refused(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
         """Return an answer of the runner or the disk. If memory was refused, restart with less and return None."""

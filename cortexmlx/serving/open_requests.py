@@ -45,9 +45,11 @@ class OpenRequests:
         detokenizer: Callable[[], Detokenizer],
         job_numbers: Iterator[int],
         forced_tokens: bool,
+        ended: Callable[[Job], None],
     ) -> None:
         """Make it without requests. `processors` are the runner's, `detokenizer` makes one for an answer, and
-        `job_numbers` yields the numbers of new jobs. `forced_tokens`: see `EngineConfig`.
+        `job_numbers` yields the numbers of new jobs. `forced_tokens`: see `EngineConfig`. `ended` is called with each
+        job that has ended.
         """
         self.answers: dict[JobId, Answer] = {}
         self.by_id: dict[RequestId, RequestAnswers] = {}
@@ -58,6 +60,7 @@ class OpenRequests:
         self._detokenizer = detokenizer
         self._job_numbers = job_numbers
         self._forced_tokens = forced_tokens
+        self._ended = ended
         self._constrainable = 0
 
     # -- requests come ------------------------------------------------------------------------------------------------
@@ -262,6 +265,7 @@ class OpenRequests:
         del self.answers[answer.job.id]
         if answer.job.processed:
             del self._processors[answer.job.id]
+        self._ended(answer.job)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error. The scheduler must have forgotten them."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: who drafts next tokens, and when drafting pays. It never imports mlx."""
