@@ -4,6 +4,8 @@ clock.
 
 from __future__ import annotations
 
+from cortexmlx.scheduling.steps.plan import StepPlan
+
 LEAST_PIECE = 16
 """How many prompt tokens a step computes at least, however tight the target is."""
 
@@ -26,6 +28,16 @@ class CostModel:
         cost = seconds / tokens
         known = self.seconds_per_token
         self.seconds_per_token = cost if known is None else known + _FORGETTING * (cost - known)
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from a step that took `seconds`, if it computed pieces of prompts and waited for no disk. Drafted
+        tokens that it verified besides take their share of the time.
+        """
+        if plan.loads or all(len(segment.logits) == segment.count for segment in plan.segments):
+            return
+        tokens = len(plan.positions)
+        alone = tokens - sum(max(len(segment.logits) - 1, 0) for segment in plan.segments)
+        self.observe(alone, seconds * alone / tokens)
 
     def tokens_within(self, seconds: float, least: int, most: int) -> int:
         """Return how many tokens a step can compute in `seconds`, between `least` and `most`; `least` while no step was

@@ -156,6 +156,11 @@ class Scheduler:
         """The rows whose next tokens may be drafted: see `drafts.can_draft`."""
         return [job for job in self._running.jobs if drafts.can_draft(job, self.cache)]
 
+    @property
+    def prefilling(self) -> bool:
+        """Whether the next step computes pieces of prompts."""
+        return self._running.prefilling
+
     def relieve(self, critical: bool) -> None:
         """Evict half of the unused cached blocks, or all if memory is `critical`; then the arena shrinks at the next
         drain, too.
@@ -363,13 +368,11 @@ class Scheduler:
     def commit(
         self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None, on_token: OnToken | None = None
     ) -> list[Committed]:
-        """Take a step's tokens, and end the jobs for which a token is the last one: see `Job.take`. Return the tokens
-        with their jobs.
-
-        `seconds` is how long the step took. Tokens of a job that has lost its row since are dropped.
+        """Take the tokens of a step that took `seconds`, and end the jobs for which a token is the last one: see
+        `Job.take`. Return the tokens with their jobs. Those of a job that has lost its row since are dropped.
         """
-        if seconds is not None and plan.kind is StepKind.MIXED and not plan.loads:
-            self.costs.observe(len(plan.positions), seconds)
+        if seconds is not None:
+            self.costs.learn(plan, seconds)
         for segment in plan.segments if plan.scoring is not None else ():
             if segment.scored and (job := self._of(segment)):
                 job.num_scored_tokens = segment.scored.stop

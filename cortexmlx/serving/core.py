@@ -24,6 +24,8 @@ from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.opened_model import Call, OpenedModel
 from cortexmlx.serving.text.stops import Stops
+from cortexmlx.speculation.drafter import Drafter
+from cortexmlx.speculation.forced import ForcedDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import EngineStats, UsageSample
@@ -77,7 +79,6 @@ class EngineCore:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
         self.cache = self._model.begin_cache(blocks)
         self.scheduler = self._model.begin_scheduler(self.cache)
-        self.speculation = Speculation(self.scheduler, [SuffixDrafter()] if self.config.speculate else [])
         self.measured = Measurements()
         self.requests = OpenRequests(
             self.scheduler,
@@ -86,8 +87,18 @@ class EngineCore:
             lambda: self.loaded.tokenizer.detokenizer,
             self._job_numbers,
             self.config.forced_tokens,
-            self.speculation.end,
+            lambda job: self.speculation.end(job),
         )
+        self.speculation = Speculation(self.scheduler, self._drafters())
+
+    def _drafters(self) -> list[Drafter]:
+        """Return who drafts tokens. Verified tokens are computed in other ways than decoded ones, and how many there
+        are depends on the time that steps take, so a `reproducible` engine drafts none.
+        """
+        config = self.config
+        forced = [ForcedDrafter(self.requests.forced)] if config.forced_tokens else []
+        guessed = [SuffixDrafter()] if config.speculate else []
+        return [] if config.reproducible else [*forced, *guessed]
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import numpy as np
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
 from cortexmlx.execution.logits import NO_TOKEN
-from cortexmlx.grammar.matcher import Grammar, Mask, Matcher, fill_masks
+from cortexmlx.grammar.matcher import Grammar, Mask, fill_masks
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import Job, JobId
@@ -25,11 +25,6 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import Detokenizer, TextStream
-
-ROWS_PER_TOKEN = 4
-"""For how many rows a step may wait, to compute one forced token more at once. Waiting costs each row about a quarter
-of a step: the pipeline is drained, and the tail is flushed.
-"""
 
 _NOTHING = "no token is allowed"
 
@@ -124,20 +119,16 @@ class OpenRequests:
                 continue
             closing = [] if answer.budget is None else answer.budget.masks()[: len(places)]
             own[: len(closing)] = closing
-            if answer.matcher is not None and not closing:
-                self._draft_forced(answer.job, answer.matcher)
             rows += places[: len(own)]
             allowed += own
         return TokenMask(np.array(rows, np.int32), np.stack(allowed)) if rows else None
 
-    def _draft_forced(self, job: Job, matcher: Matcher) -> None:
-        """Have the next step compute all forced tokens of a row at once, if that saves more than it costs.
-
-        The first of them is chosen by the step in flight. The others are drafts, which the next step verifies; it waits
-        for that one, and all rows with it. So the run must be the longer the more rows there are.
-        """
-        if not job.verifying and len(run := matcher.forced) > 2 + self._scheduler.rows_running / ROWS_PER_TOKEN:
-            self._scheduler.draft(job.id, run)
+    def forced(self, job: Job) -> Sequence[int]:
+        """Return the next tokens of a job, where the grammar of its answer leaves one text only."""
+        answer = self.answers.get(job.id)
+        if answer is None or answer.matcher is None or (answer.budget is not None and answer.budget.forced()):
+            return ()
+        return answer.matcher.forced
 
     def _constrained(self, plan: StepPlan) -> Iterator[tuple[Answer, range]]:
         """Yield the answers of a step whose next tokens are constrained, and the indices of their logits in

@@ -17,6 +17,8 @@ class Draft:
     """They follow `job.tokens`, so the first of them may be in flight."""
     likeness: int = 0
     """Drafts of one drafter that have the same number are about equally often right."""
+    certain: bool = False
+    """Whether no other tokens can be chosen there."""
 
 
 class Drafter(Protocol):
