@@ -37,3 +37,18 @@ class Drafter(Protocol):
 
     def forget(self) -> None:
         """Forget all texts, because the engine begins anew."""
+
+
+class SlowDrafter(Drafter, Protocol):
+    """A drafter whose guesses take the engine's time, so that it is asked only if that pays: a model."""
+
+    @property
+    def wants_drained(self) -> bool:
+        """Whether `propose` must know the newest token of each row, so that nothing may be in flight before it. False
+        if it has no guesses now.
+        """
+
+    def seconds_for(self, rows: int, tokens: int) -> float | None:
+        """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is not
+        known.
+        """

@@ -15,9 +15,9 @@ from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.speculation.chances import Chances, Source
-from cortexmlx.speculation.drafter import Draft, Drafter
+from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
 from cortexmlx.speculation.lengths import choose
-from cortexmlx.speculation.time_ledger import TimeLedger
+from cortexmlx.speculation.time_ledger import Prices, TimeLedger
 
 MOST_OF_ALL = 64
 """How many drafted tokens of all rows a step verifies at most."""
@@ -27,6 +27,12 @@ ENOUGH = MOST_DRAFTS // 2
 
 BEGIN, GO_ON = 0.10, 0.02
 """By which part of a step's time verifying must be faster than decoding, to begin and to go on with it."""
+
+TRIED = 2
+"""For how many tokens of a row a slow drafter is asked that was not worth it before."""
+
+SHORTEST_WAIT, LONGEST_WAIT = 64, 2048
+"""After how many tokens it is asked again at first, and later."""
 
 
 @dataclass
@@ -68,19 +74,27 @@ class _Guess:
 
 class Speculation:
     """Asks the `drafters`, in order, for the next tokens of a scheduler's rows; the first that has a guess is heard.
+    The `slow` ones come last, and only if what they are expected to win is more than the time that they take.
 
     What steps cost, and how much drafting may still lose, is in `ledger`. `counts` are by drafter.
     """
 
     def __init__(
-        self, scheduler: Scheduler, drafters: Sequence[Drafter], clock: Callable[[], float] = time.perf_counter
+        self,
+        scheduler: Scheduler,
+        drafters: Sequence[Drafter],
+        slow: Sequence[SlowDrafter] = (),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in drafters}
+        self._every = (*drafters, *slow)
+        self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in self._every}
         self.steps = StepCounts()
         self.ledger = TimeLedger(scheduler)
         self.chances = Chances()
         self._scheduler = scheduler
         self._drafters = drafters
+        self._slow = slow
+        self._wait = dict.fromkeys([drafter.name for drafter in slow], (0, SHORTEST_WAIT))
         self._clock = clock
         self._guesses: dict[JobId, _Guess] = {}
         self._drafted: dict[JobId, tuple[Job, Drafter]] = {}
@@ -89,7 +103,7 @@ class Speculation:
 
     def draft(self) -> None:
         """Draft tokens of rows, if that is worth it. Call it before a step is planned."""
-        if not self._drafters or any(job.verifying for job, _ in self._drafted.values()):
+        if not self._every or any(job.verifying for job, _ in self._drafted.values()):
             return
         jobs = [job for job in self._scheduler.draftable if not job.drafts or job.id in self._drafted]
         self._drafted.clear()
@@ -100,6 +114,8 @@ class Speculation:
         lengths = None
         if prices is not None and prices.can_pay:
             self._ask(jobs)
+            if not pending:
+                self._ask_slow(jobs, prices)
             margin = (BEGIN if pending else GO_ON) * prices.decode
             lengths = choose([self._chances(job) for job in jobs], prices.costs, prices.token, margin, prices.allows)
         else:
@@ -123,21 +139,76 @@ class Speculation:
             if guess is None or (len(guess.left) < ENOUGH and not guess.draft.certain):
                 asked.append(job)
         for drafter in self._drafters:
-            if not asked:
-                return
-            began = self._clock()
-            drafts = drafter.propose(asked, MOST_DRAFTS + 1)
-            self.ledger.asked(self._clock() - began)
-            left = []
-            for job, draft in zip(asked, drafts, strict=True):
-                if draft is None or not draft.tokens:
-                    left.append(job)
-                else:
-                    self._guesses[job.id] = _Guess(drafter, draft, job.generated)
-            asked = left
+            if asked:
+                asked = self._propose(drafter, asked, MOST_DRAFTS + 1)
         for job in asked:
             if job.id not in self._guesses:
                 self.chances.no_guess(job.id)
+
+    def _propose(self, drafter: Drafter, jobs: Sequence[Job], budget: int) -> list[Job]:
+        """Keep the guesses that a drafter has for the jobs, and return the jobs for which it has none."""
+        began = self._clock()
+        drafts = drafter.propose(jobs, budget)
+        self.ledger.asked(self._clock() - began)
+        left = []
+        for job, draft in zip(jobs, drafts, strict=True):
+            if draft is None or not draft.tokens:
+                left.append(job)
+            else:
+                self._guesses[job.id] = _Guess(drafter, draft, job.generated)
+        return left
+
+    @property
+    def wants_drained(self) -> bool:
+        """Whether nothing should be in flight when `draft` is called, since a slow drafter is to be asked then."""
+        if not any(drafter.wants_drained for drafter in self._slow):
+            return False
+        jobs = self._scheduler.draftable
+        prices = self.ledger.prices(len(jobs), MOST_OF_ALL, pending=True) if jobs else None
+        if prices is None or not prices.can_pay:
+            return False
+        return any(self._worth_asking(drafter, self._unguessed(jobs), prices) for drafter in self._slow)
+
+    def _unguessed(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if job.id not in self._guesses]
+
+    def _ask_slow(self, jobs: Sequence[Job], prices: Prices) -> None:
+        """Ask the slow drafters for the rows without a guess, for as many tokens as are worth their time. One that was
+        not worth it for some tokens is asked again all the same; the less it wins, the more seldom.
+        """
+        for drafter in self._slow:
+            left = self._unguessed(jobs)
+            if tokens := self._worth_asking(drafter, left, prices):
+                _, wait = self._wait[drafter.name]
+                known = self._best_length(drafter, left, prices)
+                wait = SHORTEST_WAIT if known else min(2 * wait, LONGEST_WAIT)
+                self._wait[drafter.name] = self.ledger.tokens + wait, wait
+                self._propose(drafter, left, tokens)
+
+    def _worth_asking(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: Prices) -> int:
+        """Return for how many tokens of each of the jobs a slow drafter should be asked; 0: it should not."""
+        if not jobs or not drafter.wants_drained:
+            return 0
+        if best := self._best_length(drafter, jobs, prices):
+            return best
+        due = self.ledger.tokens >= self._wait[drafter.name][0]
+        seconds = drafter.seconds_for(len(jobs), TRIED) or 0.0
+        return TRIED if due and prices.allows(prices.costs[TRIED - 1] + self.ledger.units(seconds), 0.0) else 0
+
+    def _best_length(self, drafter: SlowDrafter, jobs: Sequence[Job], prices: Prices) -> int:
+        """Return for how many tokens of each job the expected gain is greatest; 0: for none it is more than 0."""
+        best, most = 0, GO_ON * prices.decode
+        chances = [self.chances.of(job.id, (drafter.name, 0), MOST_DRAFTS) for job in jobs]
+        expected = 0.0
+        for tokens in range(1, min(MOST_DRAFTS, len(prices.costs) // len(jobs)) + 1):
+            seconds = drafter.seconds_for(len(jobs), tokens)
+            if seconds is None:
+                return 0
+            expected += sum(own[tokens - 1] for own in chances)
+            cost = prices.costs[tokens * len(jobs) - 1] + self.ledger.units(seconds)
+            if expected * prices.token - cost > most and prices.allows(cost, 0.0):
+                best, most = tokens, expected * prices.token - cost
+        return best
 
     def _judge(self, job: Job) -> None:
         """Compare a row's guess with the tokens that have come since. Drop it if one was wrong, or if all have come."""
@@ -192,14 +263,14 @@ class Speculation:
         self._drafted.pop(job.id, None)
         self._guesses.pop(job.id, None)
         self.chances.end(job.id)
-        for drafter in self._drafters:
+        for drafter in self._every:
             drafter.end(job)
 
     def forget(self) -> None:
         """Forget all texts, because the engine begins anew."""
         self._drafted.clear()
         self._guesses.clear()
-        for drafter in self._drafters:
+        for drafter in self._every:
             drafter.forget()
 
 

@@ -69,6 +69,8 @@ class TimeLedger:
         self.costs = StepCosts()
         self.purse = Purse()
         self._scheduler = scheduler
+        self.tokens = 0
+        """Tokens that all steps have brought."""
         self._asking = 0.0
         self._out = False
         self._switched = False
@@ -81,6 +83,10 @@ class TimeLedger:
     def switch(self) -> float:
         """What a switch costs, in decode steps."""
         return median_low(self._switches) if self._switches else SWITCH
+
+    def units(self, seconds: float) -> float:
+        """Return seconds in the ledger's unit."""
+        return seconds / self.costs.unit
 
     def prices(self, rows: int, drafts: int, pending: bool) -> Prices | None:
         """Return what verifying 1, 2, .. `drafts` tokens of `rows` rows costs; None while that is not known. If steps
@@ -111,10 +117,12 @@ class TimeLedger:
 
     def took(self, plan: StepPlan, seconds: float, accepted: int) -> StepSize:
         """Learn from a step that took `seconds`, and in which `accepted` drafted tokens were right."""
-        alone, self._asking = max(seconds - self._asking, 0.0), 0.0
+        asking, self._asking = self._asking, 0.0
+        alone = max(seconds - asking, 0.0)
         rows = sum(segment.live for segment in plan.logit_segments)
         drafted = sum(len(segment.logits) - 1 for segment in plan.logit_segments)
         step = StepSize(rows, drafted)
+        self.tokens += rows + accepted
         self.purse.fill(rows + accepted)
         if not rows:
             return step
@@ -123,7 +131,7 @@ class TimeLedger:
         if plan.kind is StepKind.DECODE and (not self._scheduler.config.pipeline or (ahead and not newest)):
             if rows == len(plan.logit_segments):
                 self.costs.decoded(rows, alone)
-            self._returned(rows)
+            self._returned(rows, asking)
             return step
         decode = self.costs.decode(rows)
         if decode is None:
@@ -157,9 +165,11 @@ class TimeLedger:
             self._lost += late
             self.purse.put(-late)
 
-    def _returned(self, rows: int) -> None:
-        """Note that steps run ahead again."""
+    def _returned(self, rows: int, asking: float) -> None:
+        """Note that steps run ahead again. In the newest one drafters were asked for `asking` seconds."""
         self._unseen = 0
+        if asking and (decode := self.costs.decode(rows)):
+            self.purse.put(-asking / self.costs.unit / decode * rows)
         if self._out and self._switched:
             self._switches.append(min(max(self._lost / rows, 0.0), _WORST_SWITCH))
         self._out = False
