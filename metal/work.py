@@ -131,7 +131,7 @@ def prefill_list(
             made["blocks"] = blocks + start // block_size
             made["origin"] = piece.begin - pieces[0].begin - piece.first + start
             items.append(made)
-        tables.append(_blocks(piece, block_size))
+        tables.append(piece.blocks(block_size))
         blocks += len(tables[-1])
     every = np.concatenate(items)
     every["reach"] = (
@@ -151,15 +151,6 @@ def _seen_apart(piece: PrefillPiece, attention_window: AttentionWindow) -> Itera
         return
     for start in range(attention_window.oldest(piece.first), piece.tokens, attention_window.tokens):
         yield start, min(start + attention_window.tokens, piece.tokens)
-
-
-def _blocks(piece: PrefillPiece, block_size: int) -> IntArray:
-    """Return the blocks of a piece's row, up to the piece's last token."""
-    count = -(-piece.tokens // block_size)
-    if piece.run is not None:
-        return np.arange(piece.run.start, piece.run.start + count, dtype=np.int32)
-    assert piece.slots is not None
-    return (piece.slots[::block_size] // block_size).astype(np.int32)
 
 
 def _padded(numbers: IntArray) -> IntArray:

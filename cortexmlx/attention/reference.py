@@ -24,7 +24,8 @@ import mlx.core as mx
 
 from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.reference_step import ReferenceStep
+from cortexmlx.attention.piece_batches import CutPieces
+from cortexmlx.attention.reference_step import ReferenceStep, RowIndex
 from cortexmlx.attention.softmax import Softmax, divided
 from cortexmlx.kv.arena import PARTS, Quantization, Slab
 from cortexmlx.kv.blocks.allocator import KVHandle
@@ -74,13 +75,31 @@ def attend_rows(
     if run is not None and plain and queries.shape[1] * (int(lengths[0]) + kv.tail_tokens) <= FEW_SCORES:
         return _attend_run(queries[:1], kv, run, scale, None)
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
-    if coarse and not softmax.of_no_model:
-        return attend_gathered(queries[:rows], kv, softmax)
-    if kv.quantization is not None and multiplies_codes():
-        return _attend_codes(queries[:rows], kv, kv.quantization, softmax)
-    if run is not None:
+    if run is not None and not (coarse and not softmax.of_no_model):
         return _attend_run(queries[:1], kv, run, scale, softmax)
-    return _attend_rows(queries[:rows], kv, softmax)
+    return _attend_together(queries[:rows], kv, softmax, _index_of_rows(kv), coarse)
+
+
+def _attend_together(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex, coarse: bool) -> mx.array:
+    """Attend with the rows of an index, all at once: `queries` `[rows, query_heads, queries, dim]` give `[rows,
+    query_heads, queries, value_dim]`.
+    """
+    if coarse and not softmax.of_no_model:
+        return _attend_copied(queries, kv, softmax, index)
+    if kv.quantization is not None and multiplies_codes():
+        return _attend_codes(queries, kv, kv.quantization, softmax, index)
+    return _attend_blocks(queries, kv, softmax, index)
+
+
+def _index_of_rows(kv: PagedKV) -> RowIndex:
+    """Return the index arrays of the step's single-token queries."""
+    return ReferenceStep.of(kv).row_index(*_sizes(kv))
+
+
+def _sizes(kv: PagedKV) -> tuple[int, int, int]:
+    """Return a layer's KV heads, the blocks of its slab, and the tokens of a block."""
+    heads, slots, _ = kv.arena.slab(kv.layer)[0].shape
+    return heads, slots // kv.arena.block_size, kv.arena.block_size
 
 
 def attend_pieces(
@@ -90,12 +109,25 @@ def attend_pieces(
     sinks: mx.array | None,
     softcap: float | None,
     slopes: mx.array | None,
+    *,
+    apart: bool = False,
 ) -> list[mx.array]:
-    """Return the attention of each of the step's prefill pieces, `[tokens of the piece, query_heads, 1, value_dim]`.
+    """Return the attention of the step's prefill pieces, arrays `[tokens, query_heads, 1, value_dim]` in order.
     `queries` are those of the whole step. Every backend uses it.
+
+    Short pieces are computed together; but not if they are `apart`, so that none depends on its neighbours.
     """
     softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
-    return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
+    if apart or kv.expand is not None:
+        return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
+    cut, coarse = kv.derived.get(CutPieces, kv.step), rounds_coarsely(queries, kv)
+    found = []
+    for batch in cut.batches:
+        attended = _attend_together(batch.queries(queries), kv, softmax, batch.index(*_sizes(kv)), coarse)
+        _, heads, _, dim = attended.shape
+        found.append(attended.swapaxes(1, 2).reshape(-1, heads, 1, dim))
+    found += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in cut.alone]
+    return found if cut.order is None else [mx.concatenate(found)[cut.order]]
 
 
 def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
@@ -157,10 +189,13 @@ def attend_gathered(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.arra
     """Attend with rows of one query each, by MLX's attention over a copy of their keys and values, with its roundings.
     It does not serve a softmax that is `of_no_model`.
     """
-    heads = kv.arena.slab(kv.layer)[0].shape[0]
-    slab = kv.arena.blocks_of(kv.layer)
-    index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads, kv.arena.block_size)
-    seen = tuple(a[index.block].reshape(kv.step.rows, heads, -1, a.shape[-1]) for a in slab)
+    return _attend_copied(queries, kv, softmax, _index_of_rows(kv))
+
+
+def _attend_copied(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
+    """`attend_gathered` for the rows of an index."""
+    rows, heads, _ = index.block.shape
+    seen = tuple(a[index.block].reshape(rows, heads, -1, a.shape[-1]) for a in kv.arena.blocks_of(kv.layer))
     if kv.tail is not None:
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
@@ -177,33 +212,44 @@ def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx
     return values, values, seen[0][..., value_in_key:]
 
 
-def _attend_rows(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
-    """Attend with many rows of one query each: blocks by `gather_mm`, the tail by an ordinary product, and one softmax
-    over both.
+def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
+    """Attend with rows of an index: blocks by `gather_mm`, the tail by an ordinary product, and one softmax over
+    both.
     """
-    heads, slots, _ = kv.arena.slab(kv.layer)[0].shape
-    rows, query_heads, _, dim = queries.shape
-    group = query_heads // heads
-    index = ReferenceStep.of(kv).row_index(heads, slots // kv.arena.block_size, kv.arena.block_size)
-    blocks, block_size = index.blocks, kv.arena.block_size
+    rows, query_heads, count, dim = queries.shape
+    heads, block_size = index.block.shape[1], kv.arena.block_size
+    blocks, each = index.blocks, query_heads // heads * count
     span = blocks * block_size
 
-    q = softmax.scaled(queries).reshape(rows, heads, group, dim)
-    scores = _block_products(q.reshape(-1, group, dim), kv, index.row_head, index.block, values=False)
-    scores = scores.swapaxes(2, 3).reshape(rows, heads, group, span)
+    q = softmax.scaled(queries).reshape(rows, heads, each, dim)
+    scores = _block_products(q.reshape(-1, each, dim), kv, index.row_head, index.block, values=False)
+    scores = scores.swapaxes(2, 3).reshape(rows, heads, each, span)
     if kv.tail is not None:
         tail = _plain(kv, tuple(t[:, :, : kv.tail_tokens] for t in kv.tail))
         tail_keys, tail_values = tail[0], tail[-1]
         scores = mx.concatenate([scores, q @ tail_keys.swapaxes(-1, -2)], axis=-1)
-    scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
-    scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
-    weights, total = softmax.weights(scores, (heads, group, 1))
-    spread = weights[..., :span].reshape(rows, heads, group, blocks, block_size).swapaxes(2, 3)
-    out = _block_products(spread.reshape(-1, group, block_size), kv, index.each, index.block, values=True)
+    weights, total = _weights(scores, kv, softmax, index, count)
+    spread = weights[..., :span].reshape(rows, heads, each, blocks, block_size).swapaxes(2, 3)
+    out = _block_products(spread.reshape(-1, each, block_size), kv, index.each, index.block, values=True)
     out = out.astype(mx.float32).sum(axis=2)
     if kv.tail is not None:
         out = out + weights[..., span:] @ tail_values
-    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
+    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, count, -1)
+
+
+def _weights(
+    products: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex, count: int
+) -> tuple[mx.array, mx.array | None]:
+    """Return `Softmax.weights` of the products `[rows, heads, group * count, columns]` of `count` queries of each row
+    with the keys that an index names, in the same shape.
+    """
+    rows, heads, each, columns = products.shape
+    of_heads = (heads, each // count, 1, 1)
+    scores = softmax.capped(products).reshape(rows, *of_heads[:2], count, columns)
+    scores = softmax.biased(scores, of_heads, lambda: index.distance(kv)[:, None])
+    scores = mx.where(index.visible(kv)[:, None], scores, mx.array(-mx.inf, scores.dtype))
+    weights, total = softmax.weights(scores, of_heads)
+    return weights.reshape(products.shape), None if total is None else total.reshape(rows, heads, each, 1)
 
 
 def multiplies_codes() -> bool:
@@ -211,20 +257,18 @@ def multiplies_codes() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
-def _attend_codes(queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax) -> mx.array:
-    """`_attend_rows` for quantized keys and values on a CPU."""
+def _attend_codes(
+    queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax, index: RowIndex
+) -> mx.array:
+    """`_attend_blocks` for quantized keys and values on a CPU."""
     slab = kv.arena.blocks_of(kv.layer)
     tail = None if kv.tail is None else [t[:, :, : kv.tail_tokens] for t in kv.tail]
-    heads, (rows, query_heads, _, dim) = kv.arena.spec(kv.layer).kv_heads, queries.shape
-    group = query_heads // heads
-    index = ReferenceStep.of(kv).row_index(heads, slab[0].shape[0] // heads, kv.arena.block_size)
-    q = softmax.scaled(queries).reshape(rows, heads, group, dim).astype(mx.float32)
+    heads, (rows, query_heads, count, dim) = index.block.shape[1], queries.shape
+    q = softmax.scaled(queries).reshape(rows, heads, -1, dim).astype(mx.float32)
     scores = scores_of(q, stretches(slab, tail, index.block, form, values=False))
-    scores = softmax.biased(softmax.capped(scores), (heads, group, 1), lambda: index.distance(kv))
-    scores = mx.where(index.visible(kv), scores, mx.array(-mx.inf, scores.dtype))
-    weights, total = softmax.weights(scores, (heads, group, 1))
+    weights, total = _weights(scores, kv, softmax, index, count)
     out = weighted_sum(weights.astype(mx.float32), stretches(slab, tail, index.block, form, values=True))
-    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, 1, -1)
+    return divided(_cut(out, kv), total).astype(queries.dtype).reshape(rows, query_heads, count, -1)
 
 
 def _quantized_products(

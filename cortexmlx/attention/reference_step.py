@@ -32,7 +32,8 @@ class ReferenceStep:
     def row_index(self, heads: int, slab_blocks: int, block_size: int) -> RowIndex:
         """Return the index arrays of the block tables."""
         if self._row_index is None:
-            self._row_index = RowIndex(self._step, heads, slab_blocks, block_size)
+            queries, window = self._step.lengths[:, None] - 1, self._step.attention_window
+            self._row_index = RowIndex(self._step.tables, queries, window, heads, slab_blocks, block_size)
         return self._row_index
 
     def oldest(self, piece: PrefillPiece) -> int:
@@ -81,12 +82,24 @@ class ReferenceStep:
 
 
 class RowIndex:
-    """The index arrays of a step's block tables, made once for all layers and all steps of a decode window. Each row
-    has `blocks` blocks, from the oldest one that the window's queries see.
+    """The index arrays of some rows, made once for all layers, and of single tokens for all steps of a decode window.
+    Each row has `blocks` blocks, from the oldest one that its queries see.
+
+    `tables` `[rows, blocks]` are block tables. `queries` `[rows, queries]` are the positions of each row's queries
+    while nothing of the row is in the tail. Each column of the tail makes them one more.
     """
 
-    def __init__(self, step: GroupStep, heads: int, slab_blocks: int, block_size: int) -> None:
-        tables, first = _seen_blocks(step, block_size)
+    def __init__(
+        self,
+        tables: IntArray,
+        queries: IntArray,
+        attention_window: AttentionWindow,
+        heads: int,
+        slab_blocks: int,
+        block_size: int,
+    ) -> None:
+        self._queries, self._window = queries, attention_window
+        tables, first = _seen_blocks(tables, queries, attention_window, block_size)
         rows, self.blocks = tables.shape
         head = np.arange(heads, dtype=np.uint32)
         block = tables.astype(np.uint32)[:, None, :] + (head * slab_blocks)[None, :, None]
@@ -99,38 +112,39 @@ class RowIndex:
         self._distance: dict[int, mx.array] = {}
 
     def visible(self, kv: PagedKV) -> mx.array:
-        """Return which columns each row may see, `[rows, 1, 1, blocks * block_size + tail tokens]` bool."""
+        """Return which columns each query may see, `[rows, 1, queries, blocks * block_size + tail tokens]` bool."""
         tail = kv.tail_tokens
         if tail not in self._visible:
-            lengths = kv.step.lengths[:, None]
-            oldest = kv.step.attention_window.oldest(lengths + (tail - 1))
-            seen = (self._position < lengths) & (self._position >= oldest)
-            columns = lengths + np.arange(tail) >= oldest
-            self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=1)[:, None, None, :])}
+            newest, position = self._queries[:, :, None], self._position[:, None]
+            oldest = self._window.oldest(np.maximum(newest + tail, 0))
+            seen = (position <= newest) & (position >= oldest)
+            columns = newest + 1 + np.arange(tail) >= oldest
+            self._visible = {tail: mx.array(np.concatenate([seen, columns], axis=2)[:, None])}
         return self._visible[tail]
 
     def distance(self, kv: PagedKV) -> mx.array:
-        """Return how far the columns of `visible` are from each row's newest token, in the same shape, float32: 0 for
-        itself, -1 for the token before it.
+        """Return how far the columns of `visible` are from each query, in the same shape, float32: 0 for itself, -1 for
+        the token before it.
         """
         tail = kv.tail_tokens
         if tail not in self._distance:
-            newest = kv.step.lengths[:, None] + (tail - 1)
-            columns = np.broadcast_to(np.arange(tail) - (tail - 1), (len(newest), tail))
-            distance = np.concatenate([self._position - newest, columns], axis=1).astype(np.float32)
-            self._distance = {tail: mx.array(distance[:, None, None, :])}
+            columns = np.broadcast_to(np.arange(tail) - (tail - 1), (*self._queries.shape, tail))
+            before = self._position[:, None] - (self._queries + tail)[:, :, None]
+            distance = np.concatenate([before, columns], axis=2).astype(np.float32)
+            self._distance = {tail: mx.array(distance[:, None])}
         return self._distance[tail]
 
 
-def _seen_blocks(step: GroupStep, block_size: int) -> tuple[IntArray, IntArray]:
-    """Return a step's tables without the blocks before all that is seen, and the index of each row's first block
-    `[rows]`.
+def _seen_blocks(
+    tables: IntArray, queries: IntArray, attention_window: AttentionWindow, block_size: int
+) -> tuple[IntArray, IntArray]:
+    """Return tables without the blocks before all that is seen, and the index of each row's first block `[rows]`.
 
     A row with fewer blocks than others is filled up with the end of its table: padding, or its last block.
     """
-    first = step.attention_window.oldest(np.maximum(step.lengths - 1, 0)) // block_size
+    first = attention_window.oldest(np.maximum(queries.min(axis=1), 0)) // block_size
     if not first.any():
-        return step.tables, first
-    width = int((-(-step.lengths // block_size) - first).max())
-    places = np.minimum(first[:, None] + np.arange(width), step.tables.shape[1] - 1)
-    return np.take_along_axis(step.tables, places, axis=1), first
+        return tables, first
+    width = int((queries.max(axis=1) // block_size + 1 - first).max())
+    places = np.minimum(first[:, None] + np.arange(width), tables.shape[1] - 1)
+    return np.take_along_axis(tables, places, axis=1), first

@@ -54,6 +54,13 @@ class PrefillPiece:
         """Tokens of the row that the piece's last query sees, itself included."""
         return self.first + self.end - self.begin
 
+    def blocks(self, block_size: int) -> IntArray:
+        """Return the blocks of the row, up to the piece's last token, `[blocks]` int32."""
+        if self.run is not None:
+            return np.arange(self.run.start, self.run.start - (-self.tokens // block_size), dtype=np.int32)
+        assert self.slots is not None
+        return (self.slots[::block_size] // block_size).astype(np.int32)
+
 
 @dataclass(frozen=True)
 class GroupStep:

@@ -54,7 +54,7 @@ class Case:
         self.tail_tokens = draw(st.sampled_from([0, 0, 1, 2, 15, 16]))
         self.decoding = [draw(st.integers(1, 40)) for _ in range(draw(st.integers(0, 4)))]
         shape = st.tuples(st.integers(0, 30), st.integers(2, 20))
-        self.prefilling = [] if self.tail_tokens else [draw(shape) for _ in range(draw(st.integers(0, 2)))]
+        self.prefilling = [] if self.tail_tokens else [draw(shape) for _ in range(draw(st.integers(0, 4)))]
         self.in_runs = draw(st.booleans())
         self.shared = draw(st.booleans())
 
