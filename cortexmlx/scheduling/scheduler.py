@@ -149,7 +149,7 @@ class Scheduler:
     def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
         """Suggest a job's next tokens: see `drafts.draft`. Unknown jobs are ignored."""
         if job_id in self._jobs:
-            drafts.draft(self._jobs[job_id], tokens, self.cache)
+            drafts.draft(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
 
     @property
     def draftable(self) -> list[Job]:
