@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.errors import LogitsProcessorError
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
@@ -137,6 +136,36 @@ def test_where_a_sequence_cannot_be_cut_back_drafts_are_ignored() -> None:
     assert job.drafts == () and not shadow.scheduler._running.drafted
 
 
+@pytest.mark.parametrize("outside", [-1, WORDS, 2**40, -(2**70)])
+def test_drafts_end_before_a_token_outside_the_vocabulary(outside: int) -> None:
+    shadow, job = began(vocab_size=WORDS)
+    tokens = drafted(shadow, job, 3)
+    shadow.scheduler.draft(job.id, [*tokens, outside, 1])
+    assert list(job.drafts) == tokens
+    shadow.scheduler.draft(job.id, [outside, *tokens])
+    assert job.drafts == ()
+    shadow.finish(50)
+
+
+@pytest.mark.parametrize("most", [0, 1, 5, 99])
+def test_no_more_is_drafted_than_may_be(most: int) -> None:
+    shadow, job = began(answer=100)
+    job.most_drafts = most
+    drafted(shadow, job, 40)
+    assert len(job.drafts) == min(most, MOST_DRAFTS)
+    shadow.finish(200)
+
+
+def test_where_functions_of_the_caller_look_nothing_is_drafted() -> None:
+    shadow, job = began()
+    job.processed = True
+    drafted(shadow, job, 3)
+    assert job.drafts == () and job not in shadow.scheduler.draftable
+    job.processed = False
+    assert job in shadow.scheduler.draftable
+    shadow.finish(50)
+
+
 def test_guesses_take_no_blocks_from_others() -> None:
     shadow, job = began(answer=20, blocks=8, headroom=0)
     other = decoding(shadow, 2, [7] * 14, 3)
@@ -203,44 +232,6 @@ def test_drafts_change_no_token(name: str, guess: str, params: Any, tiny: Any) -
     verified = driver.core.stats().steps_by_reason.get("verify", 0)
     assert verified == 0 if name == "lfm2" else verified > 2
     assert_nothing_lost(driver.core.stats())
-
-
-def test_a_processor_that_fails_behind_right_drafts_fails_its_request_there(tiny: Any) -> None:
-    wanted = answers(Driver(tiny("llama")))[0].token_ids
-
-    def fails_at_a_length(tokens: Any, logits: Any) -> Any:
-        if tokens.size == 21 + 12:
-            raise ValueError("twelve are enough")
-        return logits
-
-    driver = Driver(tiny("llama"))
-    handle = driver.add(PROMPTS[0], 30, logits_processors=(fails_at_a_length,))
-    while not driver.core.idle:
-        for job in driver.core.scheduler.jobs:
-            driver.core.scheduler.draft(job.id, GUESSES["right"](wanted, job.generated))
-        driver.core.step()
-    assert driver.core.stats().steps_by_reason["verify"] > 1
-    with pytest.raises(LogitsProcessorError, match="failed after 33 tokens: ValueError: twelve are enough"):
-        driver.result(handle)
-
-
-def test_a_processor_that_fails_behind_a_wrong_draft_fails_nobody(tiny: Any) -> None:
-    wanted = answers(Driver(tiny("llama")))[0].token_ids
-
-    def fails_at_a_wrong_token(tokens: Any, logits: Any) -> Any:
-        if tuple(tokens.tolist()[21:]) != wanted[: tokens.size - 21]:
-            failed.append(tokens.size)
-            raise ValueError("no such text")
-        return logits
-
-    failed: list[int] = []
-    driver = Driver(tiny("llama"))
-    handle = driver.add(PROMPTS[0], 30, logits_processors=(fails_at_a_wrong_token,))
-    while not driver.core.idle:
-        for job in driver.core.scheduler.jobs:
-            driver.core.scheduler.draft(job.id, GUESSES["wrong at the third"](wanted, job.generated))
-        driver.core.step()
-    assert driver.result(handle).token_ids == wanted and failed
 
 
 def test_a_stop_string_or_token_ends_an_answer_among_right_drafts(tiny: Any) -> None:
