@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
+from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.job import Committed, Job, OnToken
@@ -46,9 +47,18 @@ def draft(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> N
 
 
 def fit(job: Job, cache: KVCache) -> None:
-    """Keep only the drafts for which there is room: no other row gives up blocks for them."""
+    """Keep only the drafts for which there is room, and reserve it: no other row gives up blocks for them."""
     room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens) if job.can_decode else 1
     job.drafts = job.drafts[: max(room, 1) - 1]
+    if not job.drafts:
+        return
+    tokens = job.num_computed_tokens + 1 + len(job.drafts)
+    try:
+        cache.reserve(job.id, tokens)
+    except KVCacheFull:  # the arena may not grow any more
+        job.drafts = ()
+    else:
+        job.reserved = max(job.reserved, tokens)
 
 
 def taken(

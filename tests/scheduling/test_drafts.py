@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import lt
 from typing import Any
 
 import pytest
@@ -74,6 +75,9 @@ def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> Non
     assert len(job.tokens) - before == (8 if wrong is None else wrong + 1)
     assert shadow.scheduler.cache.tables.length(job.id) == job.num_computed_tokens == len(job.tokens) - 1
     assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
+    right = 7 if wrong is None else wrong
+    assert [(v.job, v.drafted, v.accepted) for v in shadow.scheduler.verified] == [(job, 7, right)]
+    assert (job.drafted, job.accepted) == (7, right)
     shadow.scheduler.check_invariants()
     shadow.finish(50)
 
@@ -173,6 +177,27 @@ def test_guesses_take_no_blocks_from_others() -> None:
     shadow.step()
     assert job.preemptions == other.preemptions == 0
     shadow.finish(50)
+
+
+def test_guesses_take_no_blocks_from_others_when_the_system_refuses_more() -> None:
+    """There seems to be room for the drafts of all rows, until the arena is to grow."""
+    gives = [True]
+    cache = KVCache(BlockPools([LAYER], 20, 4, max_blocks=60, may_resize=lambda blocks: gives[0]))
+    config = SchedulerConfig(max_rows=4, prefill_budget=64, context_length=1000, headroom=0, share_prefixes=False)
+    shadow = Shadow(Scheduler(cache, config), WORDS)
+    jobs = [decoding(shadow, number, [number], 60) for number in range(3)]
+    for job in jobs:  # as many as they were promised room for when their last window opened
+        drafted(shadow, job, 15)
+    shadow.step()
+    drained(shadow)
+    before = [job.generated for job in jobs]
+    gives[0] = False
+    for job in jobs:
+        drafted(shadow, job, 15)
+    shadow.step()
+    drained(shadow)
+    assert not any(job.preemptions for job in jobs) and all(map(lt, before, [job.generated for job in jobs]))
+    shadow.finish(200)
 
 
 def test_a_sequence_is_not_cut_back_into_what_is_cached() -> None:
