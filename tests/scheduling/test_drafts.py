@@ -82,6 +82,19 @@ def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> Non
     shadow.finish(50)
 
 
+def test_a_place_without_a_token_to_choose_ends_what_is_taken() -> None:
+    """The next step begins there, and fails the request if it finds none, either."""
+    shadow, job = began()
+    before = len(job.tokens)
+    drafted(shadow, job, 5)
+    assert shadow.plan() is not None
+    plan, tokens = shadow.in_flight.popleft()
+    told = shadow.scheduler.commit(plan, [*tokens[:3], -1, *tokens[4:]])
+    assert [each.token for each in told] == tokens[:3] and len(job.tokens) == before + 3
+    assert shadow.scheduler.cache.tables.length(job.id) == before + 2
+    shadow.finish(50)
+
+
 def test_drafts_that_are_all_right_bring_sixteen_tokens_a_step() -> None:
     shadow, job = began(answer=100)
     while job.finish_reason is None:
@@ -175,7 +188,8 @@ def test_guesses_take_no_blocks_from_others() -> None:
     other = decoding(shadow, 2, [7] * 14, 3)
     drafted(shadow, job, 15)
     shadow.step()
-    assert job.preemptions == other.preemptions == 0
+    drained(shadow)
+    assert job.preemptions == other.preemptions == 0 and 0 < job.drafted < 15, "but they get what is free"
     shadow.finish(50)
 
 

@@ -268,8 +268,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         """The next tokens of an answer, of which one may be wrong, and `more` that nobody has thought about: past its
         end, or none of the vocabulary.
         """
-        if not job.can_decode:
-            return
+        if job.can_decode:
+            self.draft(job, count, wrong, more)
+
+    def draft(self, job: Job, count: int, wrong: int | None, more: list[int]) -> None:
         story, known = self.shadow.stories[job.id], len(job.tokens)
         most = count if self.keep is None else min(count, self.keep[0] + 2 * self.keep[1] - known)
         guessed = [story.token(known + place) for place in range(most)]
@@ -290,12 +292,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """
         for step in range(count):
             for place, job in enumerate(self.scheduler.draftable):
-                self.guess.__wrapped__(self, job, max(1, right[(place + step) % len(right)]), None, more)
+                self.draft(job, right[(place + step) % len(right)], None, more)
             if between == "pressure":
                 self.scheduler.relieve(True)
             elif between == "cancel" and step == count - 1 and self.open:
                 self.scheduler.finish(self.open[-1].id, FinishReason.CANCELLED, RequestState.CANCELLED)
-            self.steps.__wrapped__(self, 1)
+            self.step()
 
     @rule(job=jobs)
     def end_at_a_stop_string(self, job: Job) -> None:
@@ -306,15 +308,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 20))
     def steps(self, count: int) -> None:
         for _ in range(count):
-            waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
-            computing = [job for job in self.open if job.state is RequestState.PREFILLING]
-            drops = [(job, job.drops) for job in self.open]
-            held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
-            limit = self.scheduler.cache.pools.max_blocks
-            self.shadow.step()
-            computing += [job for job, before in drops if job.drops > before]
-            if self.scheduler.cache.pools.max_blocks == limit:  # shorter answers change who has its share
-                self.nobody_jumped_the_queue(waiting, computing, held)
+            self.step()
+
+    def step(self) -> None:
+        waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
+        computing = [job for job in self.open if job.state is RequestState.PREFILLING]
+        drops = [(job, job.drops) for job in self.open]
+        held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
+        limit = self.scheduler.cache.pools.max_blocks
+        self.shadow.step()
+        computing += [job for job, before in drops if job.drops > before]
+        if self.scheduler.cache.pools.max_blocks == limit:  # shorter answers change who has its share
+            self.nobody_jumped_the_queue(waiting, computing, held)
 
     def lets_others_pass(self, job: Job, computing: list[Job]) -> bool:
         """Whatever memory there is: its parent's prompt is not there yet, another computes what it can begin with, or

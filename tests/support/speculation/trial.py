@@ -79,7 +79,7 @@ class Trial:
         tight = dice.random() < 0.5
         return Driver(
             self.kind.folder,
-            tokens=dice.choice([104, 120, 144]) if tight else 2048,
+            tokens=(dice.choice([104, 120, 144]) if tight else 2048) + (0 if self.kind.speculates else 80),  # for states
             block_size=8 if tight else dice.choice([8, 16]),
             max_rows=dice.randint(3, 8) if tight else dice.randint(1, 6),
             prefill_budget=dice.choice([8, 16, 64]),
