@@ -21,6 +21,9 @@ class SchedulerConfig:
     context_length: int
     """Tokens that the model can attend to."""
 
+    vocab_size: int = 2**31
+    """Tokens of the model's vocabulary. No others are drafted."""
+
     max_request_tokens: int | None = None
     """Bound of the prompt and answer of one request. None: the context is the only bound."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
+from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.scheduling.job import Committed, Job, OnToken
@@ -28,24 +29,36 @@ class Verified:
 
 def can_draft(job: Job, cache: KVCache) -> bool:
     """Return whether the next tokens of a job may be drafted: it decodes, its last drafts are verified, and its
-    sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot.
+    sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot. The caller's own functions
+    are promised a text that grows by one token, so they see no drafts.
     """
-    return job.can_decode and not job.verifying and not cache.needs_ends
+    return job.can_decode and not job.verifying and not job.processed and not cache.needs_ends
 
 
-def draft(job: Job, tokens: Sequence[int], cache: KVCache) -> None:
-    """Have the first `MOST_DRAFTS` of `tokens` verified by the job's next step.
+def draft(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
+    """Have the first of `tokens` verified by the job's next step: at most `MOST_DRAFTS`, and as many as may be drafted
+    of its answer. A token outside the vocabulary ends them: nothing could be computed for it.
 
     Does nothing unless it `can_draft`.
     """
     if can_draft(job, cache):
-        job.drafts = tuple(tokens[:MOST_DRAFTS])
+        most = tokens[: min(MOST_DRAFTS, job.most_drafts)]
+        job.drafts = tuple(takewhile(lambda token: 0 <= token < vocab_size, most))
 
 
 def fit(job: Job, cache: KVCache) -> None:
-    """Keep only the drafts for which there is room: no other row gives up blocks for them."""
+    """Keep only the drafts for which there is room, and reserve it: no other row gives up blocks for them."""
     room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens) if job.can_decode else 1
     job.drafts = job.drafts[: max(room, 1) - 1]
+    if not job.drafts:
+        return
+    tokens = job.num_computed_tokens + 1 + len(job.drafts)
+    try:
+        cache.reserve(job.id, tokens)
+    except KVCacheFull:  # the arena may not grow any more
+        job.drafts = ()
+    else:
+        job.reserved = max(job.reserved, tokens)
 
 
 def taken(

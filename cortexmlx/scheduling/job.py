@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
@@ -93,6 +94,10 @@ class Job:
     """Tokens that its client has paid for its prompt."""
     paid: int = 0
     """Tokens that its client has paid in all."""
+    most_drafts: int = sys.maxsize
+    """How many of its next tokens may be drafted at most: the token after them may have to be one that depends on the
+    text before it.
+    """
     drafts: tuple[int, ...] = ()
     """Guessed next tokens, to be verified."""
     verifying: tuple[int, ...] = ()

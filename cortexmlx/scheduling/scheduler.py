@@ -149,7 +149,7 @@ class Scheduler:
     def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
         """Suggest a job's next tokens: see `drafts.draft`. Unknown jobs are ignored."""
         if job_id in self._jobs:
-            drafts.draft(self._jobs[job_id], tokens, self.cache)
+            drafts.draft(self._jobs[job_id], tokens, self.cache, self.config.vocab_size)
 
     @property
     def draftable(self) -> list[Job]:
@@ -280,10 +280,7 @@ class Scheduler:
             if job.can_decode:
                 self._reserve(job, job.num_computed_tokens + 1)
         for job in self._running.jobs:
-            if job.drafts:
-                drafts.fit(job, self.cache)
-                self._reserve(job, job.num_computed_tokens + 1 + len(job.drafts))
-                drafts.fit(job, self.cache)  # the system may have refused that much meanwhile
+            drafts.fit(job, self.cache)
         decoding = [j for j in self._running.jobs if j.can_decode]
         prefilling = [j for j in self._running.in_order if j.state is RequestState.PREFILLING]
         target = self.config.token_target if any(not job.request.background for job in decoding) else None

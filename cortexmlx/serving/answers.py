@@ -131,6 +131,8 @@ class Answer:
         """Its way through the grammar that it follows; None: it is free."""
         self.budget = None if thinking is None else ThinkingBudget(thinking, text)
         """The tokens that are left for its thoughts; None: there is no limit."""
+        if self.budget is not None:
+            job.most_drafts = self.budget.most_drafts
         self.started: float | None = None
         self.first: float | None = None
         self.last: float | None = None
@@ -193,6 +195,7 @@ class Answer:
         piece = TextDelta() if stop_token else text.push(token)
         if self.budget is not None:
             self.budget.take(token)
+            self.job.most_drafts = self.budget.most_drafts
         shown = logprob if self.request.params.logprobs is not None else None
         dropped, self._dropped = len(self.job.dropped) - self._dropped, len(self.job.dropped)
         told = TokenEvent(

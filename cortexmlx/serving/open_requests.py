@@ -221,12 +221,9 @@ class OpenRequests:
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
         """Fail the requests whose logits leave no token to choose, and those whose processors failed."""
-        index = -1
+        end = 0
         for segment in plan.logit_segments:
-            first, index = index + 1, index + len(segment.logits)
-            for drafted in range(first + 1, index + 1):  # it may not be reached
-                if drafted in result.failures:
-                    result.tokens[drafted] = NO_TOKEN
+            first, end = end, end + len(segment.logits)
             if not segment.live or (result.tokens[first] != NO_TOKEN and first not in result.failures):
                 continue
             answer = self.answers.get(segment.job)

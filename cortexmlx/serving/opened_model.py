@@ -194,6 +194,7 @@ class OpenedModel:
             max_rows=min(config.max_rows, most or config.max_rows),
             prefill_budget=config.prefill_budget,
             context_length=self.loaded.context_length,
+            vocab_size=self.info.vocab_size,
             max_request_tokens=config.max_request_tokens,
             client_tokens=config.client_tokens,
             token_target=config.token_target,

@@ -17,7 +17,7 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.sampling_params import SamplingParams
@@ -36,6 +36,9 @@ THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
 """Prompts begin like each other, so that prefixes are shared."""
 WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 
+
+MORE = st.one_of(st.just([]), st.lists(st.integers(-2, VOCAB + 1), max_size=40))
+"""Drafts that are no part of an answer, or no tokens at all."""
 
 ALL = AttentionWindow()
 REACHES: list[list[AttentionWindow]] = [
@@ -140,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             keep=None if keep is None else KeepPolicy(*keep),
             share_between_clients=between,
             worth_waiting=worth_waiting,
+            vocab_size=VOCAB,
             long_tail_rows=long_tail_rows if most == [None] * len(most) else 0,  # as `sizing.long_tail_rows`
         )
         self.scheduler = Scheduler(cache, config, clock=lambda: self.now)
@@ -259,17 +263,41 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, job: Job) -> None:
         self.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
 
-    @rule(job=jobs, count=st.integers(1, 20), wrong=st.one_of(st.none(), st.integers(0, 20)))
-    def guess(self, job: Job, count: int, wrong: int | None) -> None:
-        """The next tokens of an answer, of which one may be wrong."""
-        if not job.can_decode:
-            return
+    @rule(job=jobs, count=st.integers(1, 20), wrong=st.one_of(st.none(), st.integers(0, 20)), more=MORE)
+    def guess(self, job: Job, count: int, wrong: int | None, more: list[int]) -> None:
+        """The next tokens of an answer, of which one may be wrong, and `more` that nobody has thought about: past its
+        end, or none of the vocabulary.
+        """
+        if job.can_decode:
+            self.draft(job, count, wrong, more)
+
+    def draft(self, job: Job, count: int, wrong: int | None, more: list[int]) -> None:
         story, known = self.shadow.stories[job.id], len(job.tokens)
         most = count if self.keep is None else min(count, self.keep[0] + 2 * self.keep[1] - known)
         guessed = [story.token(known + place) for place in range(most)]
         if wrong is not None and wrong < len(guessed):
             guessed[wrong] = (guessed[wrong] + 1) % VOCAB
-        self.scheduler.draft(job.id, guessed)
+        self.scheduler.draft(job.id, guessed + more)
+        assert all(0 <= token < VOCAB for token in job.drafts) and len(job.drafts) < TAIL_COLUMNS
+
+    @rule(
+        count=st.integers(1, 12),
+        right=st.lists(st.integers(0, 17), min_size=1, max_size=5),
+        more=MORE,
+        between=st.sampled_from(["nothing", "nothing", "pressure", "cancel"]),
+    )
+    def verify(self, count: int, right: list[int], more: list[int], between: str) -> None:
+        """Steps in a row that all verify: each row in turn gets as many right tokens as `right` says, and `more`. What
+        happens `between` draft and step takes rows and blocks away.
+        """
+        for step in range(count):
+            for place, job in enumerate(self.scheduler.draftable):
+                self.draft(job, right[(place + step) % len(right)], None, more)
+            if between == "pressure":
+                self.scheduler.relieve(True)
+            elif between == "cancel" and step == count - 1 and self.open:
+                self.scheduler.finish(self.open[-1].id, FinishReason.CANCELLED, RequestState.CANCELLED)
+            self.step()
 
     @rule(job=jobs)
     def end_at_a_stop_string(self, job: Job) -> None:
@@ -280,15 +308,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 20))
     def steps(self, count: int) -> None:
         for _ in range(count):
-            waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
-            computing = [job for job in self.open if job.state is RequestState.PREFILLING]
-            drops = [(job, job.drops) for job in self.open]
-            held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
-            limit = self.scheduler.cache.pools.max_blocks
-            self.shadow.step()
-            computing += [job for job, before in drops if job.drops > before]
-            if self.scheduler.cache.pools.max_blocks == limit:  # shorter answers change who has its share
-                self.nobody_jumped_the_queue(waiting, computing, held)
+            self.step()
+
+    def step(self) -> None:
+        waiting = [(job, job.preemptions) for job in self.open if job.state in WAITS]
+        computing = [job for job in self.open if job.state is RequestState.PREFILLING]
+        drops = [(job, job.drops) for job in self.open]
+        held = {job for job, _ in waiting if self.lets_others_pass(job, computing)}
+        limit = self.scheduler.cache.pools.max_blocks
+        self.shadow.step()
+        computing += [job for job, before in drops if job.drops > before]
+        if self.scheduler.cache.pools.max_blocks == limit:  # shorter answers change who has its share
+            self.nobody_jumped_the_queue(waiting, computing, held)
 
     def lets_others_pass(self, job: Job, computing: list[Job]) -> bool:
         """Whatever memory there is: its parent's prompt is not there yet, another computes what it can begin with, or
@@ -356,6 +387,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.scheduler.check_invariants()
+
+    @invariant()
+    def what_is_shared_holds_its_own_tokens(self) -> None:
+        if hasattr(self, "shadow"):
+            self.shadow.check_shared()
 
     def teardown(self) -> None:
         if not hasattr(self, "shadow"):

@@ -26,7 +26,7 @@ def test_drafts_for_which_memory_is_refused_are_dropped() -> None:
     for name, arguments in (
         *(("run_ahead", {}), ("late_commit", {}), ("run_ahead", {}), ("end_at_a_stop_string", {"job": first})),
         *(("late_commit", {}), ("steps", {"count": 11}), ("the_system_refuses", {"share": 0.0}), ("late_commit", {})),
-        *(("guess", {"job": second, "count": 11, "wrong": None}), ("run_ahead", {})),
+        *(("guess", {"job": second, "count": 11, "wrong": None, "more": []}), ("run_ahead", {})),
     ):
         do(name, **arguments)
         machine.books_balance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -85,6 +86,11 @@ class ThinkingBudget:
     def due(self) -> bool:
         """Whether a token may have to be forced after the next one, which is not known yet."""
         return not self._over and (bool(self._forced) or self._left <= 1)
+
+    @property
+    def most_drafts(self) -> int:
+        """How many next tokens may be drafted, so that the token after them need not be forced whatever they are."""
+        return sys.maxsize if self._over else max(0, self._left - 1)
 
     def take(self, token: int) -> None:
         """Follow the answer's next token, after its text was taken."""

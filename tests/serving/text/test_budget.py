@@ -52,6 +52,16 @@ def test_there_is_no_limit_where_there_are_no_thoughts() -> None:
     assert ThinkingLimit.of(5, None, encode, 5) is None
 
 
+@given(st.integers(0, 9), st.text("x<t>/", max_size=24), st.sampled_from([BEGUN, OWN]))
+def test_no_token_is_forced_among_as_many_as_may_be_drafted(limit: int, text: str, thoughts: Thoughts) -> None:
+    """Whatever comes next, the token after `most_drafts` others is free, too."""
+    answer, free = Answer(limit, thoughts), 0
+    for char in text:
+        assert not (answer.budget.forced() and free > 0)
+        free = max(free - 1, answer.budget.most_drafts)
+        answer.write(char)
+
+
 @pytest.mark.parametrize("limit", [0, 1, 2, 7])
 def test_the_tag_comes_after_so_many_tokens(limit: int) -> None:
     answer = Answer(limit)

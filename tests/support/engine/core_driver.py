@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.calls.format import Calls
 from cortexmlx.execution import mode
 from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
@@ -19,7 +21,9 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.budget import ThinkingLimit
 from cortexmlx.serving.text.stops import Stops
+from cortexmlx.structured.thoughts import Thoughts
 from support.patience import PATIENCE, soon
 
 
@@ -34,7 +38,8 @@ class Driver:
         settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32, "token_target": None} | config
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings), self.calls.put)
-        self.grammars = GrammarCompiler(SharedTokenizer(self.core.loaded.tokenizer), self.core.info.vocab_size)
+        self.tokenizer = SharedTokenizer(self.core.loaded.tokenizer)
+        self.grammars = GrammarCompiler(self.tokenizer, self.core.info.vocab_size)
         self._requests = 0
 
     def add(
@@ -44,17 +49,26 @@ class Driver:
         seed: int = 0,
         client: str | None = None,
         cache: bool = True,
+        thoughts: Thoughts | None = None,
+        calls: Calls | None = None,
         **params: Any,
     ) -> RequestHandle:
-        """Queue a request, as the engine would between two steps."""
+        """Queue a request, as the engine would between two steps. `thoughts` and `calls` are those of its prompt."""
         self._requests += 1
         handle = RequestHandle(self._requests, self.core.cancel)
         asked = SamplingParams(max_tokens=max_tokens, **{"ignore_eos": True} | params)
         asked.validate()
-        request = QueuedRequest(tuple(prompt), asked, seed, time.perf_counter(), client, cache=cache)
-        grammar = None if asked.form is None else self.grammars.compile(asked.form)
-        self.core.add(request, handle, Stops.of(asked, self.core.loaded.tokenizer.eos_token_ids), grammar)
+        now, tokenizer = time.perf_counter(), self.core.loaded.tokenizer
+        request = QueuedRequest(tuple(prompt), asked, seed, now, client, cache=cache, thoughts=thoughts, calls=calls)
+        stops = Stops.of(asked, tokenizer.eos_token_ids, thoughts)
+        vocabulary = self.core.info.vocab_size
+        limit = ThinkingLimit.of(asked.max_thinking_tokens, thoughts, self.encode, vocabulary)
+        self.core.add(request, handle, replace(stops, thinking=limit), self.grammars.of_request(request))
         return handle
+
+    def encode(self, text: str, special: bool = False) -> Sequence[int]:
+        """The tokens of a text, without those that a tokenizer adds unless they are asked for."""
+        return self.tokenizer.encode(text, special)
 
     def step(self, count: int = 1) -> None:
         """Some steps, or fewer if there is nothing left to do."""

@@ -29,8 +29,9 @@ class Refusals:
         self._where = where
         self._places: deque[str | None] = deque()
         self._runner, self._forward = core.runner, core.runner._forward
-        self._dispatch, self._collect = core.runner.dispatch, core.runner.collect
+        self._dispatch, self._collect, self._choose = core.runner.dispatch, core.runner.collect, core.runner.choose
         core.runner.dispatch, core.runner.collect = refusable(self.dispatch), refusable(self.collect)
+        core.runner.choose = self.choose
 
     def dispatch(self, plan: StepPlan) -> Any:
         """In the place of the runner's own."""
@@ -50,6 +51,15 @@ class Refusals:
             self._refuse()
         self._places.append(place)
         return None
+
+    def choose(self, mask: Any = None) -> Any:
+        """In the place of the runner's own. The two parts of a step with masks are not refused anything here."""
+        refused = self._choose(mask)
+        if refused is None:
+            self._places.append(None)
+        else:
+            self._places.clear()
+        return refused
 
     def collect(self) -> Any:
         """In the place of the runner's own."""

@@ -17,12 +17,13 @@ import numpy as np
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
+from cortexmlx.kv.prefix import GONE, Entry, Node
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from support.scheduling.shadow_states import ShadowStates
-from support.scheduling.stories import Story
+from support.scheduling.stories import Story, number_after
 
 JUNK = -1
 """What a slot holds that nobody has written since it was free: a NaN in a real arena."""
@@ -90,6 +91,31 @@ class Shadow:
     def compact(self) -> None:
         """What `EngineCore.compact` does."""
         self.copy(self.cache.compact())
+
+    def check_shared(self) -> None:
+        """Every cached block holds the numbers of its own text, of committed tokens only."""
+        size, prefix = self.cache.block_size, self.cache.prefix
+        numbers: dict[Node, list[int]] = {}
+        for entry in prefix.entries:
+            chain: list[Node] = [entry]
+            while isinstance(chain[-1], Entry) and chain[-1] not in numbers:
+                chain.append(chain[-1].parent)
+            for node in reversed(chain):
+                last = numbers[node.parent][-1] if isinstance(node, Entry) and node.parent in numbers else None
+                for token in node.tokens if isinstance(node, Entry) and node not in numbers else ():
+                    last = number_after(last, token)
+                    numbers.setdefault(node, []).append(last)
+            for group, block in enumerate(entry.blocks):
+                if block != GONE:
+                    held = self._arena[group][block * size : block * size + len(entry.tokens)].tolist()
+                    assert held == numbers[entry], f"block {block} of group {group} holds another text"
+        for job_id, sequence in self.cache.tables.sequences.items():
+            story = self.stories[job_id]
+            shared, node = [], sequence.parent
+            while isinstance(node, Entry):
+                shared[:0], node = node.tokens, node.parent
+            committed = story.job.tokens
+            assert list(committed[: len(shared)]) == shared, f"job {job_id} shares what it has not committed"
 
     # -- carrying out a plan ------------------------------------------------------------------------------------------
 

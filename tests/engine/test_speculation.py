@@ -1,0 +1,44 @@
+"""The same answers with speculation as without, whatever drafts, and whatever happens to an answer on the way.
+
+`python -m tests.speculated` runs as many trials as are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.speculation.counts import Counts
+from support.speculation.kinds import NAMES, Kind, kinds
+from support.speculation.trial import Trial
+
+
+@pytest.fixture(scope="module")
+def kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kind]:
+    return kinds(tmp_path_factory.mktemp("kinds"))
+
+
+def trials(kind: Kind, store: Path, seeds: range) -> Counts:
+    counts = Counts()
+    for seed in seeds:
+        Trial(seed, kind, store=store / str(seed)).run(counts)
+    print(counts)
+    assert (counts.accepted > 10 * len(seeds)) is kind.speculates
+    assert counts.logprobs > 10 * len(seeds)
+    return counts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_those_without_speculation(name: str, kind: Callable[[str], Kind], tmp_path: Path) -> None:
+    trials(kind(name), tmp_path, range(5 if name == "llama" else 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_many_answers_are_those_without_speculation(
+    name: str, kind: Callable[[str], Kind], tmp_path: Path
+) -> None:
+    counts = trials(kind(name), tmp_path, range(100, 180))
+    assert counts.preemptions > 10

@@ -1,0 +1,133 @@
+"""Faults of speculation: in verification, in rolling back what was wrong, and in what is hashed and shared."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+DRAFTS, JOB = "cortexmlx/scheduling/drafts.py", "cortexmlx/scheduling/job.py"
+SCHEDULER, GATE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/gate.py"
+BUILDER, RUNNING = "cortexmlx/scheduling/steps/builder.py", "cortexmlx/scheduling/running.py"
+CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/serving/open_requests.py"
+MATCHER, BUDGET = "cortexmlx/grammar/matcher.py", "cortexmlx/serving/text/budget.py"
+ANSWERS, OPENED = "cortexmlx/serving/answers.py", "cortexmlx/serving/opened_model.py"
+
+TESTS = (
+    "scheduling/test_drafts.py",
+    "scheduling/test_gate.py",
+    "scheduling/test_scheduler_model.py",
+    "serving/text/test_budget.py",
+    "speculation",
+    "engine/test_speculation_known_bugs.py",
+    "engine/test_speculation.py",
+)
+"""The tests that judge these faults."""
+
+VERIFICATION = (
+    Fault("a draft is taken without looking", DRAFTS, "is not None or drafted != token:", "is not None:"),
+    Fault(
+        "the token after all drafts is left out",
+        DRAFTS,
+        "zip_longest(tokens, job.verifying)",
+        "zip(tokens, job.verifying, strict=False)",
+    ),
+    Fault(
+        "a wrong draft is taken instead of the target's token",
+        DRAFTS,
+        "job.take(token, first + index, on_token)",
+        "job.take(token if drafted is None else drafted, first + index, on_token)",
+    ),
+    Fault("an answer goes on after its end", DRAFTS, "committed[-1].finish_reason is not None or drafted", "drafted"),
+    Fault("log-probabilities of the first place", DRAFTS, "job.take(token, first + index,", "job.take(token, first,"),
+    Fault("every draft counts as right", DRAFTS, "accepted += drafted == token", "accepted += drafted is not None"),
+    Fault(
+        "no token behind drafts is taken as one",
+        DRAFTS,
+        "        if token < 0 and index:\n            break  # no token can be chosen there: the next step says so\n",
+        "",
+    ),
+    Fault("drafts past the answer's end", DRAFTS, "min(job.plannable, cache.room", "min(10**9, cache.room"),
+    Fault("drafts take blocks from others", DRAFTS, "cache.room(job.id) - job.num_computed_tokens", "10**9"),
+    Fault("tokens outside the vocabulary are drafted", DRAFTS, "0 <= token < vocab_size", "True"),
+    Fault("negative tokens are drafted", DRAFTS, "0 <= token < vocab_size", "token < vocab_size"),
+    Fault("the vocabulary is one token larger", DRAFTS, "0 <= token < vocab_size", "0 <= token <= vocab_size"),
+    Fault("the engine names no vocabulary", OPENED, "            vocab_size=self.info.vocab_size,\n            max", "            max"),
+    Fault("the caller's functions see drafts", DRAFTS, " and not job.processed", ""),
+    Fault("recurrent rows speculate", DRAFTS, " and not cache.needs_ends", ""),
+    Fault("thoughts are drafted past their limit", DRAFTS, "min(MOST_DRAFTS, job.most_drafts)", "MOST_DRAFTS"),
+    Fault("the last token of thoughts is one too late", BUDGET, "max(0, self._left - 1)", "max(0, self._left)"),
+    Fault(
+        "the limit of thoughts is that of their beginning",
+        ANSWERS,
+        "            self.budget.take(token)\n            self.job.most_drafts = self.budget.most_drafts\n",
+        "            self.budget.take(token)\n",
+    ),
+    Fault("drafts that a token belies stay", JOB, "if self.drafts[0] == token else ()", "if True else ()"),
+    Fault("right drafts are not shifted", JOB, "self.drafts = self.drafts[1:] if", "self.drafts = self.drafts if"),
+    Fault("a verifying step does not wait", GATE, "job.drafts != () and job.can_decode", "False"),
+    Fault("a step runs ahead of one that verifies", GATE, "verifies or job.verifying != () or", "verifies or"),
+    Fault(
+        "drafts have the token index of the row",
+        BUILDER,
+        "token_index.append(job.num_planned_outputs + place)",
+        "token_index.append(job.num_planned_outputs)",
+    ),
+    Fault("penalties do not count drafts", BUILDER, "[*job.output, *job.drafts[:drafted]] if drafted else", ""),
+    Fault("penalties count a draft too many", BUILDER, "job.drafts[:drafted]] if", "job.drafts[: drafted + 1]] if"),
+    Fault("masks do not follow drafts", REQUESTS, "(answer.matcher, answer.job.verifying)", "(answer.matcher, ())"),
+    Fault(
+        "a refused draft is followed",
+        MATCHER,
+        "if place < len(drafts) and (not inner.consume_token(drafts[place]) or inner.is_stopped()):",
+        "if place < len(drafts) and inner.consume_token(drafts[place]) and inner.is_stopped():",
+    ),
+    Fault("drafts are followed by the answer's matcher", MATCHER, "inner = self.inner.deep_copy()", "inner = self.inner"),
+)
+
+ROLLBACK = (
+    Fault("a job keeps the tokens of wrong drafts", DRAFTS, "    job.cut_back()\n", "    job.verifying = ()\n"),
+    Fault(
+        "a sequence is not cut back",
+        DRAFTS,
+        "    running.cache.truncate(job.id, job.num_computed_tokens)\n",
+        "",
+    ),
+    Fault("one token too many is kept", JOB, "self.state_at = len(self.tokens) - 1", "self.state_at = len(self.tokens)"),
+    Fault("one right token is computed again", JOB, "= self.state_at = len(self.tokens) - 1", "= self.state_at = len(self.tokens) - 2"),
+    Fault(
+        "wrong drafts count as planned tokens",
+        JOB,
+        "len(self.tokens) - 1\n        self.num_planned_outputs = self.generated\n",
+        "len(self.tokens) - 1\n",
+    ),
+    Fault("a row keeps its drafts when it is preempted", JOB, "        self.drafts = self.verifying = ()\n", ""),
+    Fault("cached tokens are cut off", CACHE, "if not sequence.registered * self.block_size <= tokens", "if not 0 <= tokens"),
+)
+
+HASHING = (
+    Fault(
+        "drafts are hashed when they are planned",
+        RUNNING,
+        "job.tokens, min(tokens, len(job.tokens)), job.keys)",
+        "[*job.tokens, *job.verifying, *job.drafts], tokens, job.keys)",
+    ),
+    Fault(
+        "what was taken is not shared",
+        DRAFTS,
+        "    running.store(job, job.num_computed_tokens)\n",
+        "",
+    ),
+    Fault(
+        "the newest token counts as stored",
+        DRAFTS,
+        "running.store(job, job.num_computed_tokens)",
+        "running.store(job, len(job.tokens))",
+    ),
+    Fault(
+        "wrong drafts are shared when an answer ends",
+        DRAFTS,
+        "running.store(job, job.num_computed_tokens)",
+        "running.store(job, job.num_stored_tokens)",
+    ),
+)
+
+FAULTS = (*VERIFICATION, *ROLLBACK, *HASHING)

@@ -1,0 +1,1 @@
+"""Engines that speculate, at length."""

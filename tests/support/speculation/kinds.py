@@ -1,0 +1,67 @@
+"""The models of trials: one of each kind that speculates in a way of its own, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from support.models.quantized_models import wide
+from support.models.tiny import write_tiny
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A model, and how its keys and values are kept."""
+
+    name: str
+    folder: Path
+    kv_bits: int | None = None
+    speculates: bool = True
+
+
+NAMES = (
+    "llama",
+    "windowed llama",
+    "gemma3_text",
+    "llama4",
+    "gpt_oss",
+    "deepseek_v3",
+    "lfm2",
+    "mamba",
+    "8 bits",
+    "4 bits",
+    "4 bits in windows",
+)
+"""Everything, windows beside it, wider ones, chunks, sinks, latents; recurrent layers beside attention and alone, which
+do not speculate; quantized keys and values.
+"""
+PLAIN = ("llama", "llama", "8 bits", "4 bits")
+"""Kinds that come more often."""
+
+_RECURRENT = ("lfm2", "mamba")
+_QUANTIZED = {"8 bits": ("llama", 8), "4 bits": ("llama", 4), "4 bits in windows": ("windowed llama", 4)}
+
+
+def kinds(root: Path) -> Callable[[str], Kind]:
+    """A function from one of `NAMES` to that kind, whose models are written to `root`."""
+
+    @cache
+    def kind(name: str) -> Kind:
+        if name in _QUANTIZED:
+            model, bits = _QUANTIZED[name]
+            return Kind(name, wide(root / "wide", model), bits)
+        folder = root / name.replace(" ", "-")
+        return Kind(name, folder if folder.exists() else write_tiny(folder, name), speculates=name not in _RECURRENT)
+
+    return kind
+
+
+@cache
+def judge(folder: Path) -> Any:
+    """mlx-lm's own model of a folder."""
+    import mlx_lm
+
+    return mlx_lm.load(str(folder))[0]
