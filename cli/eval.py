@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ROWS = 4
 """Windows that are computed at a time."""
 
-WITHOUT = ("kv_store", "kv_store_bytes", "keep_first", "keep_last")
-"""Options that do not apply: a text is scored whole, and no two windows begin alike."""
+WITHOUT = ("kv_store", "kv_store_bytes", "keep_first", "keep_last", "speculate")
+"""Options that do not apply: a text is scored whole, no two windows begin alike, and nothing is generated."""
 
 MOST_BYTES = 64 << 20
 """Bytes of the longest file. A longer file takes days, and its tokens take as much memory as a small model."""

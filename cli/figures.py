@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cortexmlx.cli.terminal.text import duration
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion
@@ -17,6 +19,7 @@ def summary(completion: Completion, ended: str) -> str:
     parts = [
         f"{tokens:,} token{'s' * (tokens != 1)}" + (f" ({len(answers)} answers)" if completion.others else ""),
         f"{_rate(completion):.1f} tok/s",
+        *([f"{_per_step(answers):.1f} tok a step"] if _drafted(answers) else []),
         f"TTFT {latency(timings.ttft)}",
         f"prompt {usage.prompt_tokens:,} tok{_cached(completion)}",
     ]
@@ -39,6 +42,7 @@ def figures(completion: Completion, ended: str, load_seconds: float, peak_memory
         "load": f"{load_seconds:.2f} s",
         "prompt": f"{usage.prompt_tokens:,} tokens{_cached(completion)}, {timings.prefill_tokens_per_second:.1f} tok/s",
         "generation": f"{said:,} tokens{thoughts}, {rate:.1f} tok/s, {ended or 'ended by itself'}",
+        **({"drafts": _drafts(answers)} if _drafted(answers) else {}),
         "first token": f"{timings.ttft:.3f} s, {timings.queued:.3f} s of it in the queue",
         "total": f"{timings.total:.2f} s",
         "peak memory": format_bytes(peak_memory),
@@ -61,6 +65,21 @@ def _rate(completion: Completion) -> float:
     seconds = max(answer.timings.total - answer.timings.ttft for answer in answers)
     tokens = sum(answer.usage.completion_tokens - 1 for answer in answers)
     return tokens / seconds if tokens > 0 and seconds > 0 else completion.timings.decode_tokens_per_second
+
+
+def _drafted(answers: Sequence[Completion]) -> int:
+    return sum(answer.usage.drafted_tokens for answer in answers)
+
+
+def _drafts(answers: Sequence[Completion]) -> str:
+    accepted = sum(answer.usage.accepted_tokens for answer in answers)
+    return f"{_drafted(answers):,} tokens, {accepted:,} of them accepted, {_per_step(answers):.2f} tokens a step"
+
+
+def _per_step(answers: Sequence[Completion]) -> float:
+    """Return how many tokens a step computed of an answer, on average."""
+    steps = sum(answer.usage.completion_tokens - answer.usage.accepted_tokens for answer in answers)
+    return sum(answer.usage.completion_tokens for answer in answers) / max(1, steps)
 
 
 def _cached(completion: Completion) -> str:

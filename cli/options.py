@@ -161,6 +161,9 @@ Reproducible = Annotated[
     bool, typer.Option("--reproducible", help="The same attention, to the bit, alone and in any batch.")
 ]
 
+Speculate = Annotated[
+    bool, typer.Option("--speculate/--no-speculate", help="Draft tokens that repeat, and verify several in a step.")
+]
 
 KVStore = Annotated[
     str | None,
@@ -206,6 +209,7 @@ ENGINE = {
     "keep_last": KeepLast,
     "attention": Attention,
     "reproducible": Reproducible,
+    "speculate": Speculate,
 }
 """The options that make `EngineConfig`."""
 

@@ -92,10 +92,19 @@ class Usage:
     """Tokens of prompt and answer that the model no longer saw at the end (`keep_first`, `keep_last`)."""
     thinking_tokens: int = 0
     """Tokens of the completion that wrote its thoughts, at least partly. Tags are not counted."""
+    drafted_tokens: int = 0
+    """Drafted tokens that were verified for the answer. How many there are depends on the run."""
+    accepted_tokens: int = 0
+    """Those of them that were right, so that they are tokens of the completion."""
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of the completion over the steps that computed them."""
+        return self.completion_tokens / max(1, self.completion_tokens - self.accepted_tokens)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,32 @@ class UsageSample:
     rows_waiting: int
 
 
+@dataclass(frozen=True)
+class DraftStats:
+    """Drafted tokens of one source that were verified, and how many of them were right."""
+
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True)
+class SpeculationStats:
+    """Drafted tokens that were verified: see docs/speculation.md."""
+
+    drafted: int = 0
+    accepted: int = 0
+    """Those of them that were right. Each saved a step of its row."""
+    verified: int = 0
+    """How often a row's drafts were verified, all tokens of a step at once."""
+    sources: Mapping[str, DraftStats] = field(default_factory=dict)
+    """By where the drafts come from: "suffix" (repeated text), "forced" (tokens that a form leaves no choice in)."""
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a row got from a step that verified its drafts, on average; 1 if there was none."""
+        return 1 + self.accepted / self.verified if self.verified else 1.0
+
+
 class BlockState(IntEnum):
     """Who uses a block of the arena."""
 
@@ -292,6 +318,8 @@ class EngineStats:
     """Tokens of the prompts that steps have computed, also anew."""
     steps_by_reason: Mapping[str, int]
     """Steps that ran ahead of the one in flight ("ahead"), and by reason those that could not."""
+    speculation: SpeculationStats
+    """Drafted tokens, and how many of them were right."""
     preemptions: int
     """How often a running request lost its row and blocks to another."""
     restarts: int

@@ -226,6 +226,8 @@ class Answer:
                 self.job.cached,
                 len(self.job.dropped),
                 self._text.thinking_tokens,
+                self.job.drafted,
+                self.job.accepted,
             ),
             timings=self._timings(),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),

@@ -41,6 +41,16 @@ def test_the_line_is_of_all_answers_that_were_written_at_once() -> None:
     assert line == "203 tokens (3 answers) · 20.0 tok/s · TTFT 1.0 s · prompt 20 tok"
 
 
+def test_what_was_drafted_is_said_if_anything_was() -> None:
+    drafted = replace(ANSWER, usage=Usage(20, 90, drafted_tokens=80, accepted_tokens=60))
+    assert summary(drafted, "").split(" · ")[1:3] == ["41.2 tok/s", "3.0 tok a step"]
+    wrong = replace(ANSWER, usage=Usage(20, 60, drafted_tokens=9))
+    assert summary(wrong, "").split(" · ")[2] == "1.0 tok a step"
+    said = figures(replace(drafted, others=(wrong,)), "", 1.5, 3 << 30)
+    assert said[3] == "drafts:      89 tokens, 60 of them accepted, 1.67 tokens a step"
+    assert not any("draft" in line for line in figures(ANSWER, "", 1.5, 3 << 30))
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.0124, "12 ms"), (3.21, "3.2 s"), (101.281, "1:41"), (7200, "2:00:00")]
 )

@@ -46,6 +46,8 @@ def test_json_is_one_object_with_the_promised_keys(fakes: Fakes, capsys: pytest.
             "cached_tokens": 2,
             "dropped_tokens": 0,
             "thinking_tokens": 0,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
             "total_tokens": 8,
         },
         "timings": {

@@ -25,6 +25,7 @@ TABLES = ["TokenEvent", "Completion", "Usage", "Timings", "TokenLogprob", "Progr
 INSIDE = {
     "Latency": "time_to_first_token",
     "RequestStats": "requests",
+    "SpeculationStats": "speculation",
     "StoreStats": "kv_store",
     "UsageSample": "timeline",
 }

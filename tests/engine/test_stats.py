@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.stats import EngineStats
+from cortexmlx.scheduling.drafts import Verified
+from cortexmlx.stats import DraftStats, EngineStats, SpeculationStats
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
+from support.scheduling.requests import job_of
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +50,37 @@ def test_the_engines_figures_are_those_of_the_answers_that_it_gave(tiny: Any) ->
     decoding = (each.usage.completion_tokens - 1 for each in done)
     seconds = (n / each.timings.decode_tokens_per_second for n, each in zip(decoding, done, strict=True))
     assert between.mean * between.count == pytest.approx(sum(seconds))
+
+
+def test_drafted_tokens_are_counted_for_the_engine_and_for_each_answer(tiny: Any) -> None:
+    """A step gives a row one token, and one more for each accepted draft."""
+    wanted = Driver(tiny("llama"), speculate=False).result_of(tokens_of(9), 40).token_ids
+    driver = Driver(tiny("llama"), speculate=False)
+    handle = driver.add(tokens_of(9), 40)
+    while not driver.core.idle:
+        for job in driver.core.scheduler.jobs:
+            right = wanted[job.generated : job.generated + 4]
+            driver.core.scheduler.draft(job.id, [*right[:3], *(token ^ 1 for token in right[3:])])
+        driver.core.step()
+    usage, said = driver.result(handle).usage, driver.core.stats().speculation
+    assert (usage.drafted_tokens, usage.accepted_tokens) == (said.drafted, said.accepted)
+    assert said.drafted > said.accepted > 20 and said.verified == said.drafted - said.accepted
+    assert said.tokens_per_step == 1 + said.accepted / said.verified > 3
+    assert usage.tokens_per_step == 40 / (40 - said.accepted) > 2
+
+
+def test_without_speculation_nothing_is_drafted(tiny: Any) -> None:
+    driver = Driver(tiny("llama"), speculate=False)
+    usage = driver.result_of(tokens_of(5, seed=1) * 6, 40).usage
+    assert driver.core.stats().speculation == SpeculationStats()
+    assert (usage.drafted_tokens, usage.accepted_tokens, usage.tokens_per_step) == (0, 0, 1.0)
+
+
+def test_what_no_drafter_has_drafted_a_form_has_forced(tiny: Any) -> None:
+    core = Driver(tiny("llama")).core
+    core.measured.drafts([Verified(job_of(0, [1]), 7, 5), Verified(job_of(1, [1]), 2, 2)])
+    assert core.stats().speculation.sources == {"forced": DraftStats(9, 7)}
+    core.speculation.counts["suffix"].drafted, core.speculation.counts["suffix"].accepted = 7, 5
+    said = core.stats().speculation
+    assert said.sources == {"suffix": DraftStats(7, 5), "forced": DraftStats(2, 2)}
+    assert (said.drafted, said.accepted, said.verified, said.tokens_per_step) == (9, 7, 2, 4.5)

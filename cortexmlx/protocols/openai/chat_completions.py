@@ -99,5 +99,4 @@ def _logprobs(told: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
 
 
 def _usage(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    thought = sum(answer.usage.thinking_tokens for answer in answers[0])
-    return {**choices.usage_body(answers, info), "completion_tokens_details": {"reasoning_tokens": thought}}
+    return {**choices.usage_body(answers, info), **choices.completion_details(answers, info)}

@@ -41,6 +41,20 @@ def notes(answer: Completion) -> Body:
     return {"notes": list(answer.notes)} if answer.notes else {}
 
 
+def completion_details(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """Return how many tokens were thoughts, and how many were drafted and accepted.
+
+    The OpenAI API has fields for the tokens of a `prediction`. The rejected ones of them are tokens of the completion
+    there, and cost money. Drafts of the engine's own are not: they have fields of our own.
+    """
+    every = [answer.usage for own in answers for answer in own]
+    details = {"reasoning_tokens": sum(usage.thinking_tokens for usage in every)}
+    if not info.repeatable:
+        details["drafted_tokens"] = sum(usage.drafted_tokens for usage in every)
+        details["accepted_tokens"] = sum(usage.accepted_tokens for usage in every)
+    return {"completion_tokens_details": details}
+
+
 def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
     prompts = [own[0].usage for own in answers]

@@ -148,6 +148,11 @@ def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
             family.add_metric([_label(model)], value.of(each))
         yield family
     blocks = _gauge("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
+    drafts = {
+        what: _counter(f"{what}_tokens_total", f"Tokens that were {what}, by where drafts come from.", "model", "source")
+        for what in ("drafted", "accepted")
+    }
+    verified = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")
     steps = _counter("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
     times = _counter("step_seconds_total", "Where the time of steps went.", "model", "part")
     total = _gauge("kv_blocks_allocated", "All blocks of the arena.", "model")
@@ -156,11 +161,15 @@ def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
         total.add_metric([name], each.total_blocks)
         for use in ("used", "shared", "free", "cached"):
             blocks.add_metric([name, use], getattr(each, f"{use}_blocks"))
+        verified.add_metric([name], each.speculation.verified)
+        for source, of in each.speculation.sources.items():
+            drafts["drafted"].add_metric([name, source], of.drafted)
+            drafts["accepted"].add_metric([name, source], of.accepted)
         for reason, count in each.steps_by_reason.items():
             steps.add_metric([name, reason], count)
         for part in ("plan", "build", "wait", "commit", "mask"):
             times.add_metric([name, part], getattr(each, f"{part}_seconds"))
-    yield from (total, blocks, steps, times)
+    yield from (total, blocks, *drafts.values(), verified, steps, times)
     if any(each.kv_store is not None for each in stats.values()):
         for stored in _STORED:
             family = _family(stored.name, stored.help)

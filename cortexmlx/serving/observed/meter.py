@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 
+from cortexmlx.scheduling.drafts import Verified
 from cortexmlx.stats import Latency, UsageSample
 
 _REMEMBERED = 1024
@@ -89,10 +91,17 @@ class Measurements:
 
     def __init__(self) -> None:
         self.requests_finished = self.prompt_tokens = self.prefilled_tokens = self.generated_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = self.verified = 0
         self.busy, self.planning, self.masking, self.committing = (Stopwatch() for _ in range(4))
         self.queued, self.first_token, self.inter_token = Meter(), Meter(), Meter()
         self.began = time.perf_counter()
         self.timeline = Timeline()
+
+    def drafts(self, verified: Sequence[Verified]) -> None:
+        """Count the drafts that a step has verified."""
+        self.verified += len(verified)
+        self.drafted_tokens += sum(each.drafted for each in verified)
+        self.accepted_tokens += sum(each.accepted for each in verified)
 
     def token(self, now: float, before: float | None, started: float | None, submitted: float) -> None:
         """Count a token that came at `now`. `before` is when the previous one came (None: this is the first). Its

@@ -14,7 +14,11 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.observed.meter import Measurements
-from cortexmlx.stats import EngineStats, ModelInfo, RequestStats, TimedChoice
+from cortexmlx.speculation.speculation import Speculation
+from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats, TimedChoice
+
+FORCED = "forced"
+"""The source of tokens that a form leaves no choice in."""
 
 
 class Reported(Protocol):
@@ -30,6 +34,7 @@ class Reported(Protocol):
     disk: StoreConnector | None
     pins: Pins
     choices: tuple[TimedChoice, ...]
+    speculation: Speculation
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -64,6 +69,7 @@ def engine_stats(core: Reported) -> EngineStats:
         pinned_blocks=core.pins.blocks,
         steps=scheduler.steps,
         steps_by_reason={AHEAD if r is None else r.value: n for r, n in scheduler.gate.steps.items() if n},
+        speculation=_speculation(core),
         prompt_tokens=measured.prompt_tokens,
         generated_tokens=measured.generated_tokens,
         requests_finished=measured.requests_finished,
@@ -95,6 +101,17 @@ def engine_stats(core: Reported) -> EngineStats:
         requests=tuple(map(_numbers, scheduler.jobs)),
         choices=core.choices,
     )
+
+
+def _speculation(core: Reported) -> SpeculationStats:
+    """Return what was drafted. What no drafter has drafted, a form has forced."""
+    measured = core.measured
+    sources = {name: DraftStats(of.drafted, of.accepted) for name, of in core.speculation.counts.items() if of.drafted}
+    drafted = measured.drafted_tokens - sum(of.drafted for of in sources.values())
+    accepted = measured.accepted_tokens - sum(of.accepted for of in sources.values())
+    if drafted:
+        sources[FORCED] = DraftStats(drafted, accepted)
+    return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
 
 
 def _numbers(job: Job) -> RequestStats:

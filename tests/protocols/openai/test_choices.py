@@ -79,7 +79,7 @@ def replies(draw: Any, chat: bool) -> Reply:
     request = Request(prompts, params, raw=not chat, echo=echo, stream=True, include_usage=include_usage)
     streams, answers = [], []
     for prompt in range(len(prompts)):
-        usage = Usage(draw(st.integers(1, 9)), 0, draw(st.integers(0, 3)), thinking_tokens=draw(st.integers(0, 2)))
+        usage = Usage(draw(st.integers(1, 9)), 0, draw(st.integers(0, 3)), thinking_tokens=draw(st.integers(0, 2)), drafted_tokens=7)
         each = [answer_of(draw, request, index, usage, chat) for index in range(n)]
         kept = [completion for _, completion in each]
         events = merged(draw, [own for own, _ in each])
@@ -176,3 +176,14 @@ def test_the_usage_says_what_was_cached_unless_the_reply_is_to_be_repeatable() -
         assert module.write(request, [[answer]], INFO)["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
         repeatable = module.write(request, [[answer]], replace(INFO, repeatable=True))
         assert "prompt_tokens_details" not in repeatable["usage"]
+
+
+def test_drafted_tokens_are_in_a_reply_and_not_in_a_record_which_must_be_the_same_in_each_run() -> None:
+    usage = Usage(5, 9, thinking_tokens=1, drafted_tokens=8, accepted_tokens=6)
+    done = Completion("a", (1,), FinishReason.STOP, usage, Timings(0, 0, 0, 0, 0))
+    request = Request(({"role": "user", "content": "hi"},), SamplingParams(n=2))
+    body = chat_completions.write(request, [(done, done)], INFO)
+    details = body["usage"]["completion_tokens_details"]
+    assert details == {"reasoning_tokens": 2, "drafted_tokens": 16, "accepted_tokens": 12}
+    record = chat_completions.write(request, [(done, done)], replace(INFO, repeatable=True))
+    assert record["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}

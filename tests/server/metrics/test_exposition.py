@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from cortexmlx.request import Completion
 from cortexmlx.server.metrics.exposition import exposition
 from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.web.logged import Logged
+from cortexmlx.stats import DraftStats, SpeculationStats
 
 UGLY = 'a"b\\c\nd\\n</script>{}=,é\udc80'
 
@@ -97,6 +98,17 @@ def test_the_values_are_the_engines(engine: Engine, tally: Tally) -> None:
     assert uses["used"] + uses["free"] == stats.total_blocks and uses["cached"] == stats.cached_blocks
     steps = values(families["cortexmlx_steps"], "_total")
     assert sum(steps.values()) == stats.steps == sum(stats.steps_by_reason.values())
+
+
+def test_drafts_are_counted_by_their_source(engine: Engine, tally: Tally) -> None:
+    drafts = SpeculationStats(9, 7, 3, {"suffix": DraftStats(7, 6), "forced": DraftStats(2, 1)})
+    said: Any = Closed(engine)
+    said.stats = lambda: replace(engine.stats(), speculation=drafts)
+    families = read(exposition([("tiny", said)], tally, 0.0))
+    for name, counts in (("drafted_tokens", (7, 2)), ("accepted_tokens", (6, 1))):
+        found = values(families[f"cortexmlx_{name}"], "_total")
+        assert tuple(found[("model", "tiny"), ("source", source)] for source in ("suffix", "forced")) == counts
+    assert values(families["cortexmlx_verified_drafts"], "_total") == {(("model", "tiny"),): 3}
 
 
 def buckets(family: Metric) -> list[tuple[float, float]]:

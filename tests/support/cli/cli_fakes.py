@@ -47,6 +47,7 @@ from cortexmlx.stats import (
     EngineStats,
     GroupBlocks,
     Latency,
+    SpeculationStats,
     StoreStats,
     UsageSample,
 )
@@ -179,6 +180,7 @@ class FakeEngine:
         values |= {"rows_running": self.in_flight, "max_rows": self.options.max_rows, "block_size": 32}
         values |= {"attention_backend": "reference", "attention_notes": (), "sequences": (), "requests": ()}
         values |= {"total_blocks": 4, "kv_store": None, "arena_writes": ArenaWrites(), "command_buffers": None}
+        values |= {"speculation": SpeculationStats()}
         if self.options.kv_store is not None:
             values["kv_store"] = StoreStats(str(self.options.kv_store), 10**9, 0, 0, 0, 0, 0, 0)
         if (keep := self.options.keep) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import assert_type
@@ -27,6 +27,7 @@ from cortexmlx import (
     ConversationFileError,
     CortexError,
     DownloadFailed,
+    DraftStats,
     Engine,
     EngineClosed,
     EngineStats,
@@ -66,6 +67,7 @@ from cortexmlx import (
     RequestStats,
     RequestTimeout,
     SamplingParams,
+    SpeculationStats,
     StoreState,
     StoreStats,
     StructuredOutput,
@@ -234,6 +236,9 @@ def looks(engine: Engine) -> None:
         print(pin.tokens)
     pin.unpin()
     stats: EngineStats = engine.stats()
+    drafts: SpeculationStats = stats.speculation
+    sources: Mapping[str, DraftStats] = drafts.sources
+    print(drafts.tokens_per_step, drafts.drafted >= drafts.accepted, [each.accepted for each in sources.values()])
     latency: Latency = stats.time_to_first_token
     moments: tuple[UsageSample, ...] = stats.timeline
     choices: tuple[TimedChoice, ...] = stats.choices
