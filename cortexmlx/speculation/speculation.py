@@ -29,6 +29,11 @@ class Speculation:
         self._drafters = drafters
         self._drafted_by: dict[JobId, Drafter] = {}
 
+    @property
+    def wants_drained(self) -> bool:
+        """Whether nothing may be in flight when `draft` is called, because a drafter must know all tokens of rows."""
+        return any(drafter.wants_drained for drafter in self._drafters) and bool(self._scheduler.draftable)
+
     def draft(self) -> None:
         """Draft tokens of rows, if that is worth it. Call it before a step is planned."""
         if not self._drafters:

@@ -13,6 +13,7 @@ from cortexmlx.scheduling.gate import AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.drafting.draft_model import DraftModel
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.stats import EngineStats, ModelInfo, RequestStats, TimedChoice
 
@@ -30,6 +31,7 @@ class Reported(Protocol):
     disk: StoreConnector | None
     pins: Pins
     choices: tuple[TimedChoice, ...]
+    draft: DraftModel | None
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -58,6 +60,7 @@ def engine_stats(core: Reported) -> EngineStats:
         kv_bytes=held.arena,
         kv_bytes_limit=core.cache.bytes_limit,
         kv_bytes_in_use=core.kv_bytes_in_use,
+        draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
         state_bytes=held.states,
         state_snapshots=len(core.cache.states.snapshots or ()),
         pins=len(core.pins),
