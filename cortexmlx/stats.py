@@ -42,10 +42,8 @@ class ModelInfo:
     """The variables that its chat template reads. A template that is code has none that are known."""
     sampling: tuple[tuple[str, float], ...] = ()
     """Values of `SamplingParams` that the model's makers recommend. The engine does not use them by itself."""
-    draft: str | None = None
+    draft: ModelInfo | None = None
     """The model that drafts for it."""
-    draft_weight_bytes: int = 0
-    """Bytes of that model in memory."""
 
 
 @dataclass(frozen=True)
@@ -279,8 +277,6 @@ class EngineStats:
     """Bytes to which it may grow."""
     kv_bytes_in_use: int
     """Bytes of the arena and of the rows' tails that hold tokens of running requests."""
-    draft_kv_bytes: int
-    """Bytes of the draft model's arena now."""
     state_bytes: int
     """Bytes of the recurrent layers' states, beside the arena: those of running rows and those of snapshots."""
     state_snapshots: int
@@ -341,6 +337,8 @@ class EngineStats:
     """The same answers as numbers, in the same order."""
     choices: tuple[TimedChoice, ...] = field(default=(), repr=False)
     """What computes each kind of work, where there are several candidates. Empty if the rules choose everything."""
+    draft_kv_bytes: int = 0
+    """Bytes of the draft model's arena now."""
 
     @property
     def hit_rate(self) -> float:

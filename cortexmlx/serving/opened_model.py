@@ -61,7 +61,7 @@ class OpenedModel:
         """
         self._config = config
         self.draft = draft
-        """The draft model. It is released, and None, if no token of this model can be taken back."""
+        """The draft model. If it is of no use here, it is released, and None."""
         self.choices: tuple[TimedChoice, ...] = ()
         """What was chosen to compute attention, and why. Empty where the rules choose everything."""
         if config.kv_bytes is not None:
@@ -158,8 +158,7 @@ class OpenedModel:
             identity=loaded.identity,
             template_vars=_template_vars(loaded),
             sampling=tuple(loaded.sampling.items()),
-            draft=None if draft is None else draft.loaded.name,
-            draft_weight_bytes=0 if draft is None else draft.loaded.weight_bytes,
+            draft=None if draft is None else draft.info,
         )
 
     def _draft_notes(self) -> tuple[str, ...]:

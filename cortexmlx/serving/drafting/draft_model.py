@@ -35,9 +35,10 @@ _FORGETTING = 0.2
 
 
 def open_draft(config: EngineConfig) -> OpenedModel:
-    """Open the draft model of an engine with this configuration. Its keys and values are not quantized, nor kept on
-    disk. Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the
-    model's sequences cannot be cut back.
+    """Open the draft model of an engine with this configuration. Its keys and values are not kept on disk.
+
+    Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
+    sequences cannot be cut back.
     """
     assert config.draft is not None
     own = replace(
@@ -46,8 +47,6 @@ def open_draft(config: EngineConfig) -> OpenedModel:
         draft=None,
         adapter=None,
         kv_memory=None,
-        kv_bits=None,
-        kv_group_size=None,
         kv_store=None,
         keep_first=None,
         keep_last=None,
@@ -60,7 +59,7 @@ def open_draft(config: EngineConfig) -> OpenedModel:
     if not opened.can_cut_back:
         opened.release()
         raise ModelUnsupported(
-            f"the draft model {opened.loaded.name} has recurrent layers, or runs on mlx-lm's own caches, and cannot "
+            f"the draft model {config.draft} has recurrent layers, or runs on mlx-lm's own caches, and cannot "
             "take back a wrong token: choose one whose layers keep keys and values (--draft)"
         )
     return opened

@@ -60,7 +60,6 @@ def engine_stats(core: Reported) -> EngineStats:
         kv_bytes=held.arena,
         kv_bytes_limit=core.cache.bytes_limit,
         kv_bytes_in_use=core.kv_bytes_in_use,
-        draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
         state_bytes=held.states,
         state_snapshots=len(core.cache.states.snapshots or ()),
         pins=len(core.pins),
@@ -97,6 +96,7 @@ def engine_stats(core: Reported) -> EngineStats:
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
         requests=tuple(map(_numbers, scheduler.jobs)),
         choices=core.choices,
+        draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
 
 
