@@ -142,7 +142,7 @@ class OpenedModel:
         """How many blocks each layer group may have at most."""
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
-        self.info = ModelInfo(
+        self.info: ModelInfo = ModelInfo(
             name=loaded.name,
             path=str(loaded.path),
             architecture=str(loaded.config.get("model_type", "unknown")),

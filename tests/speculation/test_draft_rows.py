@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx.scheduling.job import Job
 from cortexmlx.serving.drafting.draft_model import DraftModel
-from support.engine.drafts import draft_model, guesses
+from support.drafting.draft_models import draft_model, guesses
 from support.engine.judge import NOISE, disagreement
 from support.models.tiny import VOCAB, tokens_of, write_tiny
 from support.scheduling.requests import job_of

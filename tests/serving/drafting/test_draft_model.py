@@ -16,8 +16,8 @@ from cortexmlx import Engine, InvalidRequest, ModelCorrupt, ModelNotFound, Model
 from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.serving.drafting import draft_model
+from support.drafting.draft_models import quantized_copy, wide_tiny
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.engine.drafts import quantized_copy, wide_tiny
 from support.engine.refusals import Refusals
 from support.models.tiny import tokens_of, write_tiny
 
@@ -263,7 +263,7 @@ def test_a_damaged_draft_model_is_named(tiny: Any, tmp_path: Path) -> None:
 def test_a_draft_model_that_cannot_take_back_tokens_is_refused(tiny: Any, tmp_path: Path) -> None:
     gc.collect()
     before = mx.get_active_memory()
-    with pytest.raises(ModelUnsupported, match="the draft model .*qwen3_5 has recurrent layers"):
+    with pytest.raises(ModelUnsupported, match=r"the draft model .*qwen3_5 has recurrent layers"):
         Engine(tiny("llama"), draft=tiny("qwen3_5"))
     assert mx.get_active_memory() - before < 1024
 

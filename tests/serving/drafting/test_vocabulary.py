@@ -53,7 +53,7 @@ def test_special_tokens_of_one_of_them_are_refused(tiny: Any, tmp_path: Path) ->
     settings = json.loads((plain / "tokenizer_config.json").read_text())
     del settings["bos_token"]
     (plain / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(InvalidRequest, match="1 ids are special in one of them only, such as 256 in .*llama"):
+    with pytest.raises(InvalidRequest, match=r"1 ids are special in one of them only, such as 256 in .*llama"):
         Engine(tiny("llama"), draft=plain)
 
 
