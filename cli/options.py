@@ -122,6 +122,17 @@ Choice = Annotated[
     list[str] | None,
     typer.Option("--choice", metavar="A,B", help="Answer one of these; may be repeated.", show_default=False),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        "--draft-model",
+        metavar="MODEL",
+        help="A smaller model with the same tokens, which guesses the next ones.",
+        show_default=False,
+        autocompletion=complete_model,
+    ),
+]
 KVMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", metavar="SIZE", help="For keys and values, like 4GB; see `plan`.", show_default=False),
@@ -200,6 +211,7 @@ SAMPLING = {
 
 ENGINE = {
     "adapter": Adapter,
+    "draft": Draft,
     "kv_memory": KVMemory,
     "kv_bits": KVBits,
     "kv_group_size": KVGroupSize,

@@ -42,6 +42,8 @@ class ModelInfo:
     """The variables that its chat template reads. A template that is code has none that are known."""
     sampling: tuple[tuple[str, float], ...] = ()
     """Values of `SamplingParams` that the model's makers recommend. The engine does not use them by itself."""
+    draft: ModelInfo | None = None
+    """The model that drafts for it."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +365,8 @@ class EngineStats:
     """The same answers as numbers, in the same order."""
     choices: tuple[TimedChoice, ...] = field(default=(), repr=False)
     """What computes each kind of work, where there are several candidates. Empty if the rules choose everything."""
+    draft_kv_bytes: int = 0
+    """Bytes of the draft model's arena now."""
 
     @property
     def hit_rate(self) -> float:

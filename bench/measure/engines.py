@@ -40,6 +40,8 @@ class Plan:
     kv_bits: int | None = None
     """Bits of quantized keys and values; None: not quantized."""
     kv_group_size: int | None = None
+    draft: str | None = None
+    """The draft model."""
     rounds: int = 1
     """Rounds in which rows are measured, each with engines that were opened for it."""
 
@@ -60,7 +62,8 @@ class Plan:
         kv = (
             "plain" if self.kv_bits is None else f"{self.kv_bits} bits in groups of {self.kv_group_size or 'the usual'}"
         )
-        return {"attention": self.attention, "keys and values": kv, "adapter": self.adapter or "none"}
+        drafts = {} if self.draft is None else {"draft": self.draft}
+        return {"attention": self.attention, "keys and values": kv, "adapter": self.adapter or "none", **drafts}
 
 
 def open_engines(
@@ -88,6 +91,7 @@ def open_engines(
             return Engine(
                 plan.model,
                 adapter=plan.adapter,
+                draft=plan.draft,
                 kv_memory=memory,
                 kv_bits=plan.kv_bits,
                 kv_group_size=plan.kv_group_size,
@@ -104,7 +108,8 @@ def open_engines(
         except BaseException:
             engine.close()
             raise
-        needed = (tokens + block_size) * engine.info.kv_bytes_per_token
+        drafts = 0 if engine.info.draft is None else engine.info.draft.kv_bytes_per_token  # they share the memory
+        needed = (tokens + block_size) * (engine.info.kv_bytes_per_token + drafts)
         if plan.kv_memory is None and engine.stats().kv_bytes_limit < needed:
             engine.close()
             if needed > memory_bytes():

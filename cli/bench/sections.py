@@ -37,6 +37,7 @@ TAKEN: dict[str, Collection[Section]] = {
     "model": _ENGINES,
     "model_option": _ENGINES,
     "adapter": _ENGINES,
+    "draft": _ENGINES,
     "prompt": {Section.ROWS, Section.RATIOS},
     "generate": {Section.ROWS, Section.RATIOS},
     "batch": {Section.ROWS, Section.RATIOS},

@@ -41,6 +41,7 @@ def plan(
     ] = None,
     model_option: options.ModelOption = None,
     adapter: options.Adapter = None,
+    draft: options.Draft = None,
     context: Annotated[
         list[int] | None,
         typer.Option(
@@ -99,10 +100,11 @@ def plan(
         prefill_budget=prefill_budget,
         keep_first=keep_first,
         keep_last=keep_last,
+        draft=draft,
     )
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
-        if model is not None or model_option is not None or adapter is not None:
+        if model is not None or model_option is not None or adapter is not None or draft is not None:
             raise typer.BadParameter("give a MODEL or its shape, not both")
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
@@ -162,7 +164,7 @@ def plan_model(
     from cortexmlx.cli.plan.run import plan_runs
     from cortexmlx.cli.planning.figures import make_plan
     from cortexmlx.cli.planning.machine import mac, this_machine
-    from cortexmlx.cli.planning.skeleton import build
+    from cortexmlx.cli.planning.skeleton import build, build_draft
     from cortexmlx.cli.planning.source import find
     from cortexmlx.models.adapters.files import read_adapter
 
@@ -170,6 +172,7 @@ def plan_model(
     if adapter is not None:
         source = replace(source, adapter=read_adapter(adapter).added_bytes)
     skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
+    draft = None if config.draft is None else build_draft(str(config.draft))
     machine = this_machine() if memory is None else mac(memory)
     load = Load(config.max_rows, config.prefill_budget, config.block_size)
     figures = make_plan(
@@ -181,8 +184,9 @@ def plan_model(
         keep=config.keep,
         itemsize=itemsize,
         lengths=lengths,
+        draft=draft,
     )
-    replayed = itemsize is None and machine.on_cpu == this_machine().on_cpu
+    replayed = draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
     runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if replayed else ()
     if as_json:
         console.say(json.dumps(json_figures(figures, runs)))

@@ -51,12 +51,16 @@ def _here(here: MachineFigures, context: int) -> Iterator[str]:
     yield line("logits", format_bytes(here.logits_bytes), "of one step")
     if here.states_bytes:
         yield line("states", format_bytes(here.states_bytes), "of the rows, in recurrent layers")
+    if here.draft_bytes:
+        yield line("draft model", format_bytes(here.draft_bytes), "its weights, tails and logits")
     yield line("left for KV", format_bytes(here.free_bytes), _fits(here))
     said = "" if here.limited else " (--kv-memory changes it)"
     none = "tokens take none" if not here.kv_bytes_per_token else "nothing is left for it"
     arena = f"{here.arena_tokens:,} tokens{said}" if here.arena_bytes else none
     yield line("arena", format_bytes(here.arena_bytes), arena)
-    beyond = sizing.beyond_note(here.arena_bytes, here.free_bytes, called(not here.assumed))
+    if here.draft_kv_bytes:
+        yield line("draft's arena", format_bytes(here.draft_kv_bytes), "its part of the KV memory, for as many tokens")
+    beyond = sizing.beyond_note(here.arena_bytes + here.draft_kv_bytes, here.free_bytes, called(not here.assumed))
     for says in beyond if here.limited else ():
         yield from textwrap.wrap(says, WIDTH, initial_indent="  ", subsequent_indent="  ")
     if here.row_tokens is not None:

@@ -69,6 +69,10 @@ class MachineFigures:
     tail_bytes: int
     logits_bytes: int
     states_bytes: int
+    draft_bytes: int
+    """What a draft model takes without keys and values: weights, tails and logits."""
+    draft_kv_bytes: int
+    """Its part of the KV memory, beside `arena_bytes`."""
     free_bytes: int
     fits: int | None
     """Tokens of the longest single sequence. None if its length costs nothing."""
@@ -103,11 +107,12 @@ def make_plan(
     keep: KeepPolicy | None = None,
     itemsize: int | None = None,
     lengths: tuple[int, ...] = (),
+    draft: Skeleton | None = None,
 ) -> Plan:
-    """Return the plan of what `skeleton` takes, by itself and on `machine`.
+    """Return the plan of what `skeleton` takes, by itself and on `machine`, with `draft` as its draft model.
 
-    `kv_memory` sets the arena's bytes, `keep` the tokens of a row, `itemsize` the bytes of a cached number. Raises
-    InvalidRequest if a row could not have that many tokens.
+    `kv_memory` sets the bytes of both arenas, `keep` the tokens of a row, `itemsize` the bytes of a cached number.
+    Raises InvalidRequest if a row could not have that many tokens.
     """
     stored = skeleton.weight_bytes if source.weight_bytes is None else source.weight_bytes
     size = itemsize or ITEMSIZE[skeleton.dtype]
@@ -129,7 +134,7 @@ def make_plan(
     size_here = itemsize or (4 if machine.on_cpu else size)
     weights_here, form = _weights_here(stored, skeleton, machine)
     weights_here += source.adapter
-    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths))
+    return Plan(model, _here(skeleton, machine, weights_here, form, size_here, load, kv_memory, keep, lengths, draft))
 
 
 def _here(
@@ -142,6 +147,7 @@ def _here(
     kv_memory: int | None,
     keep: KeepPolicy | None,
     lengths: tuple[int, ...],
+    draft: Skeleton | None,
 ) -> MachineFigures:
     groups = skeleton.widened_groups if machine.on_cpu else skeleton.groups
     context = skeleton.context_length
@@ -152,11 +158,14 @@ def _here(
     logits = sizing.logits_bytes(min(max_rows, skeleton.most_rows or max_rows), skeleton.vocab_size)
     kept = groups if paged else ()  # mlx-lm's own caches have no snapshots
     states, state = sizing.states_bytes(kept, max_rows), sizing.row_bytes(kept)
-    reserved = weights + tail + logits + states
+    drafts, draft_groups = _draft_here(draft, skeleton, machine, max_rows)
+    reserved = weights + tail + logits + states + drafts
     free = max(machine.working_set - reserved, 0)
     memory = kv_memory or sizing.default_kv_bytes(
-        groups, load, min(context, row or context), machine.working_set, reserved, itemsize
+        (*groups, *draft_groups), load, min(context, row or context), machine.working_set, reserved, itemsize
     )
+    of_draft = sizing.draft_kv_bytes(memory, groups, draft_groups, min(context, row or context), itemsize)
+    memory -= of_draft
     arena, snapshots = sizing.split_memory(kept, memory, max_rows)
     blocks = _blocks(arena, groups, load, itemsize) if per_token else ()
     tokens = max(blocks, default=0) * load.block_size  # in the layers that see farthest
@@ -178,8 +187,10 @@ def _here(
         tail_bytes=tail,
         logits_bytes=logits,
         states_bytes=states,
+        draft_bytes=drafts,
+        draft_kv_bytes=of_draft,
         free_bytes=free,
-        fits=sizing.tokens_that_fit(groups, free, itemsize),
+        fits=sizing.tokens_that_fit((*groups, *draft_groups), free, itemsize),
         limited=asked is not None,
         arena_bytes=arena if per_token else 0,
         arena_tokens=tokens,
@@ -190,6 +201,19 @@ def _here(
             _length(groups, n, row, load.block_size, itemsize, free, skeleton.most_rows, asked) for n in shown
         ),
     )
+
+
+def _draft_here(
+    draft: Skeleton | None, skeleton: Skeleton, machine: Machine, rows: int
+) -> tuple[int, tuple[LayerGroup, ...]]:
+    """Return the bytes that a draft model takes without keys and values, and what its layers keep. Nothing if there is
+    none, or if it is of no use for `skeleton`, as the engine finds.
+    """
+    if draft is None or skeleton.most_rows is not None or sizing.row_bytes(skeleton.groups):
+        return 0, ()
+    stored, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
+    weights, _ = _weights_here(stored, draft, machine)
+    return sizing.reserved_bytes(groups, rows, draft.vocab_size, weights), groups
 
 
 def _blocks(arena: int, groups: tuple[LayerGroup, ...], load: sizing.Load, itemsize: int) -> Counts:

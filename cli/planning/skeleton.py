@@ -104,6 +104,22 @@ def build(config: Mapping[str, Any]) -> Skeleton:
     )
 
 
+def build_draft(name: str) -> Skeleton:
+    """Build a draft model, by its name. Raises what `find` and `build` raise, and ModelUnsupported for a model that the
+    engine does not take as one.
+    """
+    from cortexmlx.cli.planning.source import find
+    from cortexmlx.kv.sizing import row_bytes
+
+    draft = build(find(name).config)
+    why = draft.refusal
+    if why is None and (draft.most_rows is not None or row_bytes(draft.groups)):
+        why = "its layers do not all keep keys and values, so no wrong token can be taken back"
+    if why is not None:
+        raise ModelUnsupported(f"{name} cannot draft (--draft): {why}")
+    return draft
+
+
 def _lazy_model(config: dict[str, Any]) -> Any:
     from cortexmlx.host.package import missing_package, mlx_lm_utils
     from cortexmlx.models.folder_config import missing_settings

@@ -138,6 +138,8 @@ def serve(
     budget, names, seconds = options.memory_size(memory, "--memory"), _named(models, model_option, alias), _idle(idle)
     if len(names.models) > 1 and config.adapter is not None:
         raise typer.BadParameter("an adapter belongs to one model, but there are several", param_hint="--adapter")
+    if len(names.models) > 1 and config.draft is not None:
+        raise typer.BadParameter("it drafts for one model, but there are several", param_hint="--draft")
     kept = {names.of(each, "--keep-loaded"): None for each in keep_loaded or ()}
     listener = listening_socket(host, port)
     from cortexmlx.server import ServerSettings, app

@@ -70,7 +70,7 @@ class _Outline:
     """A model that is planned with different amounts of memory."""
 
     def __init__(self, name: str, config: EngineConfig) -> None:
-        from cortexmlx.cli.planning.skeleton import build
+        from cortexmlx.cli.planning.skeleton import build, build_draft
         from cortexmlx.cli.planning.source import find
         from cortexmlx.models.adapters.files import read_adapter
 
@@ -83,6 +83,7 @@ class _Outline:
         self.name, self.config = name, config
         self._source: PlanSource = source
         self._skeleton: Skeleton = skeleton
+        self._draft = None if config.draft is None else build_draft(str(config.draft))
         self._load = sizing.Load(config.max_rows, config.prefill_budget, config.block_size)
         self.fixed = _fixed(self._figures(0, None))
 
@@ -93,14 +94,20 @@ class _Outline:
         machine = replace(this_machine(), working_set=budget)
         memory, keep = self.config.kv_bytes or kv, self.config.keep
         plan: Plan = make_plan(
-            self._source, self._skeleton, machine, load=self._load, kv_memory=memory, keep=keep if memory else None
+            self._source,
+            self._skeleton,
+            machine,
+            load=self._load,
+            kv_memory=memory,
+            keep=keep if memory else None,
+            draft=self._draft,
         )
         return plan.here
 
     def usual_kv(self, budget: int) -> int:
         """Return the bytes of keys and values of a model that is alone."""
         here = self._figures(budget, None)
-        return self.config.kv_bytes or here.arena_bytes + here.snapshot_bytes
+        return self.config.kv_bytes or here.arena_bytes + here.draft_kv_bytes + here.snapshot_bytes
 
     def least_kv(self, budget: int) -> int:
         """Return the bytes that hold one text of the usual length."""
@@ -136,4 +143,4 @@ class _Outline:
 
 
 def _fixed(here: MachineFigures) -> int:
-    return here.weight_bytes + here.tail_bytes + here.logits_bytes + here.states_bytes
+    return here.weight_bytes + here.tail_bytes + here.logits_bytes + here.states_bytes + here.draft_bytes

@@ -219,6 +219,16 @@ def default_kv_bytes(
     return min(kept + SNAPSHOTS_PER_ROW * load.rows * row_bytes(groups), room)
 
 
+def draft_kv_bytes(
+    memory: int, groups: Iterable[LayerGroup], draft: Iterable[LayerGroup], tokens: int, itemsize: int | None = None
+) -> int:
+    """Return the part of the cache's `memory` that a draft model gets whose layers keep `draft`: as large a part as of
+    a row of `tokens` tokens, so that the arenas of both models hold the same rows.
+    """
+    own, other = sequence_bytes(draft, tokens, itemsize), sequence_bytes(groups, tokens, itemsize)
+    return memory * own // max(1, own + other)
+
+
 def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, itemsize: int | None = None) -> Counts:
     """Return how many blocks of each group fit into `memory` bytes: equally many, but in no group more than are
     of use.

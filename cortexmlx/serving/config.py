@@ -90,6 +90,10 @@ class EngineConfig:
     that is faster. The tokens stay the same.
     """
 
+    draft: str | Path | None = None
+    """A smaller model with the same tokens, which guesses the next ones. It shares the KV memory. None: no such model.
+    """
+
     dequantize: bool | None = None
     """Turn quantized weights into plain ones: see `load_model`."""
 
@@ -122,6 +126,8 @@ class EngineConfig:
         self._require("reproducible", isinstance(self.reproducible, bool), "True or False")
         self._require("speculate", isinstance(self.speculate, bool), "True or False")
         self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
+        named = self.draft is None or isinstance(self.draft, (str, Path))
+        self._require("draft", named, "a model's name or path, or None")
         for name in ("adapter", "kv_store"):
             path = getattr(self, name)
             self._require(name, path is None or isinstance(path, (str, Path)), "the path of a folder or None")

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, MemoryRefused
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.kv.pins import Pins
@@ -18,6 +18,7 @@ from cortexmlx.request import QueuedRequest, RequestId
 from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.drafting.draft_model import DraftModel, open_draft
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.observed.report import engine_stats
@@ -62,10 +63,12 @@ class EngineCore:
         self._step_seconds = 0.0
         self._collected: float | None = None
         try:
-            self._model = model = OpenedModel(config, wake, waiting)
+            self._opened_draft = None if config.draft is None else open_draft(config)
+            self._model = model = OpenedModel(config, wake, waiting, self._opened_draft)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
             self.choices = model.choices
+            self.draft = self._begun_draft(model.draft)
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:
@@ -97,8 +100,26 @@ class EngineCore:
         """
         config = self.config
         forced = [ForcedDrafter(self.requests.forced)] if config.forced_tokens else []
-        guessed = [SuffixDrafter()] if config.speculate else []
+        guessed: list[Drafter] = [SuffixDrafter()] if config.speculate else []
+        if self.draft is not None:
+            guessed.append(self.draft)
         return [] if config.reproducible else [*forced, *guessed]
+
+    def _begun_draft(self, opened: OpenedModel | None) -> DraftModel | None:
+        if opened is None:
+            return None
+        return DraftModel(opened, self.config.max_rows, self.config.prefill_budget, self.info.vocab_size)
+
+    def _begin_draft_anew(self) -> None:
+        """Let the draft model begin anew. If it gets no memory for that, there is none any more."""
+        if self.draft is None:
+            return
+        try:
+            self.draft.begin_anew()
+        except MemoryRefused as error:
+            log.warning("the draft model is unloaded, since it is refused memory: %s", error)
+            self.draft.release()
+            self.draft = None
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -164,6 +185,7 @@ class EngineCore:
         self.requests.forget()
         self.cache.pools.expect_back()
         self.runner.forget()
+        self._begin_draft_anew()
         self._begin_empty(self.cache.pools.max_blocks)
         self.pins.move_to(self.cache)
 
@@ -174,6 +196,8 @@ class EngineCore:
         if self.scheduler.idle:
             self.drain()
         self.scheduler.relieve(critical)
+        if self.draft is not None:
+            self.draft.relieve(critical)
         self.tidy()
         self.runner.trim()
 
@@ -193,6 +217,8 @@ class EngineCore:
         self._collected = None
         self.cache.pools.expect_back()
         self._unless_refused(self.runner.settle(self.cache.states.take()))
+        if self.draft is not None:
+            self.draft.tidy()
         if self.cache.pools.fragmentation > _FRAGMENTED:
             self._unless_refused(self._move_together())
         self.scheduler.shrink()
@@ -205,6 +231,8 @@ class EngineCore:
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
         self.scheduler.check_invariants()
+        if self.draft is not None:
+            self.draft.rows.check_invariants()
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -221,8 +249,10 @@ class EngineCore:
             if "_model" in parts:
                 self._model.release()
         finally:
+            if (draft := parts.pop("_opened_draft", None)) is not None:
+                draft.release()
             self.disk = None
-            for name in ("runner", "loaded"):
+            for name in ("runner", "loaded", "draft", "speculation"):
                 parts.pop(name, None)
 
     def drain(self) -> None:
@@ -338,6 +368,8 @@ class EngineCore:
         job = None if arena_stays else most_concerned(plan, self.scheduler.jobs)
         if job is not None:
             job.note_refusal()
+        if self.draft is not None:
+            self.draft.pause()
         self._in_flight.clear()
         self.runner.forget()
         self.scheduler.restart_rows(rows=1 if job is not None and job.refusals else running // 2)

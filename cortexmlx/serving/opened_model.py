@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -22,16 +22,19 @@ from cortexmlx.kv.sizing import (
     bytes_per_token,
     check_kv_memory,
     default_kv_bytes,
+    draft_kv_bytes,
     long_tail_rows,
     reserved_bytes,
+    row_bytes,
 )
-from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.drafting.vocabulary import check_same_tokens
 from cortexmlx.serving.loading.warm_up import WarmUp
 from cortexmlx.stats import ModelInfo, TimedChoice
 from cortexmlx.timed_choice.chooser import SECONDS
@@ -46,12 +49,19 @@ class OpenedModel:
     """
 
     def __init__(
-        self, config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool] = lambda: False
+        self,
+        config: EngineConfig,
+        wake: Callable[[Call], None],
+        waiting: Callable[[], bool] = lambda: False,
+        draft: OpenedModel | None = None,
     ) -> None:
         """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
-        somebody is `waiting`.
+        somebody is `waiting`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if
+        it has other tokens.
         """
         self._config = config
+        self.draft = draft
+        """The draft model. If it is of no use here, it is released, and None."""
         self.choices: tuple[TimedChoice, ...] = ()
         """What was chosen to compute attention, and why. Empty where the rules choose everything."""
         if config.kv_bytes is not None:
@@ -109,20 +119,30 @@ class OpenedModel:
             self._choose_mode(loaded.model)
         mode = self._mode
         vocab_size = _checked_vocab_size(loaded)
-        load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        if self.draft is not None:
+            check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
+        self._sizes = load = Load(config.max_rows, config.prefill_budget, config.block_size)
         context = loaded.context_length
         longest = context if config.keep is None else min(context, config.keep.most)
         paged_on_gpu = automatic() == "metal" and mode.most_rows is None
         self._long_tail_rows = long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
         reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
+        self.reserved = reserved
+        """Bytes that it takes beside the KV memory."""
+        notes, groups, draft = self._draft_notes(), mode.groups, self.draft
+        if draft is not None:
+            reserved += draft.reserved
+            groups += draft.groups
         beyond = beyond_note(config.kv_bytes or 0, max(working_set_bytes() - reserved, 0))
-        memory = config.kv_bytes or default_kv_bytes(mode.groups, load, longest, working_set_bytes(), reserved)
+        memory = config.kv_bytes or default_kv_bytes(groups, load, longest, working_set_bytes(), reserved)
+        if draft is not None:
+            memory -= draft.take_share(memory, mode.groups, longest)
         self.disk = self._opened_disk(wake)
         self.blocks = mode.blocks(memory, load, longest)
         """How many blocks each layer group may have at most."""
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
-        self.info = ModelInfo(
+        self.info: ModelInfo = ModelInfo(
             name=loaded.name,
             path=str(loaded.path),
             architecture=str(loaded.config.get("model_type", "unknown")),
@@ -133,12 +153,49 @@ class OpenedModel:
             dtype=loaded.dtype,
             kv_bytes_per_token=bytes_per_token(mode.groups),
             chat_template=bool(loaded.tokenizer.has_chat_template),
-            notes=loaded.notes + beyond + mode.notes + (not_stored(mode) if config.kv_store else ()),
+            notes=loaded.notes + beyond + mode.notes + notes + (not_stored(mode) if config.kv_store else ()),
             adapter=None if loaded.adapter is None else str(loaded.adapter),
             identity=loaded.identity,
             template_vars=_template_vars(loaded),
             sampling=tuple(loaded.sampling.items()),
+            draft=None if draft is None else draft.info,
         )
+
+    def _draft_notes(self) -> tuple[str, ...]:
+        """Return notes about the draft model. It is released if it is of no use here."""
+        if self.draft is None:
+            return ()
+        name = self.draft.loaded.name
+        if not self.can_cut_back:
+            self.draft.release()
+            self.draft = None
+            return (
+                f"the draft model {name} is not used: {self.loaded.name} has recurrent layers, or runs on mlx-lm's own "
+                "caches, and no token can be taken back there",
+            )
+        if not self._config.speculate:
+            self.draft.release()
+            self.draft = None
+            return (f"the draft model {name} is not used, because nothing is to be drafted (speculate=False)",)
+        return tuple(f"draft model {name}: {note}" for note in self.draft.loaded.notes)
+
+    @property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """What the layers keep."""
+        return self._mode.groups
+
+    @property
+    def can_cut_back(self) -> bool:
+        """Whether a sequence can take back its newest tokens: all layers keep keys and values, in blocks."""
+        return self._mode.most_rows is None and not row_bytes(self._mode.groups)
+
+    def take_share(self, memory: int, groups: Sequence[LayerGroup], tokens: int) -> int:
+        """Bound the arena by this model's share of the KV `memory`, as the draft model of one that keeps `groups` for
+        rows of up to `tokens` tokens. Return the share. Raises InvalidRequest if it holds no block.
+        """
+        share = draft_kv_bytes(memory, groups, self.groups, tokens)
+        self.blocks = self._mode.blocks(share, self._sizes, min(tokens, self.loaded.context_length))
+        return share
 
     def _choose_at_opening(self, waiting: Callable[[], bool]) -> None:
         """Choose what computes attention, unless the rules do. The kernels have been compiled."""

@@ -15,6 +15,7 @@ class SuffixDrafter:
     """Drafts what followed the newest earlier place in a row's own text that ends with the same tokens."""
 
     name = "suffix"
+    wants_drained = False
 
     def __init__(self) -> None:
         self._places: dict[JobId, dict[tuple[int, ...], int]] = {}

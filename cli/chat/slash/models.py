@@ -41,7 +41,7 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest("this chat cannot change its model")
     if argument == str(chat.host.config.model):
         return print_indented(console, f"{argument} answers already")
-    chat.move(replace(chat.host.config, model=argument, adapter=None))
+    chat.move(replace(chat.host.config, model=argument, adapter=None, draft=None))
     info = chat.engine.info
     count = len(chat.conversation.messages)
     said = f", and reads the {count} messages again" if count else ""
@@ -88,6 +88,8 @@ def _info(chat: ChatSession, console: Console) -> None:
         **({"notes": "\n".join(info.notes)} if info.notes else {}),
         "chat": f"{len(chat.conversation.messages)} messages",
     }
+    if info.draft is not None:
+        lines["draft model"] = f"{info.draft.name}, {format_bytes(info.draft.weight_bytes)}"
     if chat.keeper is not None and chat.keeper.kept is not None:
         lines["chat"] += f", kept as {chat.keeper.kept.stem}"
     print_rows(console, ((f"  {label}", text) for label, text in lines.items()), 16)

@@ -13,6 +13,7 @@ from cortexmlx.scheduling.gate import AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.drafting.draft_model import DraftModel
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats, TimedChoice
@@ -35,6 +36,7 @@ class Reported(Protocol):
     pins: Pins
     choices: tuple[TimedChoice, ...]
     speculation: Speculation
+    draft: DraftModel | None
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -100,6 +102,7 @@ def engine_stats(core: Reported) -> EngineStats:
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
         requests=tuple(map(_numbers, scheduler.jobs)),
         choices=core.choices,
+        draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
 
 

@@ -1,0 +1,1 @@
+"""The draft model of an engine: a second model that guesses next tokens."""

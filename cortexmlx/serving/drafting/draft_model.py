@@ -1,0 +1,239 @@
+"""DraftModel: a second, smaller model that guesses the next tokens of an engine's rows, on the engine's thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cortexmlx.errors import CortexError, ModelUnsupported
+from cortexmlx.execution.boundary import Refused
+from cortexmlx.kv.state.snapshots import NOTHING
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.opened_model import OpenedModel
+from cortexmlx.speculation.draft_rows import DraftRows
+from cortexmlx.speculation.drafter import Draft
+
+log = logging.getLogger("cortexmlx")
+
+AT_ONCE = 4
+"""How many tokens are guessed at once. Each costs a pass of the draft model, whether the ones before it are right or
+not.
+"""
+
+PAUSE = 256
+"""How many rounds are left out after the system has refused memory to the draft model; twice as many after the next
+refusal.
+"""
+
+_FORGETTING = 0.2
+"""Weight of the newest round in the running means of its times."""
+
+
+def open_draft(config: EngineConfig) -> OpenedModel:
+    """Open the draft model of an engine with this configuration. Its keys and values are not kept on disk.
+
+    Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
+    sequences cannot be cut back.
+    """
+    assert config.draft is not None
+    own = replace(
+        config,
+        model=config.draft,
+        draft=None,
+        adapter=None,
+        kv_memory=None,
+        kv_store=None,
+        keep_first=None,
+        keep_last=None,
+    )
+    try:
+        opened = OpenedModel(own, lambda call: None)
+    except CortexError as error:
+        error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
+        raise
+    if not opened.can_cut_back:
+        opened.release()
+        raise ModelUnsupported(
+            f"the draft model {config.draft} has recurrent layers, or runs on mlx-lm's own caches, and cannot "
+            "take back a wrong token: choose one whose layers keep keys and values (--draft)"
+        )
+    return opened
+
+
+class DraftModel:
+    """Guesses the likeliest next tokens of rows with a model of its own, which has its own arena. See `Drafter`.
+
+    Nothing that happens here changes an answer or ends it: if memory is refused, the model pauses.
+    """
+
+    name = "model"
+
+    def __init__(self, opened: OpenedModel, max_rows: int, prefill_budget: int, vocabulary: int) -> None:
+        """`vocabulary` is how many tokens the other model knows. Raises MemoryRefused."""
+        self.opened = opened
+        self.runner = opened.runner
+        self.refusals = 0
+        """How often the system has refused it memory, or asked it for all of it."""
+        self.failed = False
+        self._bounds = max_rows, prefill_budget
+        self._vocabulary = vocabulary
+        self._in_flight: deque[StepPlan] = deque()
+        self._pause = 0
+        self._first: dict[int, float] = {}
+        self._further: dict[int, float] = {}
+        self.rows = self._begun()
+
+    def _begun(self) -> DraftRows:
+        max_rows, budget = self._bounds
+        cache = self.opened.begin_cache(self.opened.blocks)
+        return DraftRows(cache, max_rows, budget, self.opened.loaded.context_length, self.opened.info.vocab_size)
+
+    # -- what `Speculation` calls -------------------------------------------------------------------------------------
+
+    @property
+    def wants_drained(self) -> bool:
+        """Whether `propose` must know the newest token of each row, so that nothing may be in flight before it."""
+        return not self._pause and not self.failed
+
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
+        """See `Drafter`. Nothing may be in flight, in the other model either."""
+        count = min(budget, AT_ONCE)
+        if self._pause or self.failed:
+            self._pause = max(0, self._pause - 1)
+            return [None] * len(jobs)
+        try:
+            self._guess(jobs, count)
+            return [self.rows.guess(job, count, self._vocabulary) for job in jobs]
+        except Exception:  # an answer needs no guesses
+            log.exception("the draft model failed, and guesses nothing from now on")
+            self.failed = True
+            return [None] * len(jobs)
+
+    def seconds_for(self, rows: int, tokens: int) -> float | None:
+        """Return about how long it takes to guess `tokens` tokens for each of `rows` rows whose texts are computed;
+        None if that is not known yet.
+        """
+        size = rows.bit_length()
+        first, further = self._first.get(size), self._further.get(size)
+        if first is None or (further is None and tokens > 1):
+            return None
+        return first + (tokens - 1) * (further or 0.0)
+
+    def end(self, job: Job) -> None:
+        """See `Drafter`."""
+        self.rows.end(job.id)
+
+    def forget(self) -> None:
+        """See `Drafter`."""
+        self._in_flight.clear()
+        self.runner.forget()
+        self.rows.forget()
+
+    # -- what the engine's core calls ---------------------------------------------------------------------------------
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of its arena now."""
+        return self.runner.bytes.arena
+
+    def begin_anew(self) -> None:
+        """Begin with an empty arena. Whatever was in the old one is not trusted. Raises MemoryRefused."""
+        self._in_flight.clear()
+        self.runner.forget()
+        self.rows = self._begun()
+
+    def relieve(self, critical: bool) -> None:
+        """Give memory back: half of the unused cached blocks, or, if `critical`, the whole arena, whose texts are then
+        computed again.
+        """
+        pools = self.rows.cache.pools
+        if critical:
+            self._give_all_back()
+        else:
+            pools.drop_cached((pools.unused_entries + 1) // 2)
+        self.runner.trim()
+
+    def pause(self) -> None:
+        """Give the arena back and guess nothing for a while, because memory is short."""
+        self.refusals += 1
+        self._pause = PAUSE << min(self.refusals - 1, 8)
+        self._give_all_back()
+        self.runner.trim()
+
+    def tidy(self) -> None:
+        """Drop the memory of the last step, because none follows soon."""
+        self.runner.settle(NOTHING)
+
+    def release(self) -> None:
+        """Free all memory. Safe to call again."""
+        self._in_flight.clear()
+        self.opened.release()
+        vars(self).pop("runner", None)
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def _guess(self, jobs: Sequence[Job], count: int) -> None:
+        """Guess the next tokens of the jobs. At most one step runs ahead. If memory is refused, pause."""
+        self.rows.cache.pools.expect_back()
+        began = time.perf_counter()
+        plan = self.rows.begin(jobs, count)
+        if plan is None:
+            return
+        new = plan
+        if not self._step(plan):
+            return
+        collected = None
+        while (plan := self.rows.decode()) is not None or self._in_flight:
+            if plan is not None and not self._step(plan):
+                return
+            if plan is None or len(self._in_flight) > 1:
+                if not self._collect():
+                    return
+                collected = collected or time.perf_counter()
+        self._note(new, collected or began, began, count)
+
+    def _step(self, plan: StepPlan) -> bool:
+        refused = self.runner.dispatch(plan)
+        if refused is not None:
+            self._refused(refused)
+            return False
+        self._in_flight.append(plan)
+        return True
+
+    def _collect(self) -> bool:
+        plan, result = self._in_flight.popleft(), self.runner.collect()
+        if isinstance(result, Refused):
+            self._refused(result)
+            return False
+        self.rows.take(plan, result.tokens)
+        return True
+
+    def _refused(self, refused: Refused) -> None:
+        log.warning("memory was refused to the draft model, which pauses: %s", refused.why)
+        self.pause()
+
+    def _give_all_back(self) -> None:
+        self.forget()
+        self.runner.release()
+        self.rows.cache.pools.give_all_back()
+
+    def _note(self, plan: StepPlan, first: float, began: float, count: int) -> None:
+        """Note how long a round took that began with a step at `began`, which was collected at `first`. Rounds that
+        computed prompts do not count.
+        """
+        rows, end = len(plan.segments), time.perf_counter()
+        if any(segment.count > AT_ONCE + 1 or not segment.logits for segment in plan.segments) or not rows:
+            return
+        _mean(self._first, rows.bit_length(), first - began)
+        if count > 1:
+            _mean(self._further, rows.bit_length(), (end - first) / (count - 1))
+
+
+def _mean(means: dict[int, float], size: int, seconds: float) -> None:
+    known = means.get(size)
+    means[size] = seconds if known is None else known + _FORGETTING * (seconds - known)

@@ -1,0 +1,305 @@
+"""DraftRows: the rows of a draft model, one for each text that it goes on with, and the steps of its rounds. Without
+mlx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import Key, common_length
+from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.step import BlockCopy
+from cortexmlx.request import QueuedRequest, RequestState
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.scheduling.backoff import Backoff
+from cortexmlx.scheduling.decode_window import DecodeWindow
+from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.running import RunningSet
+from cortexmlx.scheduling.steps.builder import StepBuilder
+from cortexmlx.scheduling.steps.placement import ScheduledTokens
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.speculation.drafter import Draft
+
+MOST_AT_ONCE = TAIL_COLUMNS
+"""How many tokens a round guesses at most: the tail keeps those of one round, until the next one knows the right
+ones.
+"""
+
+_HEADROOM = 128
+"""Tokens allocated beyond a text, so that its answer stays in one run of blocks."""
+
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(eq=False)
+class _Follower:
+    """A row of the draft model, which follows the text of a job."""
+
+    row: Job
+    """The draft model's own job. It has the number of the other one, and its text with what was guessed after it."""
+    known: int
+    """How many tokens of the row are the job's text. The others are guesses."""
+    drops: int
+    """How often the job had dropped tokens when it was followed first."""
+
+
+class DraftRows:
+    """Plans the rounds of a draft model. A round begins with what is new in the texts of all rows, which is one MIXED
+    step, and continues with DECODE steps. Each of them adds one guess to each row.
+
+    A row lives as long as the job that it follows. When a round begins, all guesses before it are forgotten, and the
+    rows are cut back to what they have in common with the texts. No guess is ever stored where others may find it.
+
+    `begin` may only be called while nothing is in flight.
+    """
+
+    def __init__(self, cache: KVCache, max_rows: int, budget: int, context: int, vocabulary: int) -> None:
+        """`budget` is how many tokens of texts a step computes at most, `context` how many tokens the draft model can
+        attend to, and `vocabulary` how many it knows.
+        """
+        self.cache = cache
+        self._budget = budget
+        self._context = context
+        self._vocabulary = vocabulary
+        self._running = RunningSet(cache, Backoff(max_rows, budget), _HEADROOM, share_prefixes=True)
+        self._window = DecodeWindow(cache, self._running)
+        self._builder = StepBuilder(cache)
+        self._followers: dict[JobId, _Follower] = {}
+        self._strange: set[JobId] = set()
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def begin(self, jobs: Sequence[Job], count: int) -> StepPlan | None:
+        """Return the first step of a round that guesses the next `count` tokens of each of the `jobs`. None if nothing
+        is to be computed: the guesses of the last round still fit, or there is no room for any of the jobs.
+        """
+        count = min(count, MOST_AT_ONCE)
+        jobs = [job for job in jobs if self._can_follow(job, count)]
+        if all(self._has_guess(job) for job in jobs):
+            return None
+        texts = {job.id: job for job in jobs}
+        for follower in self._followers.values():
+            self._cut_back(follower, texts.get(follower.row.id))
+        flush = self._window.close()
+        for row in self._running.jobs:
+            row.state = RequestState.PREFILLING
+        copies = self._begin_new(jobs)
+        scheduled = self._scheduled(jobs, count)
+        if scheduled:
+            plan = self._builder.mixed(scheduled, flush)
+            self._planned(plan, scheduled)
+        elif flush is not None or copies:
+            plan = self._builder.flush(flush)
+        else:
+            return None
+        return replace(plan, copies=copies) if copies else plan
+
+    def decode(self) -> StepPlan | None:
+        """Return the next step of the round, which may run ahead of the one before; None if each row has its
+        guesses.
+        """
+        window = self._window
+        if window.column == 0:
+            window.open(self._reserve)
+        todo = window.todo
+        if not todo:
+            return None
+        first = next(iter(todo.values()))
+        committed = first.num_planned_outputs == first.generated
+        plan = self._builder.decode(window.lanes, window.column, window.columns, todo, committed, None)
+        self._planned(plan, [(row, 1) for row in todo.values()])
+        window.column += 1
+        return plan
+
+    def take(self, plan: StepPlan, tokens: Sequence[int]) -> None:
+        """Take the guesses of a step."""
+        for segment, token in zip(plan.logit_segments, tokens, strict=True):
+            follower = self._followers.get(segment.job)
+            if segment.live and follower is not None and follower.row.generation == segment.generation:
+                follower.row.tokens.append(token)
+
+    def guess(self, job: Job, count: int, vocabulary: int) -> Draft | None:
+        """Return up to `count` guessed next tokens of a job, of the first `vocabulary` ones; None if there are none."""
+        if not self._has_guess(job):
+            return None
+        guessed = self._followers[job.id].row.tokens[len(job.tokens) :][:count]
+        known = next((i for i, token in enumerate(guessed) if not 0 <= token < vocabulary), len(guessed))
+        return Draft(guessed[:known]) if known else None
+
+    # -- rows come and go ---------------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self._followers)
+
+    def end(self, job: JobId) -> None:
+        """Give up the row that follows a job. What it has stored stays cached. Unknown jobs are ignored."""
+        self._strange.discard(job)
+        self._give_up(job)
+
+    def _give_up(self, job: JobId) -> None:
+        follower = self._followers.pop(job, None)
+        if follower is None:
+            return
+        row = follower.row
+        row.state = RequestState.FINISHED
+        row.generation += 1
+        self._running.release_row(row)
+        self._running.release_blocks(row)
+        if not self._followers:
+            self._window.forget()
+
+    def forget(self) -> None:
+        """Give up all rows and all that is cached, because what a step has written is not known."""
+        for follower in self._followers.values():
+            self._running.release_row(follower.row)
+            self.cache.free(follower.row.id)
+        self._followers.clear()
+        self._strange.clear()
+        self._window.forget()
+        self._builder.forget()
+        self.cache.pools.drop_cached()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if rows, sequences and blocks do not fit together."""
+        rows = [follower.row for follower in self._followers.values()]
+        assert sorted(row.id for row in rows) == sorted(row.id for row in self._running.jobs)
+        assert self.cache.tables.sequences.keys() == {row.id for row in rows}, "blocks of nobody, or nobody's blocks"
+        for follower in self._followers.values():
+            row = follower.row
+            row.check_invariants(self.cache.tables.length(row.id))
+            assert row.num_stored_tokens <= follower.known <= len(row.tokens), f"row {row.id} has stored a guess"
+        self.cache.check_invariants()
+
+    # -- inside a round -----------------------------------------------------------------------------------------------
+
+    def _can_follow(self, job: Job, count: int) -> bool:
+        """Return whether a job can be followed, and use a guess. A row is given up that cannot follow any more."""
+        follower = self._followers.get(job.id)
+        if follower is not None and follower.drops != job.drops:
+            self._give_up(job.id)
+            follower = None
+        if max(job.tokens[0 if follower is None else follower.known :], default=0) >= self._vocabulary:
+            self._strange.add(job.id)
+        if job.id in self._strange or len(job.tokens) + count > self._context:
+            self._give_up(job.id)
+            return False
+        return job.plannable > 1
+
+    def _has_guess(self, job: Job) -> bool:
+        """Return whether the row that follows a job has guessed its newest tokens right, and some after them."""
+        follower, end = self._followers.get(job.id), len(job.tokens)
+        if follower is None or follower.drops != job.drops or len(follower.row.tokens) <= end:
+            return False
+        return follower.row.tokens[follower.known : end] == job.tokens[follower.known :]
+
+    def _cut_back(self, follower: _Follower, job: Job | None) -> None:
+        """Cut a row back to what it has in common with the text of its job, of which it takes what is new. Its other
+        guesses stay if they still fit. None: the job takes no part in the round.
+        """
+        row, known = follower.row, follower.known
+        new = [] if job is None else job.tokens[known:]
+        guessed = row.tokens[known:]
+        same = common_length(guessed, new)
+        row.num_computed_tokens = row.state_at = min(row.num_computed_tokens, known + same)
+        self.cache.truncate(row.id, row.num_computed_tokens)
+        row.tokens[known:] = new + (guessed[same:] if same == len(new) else [])
+        follower.known = known + len(new)
+        row.num_planned_outputs = row.max_new_tokens = row.generated
+
+    def _begin_new(self, jobs: Sequence[Job]) -> tuple[BlockCopy, ...]:
+        """Begin rows for the jobs that have none, if there is room. A row waits for a block that another one is still
+        computing.
+        """
+        copies: list[BlockCopy] = []
+        computed = {key for f in self._followers.values() if (key := self._next_key(f.row, None)) is not None}
+        try:
+            for job in jobs:
+                if job.id in self._followers or not self._has_room(job, {each.id for each in jobs}):
+                    continue
+                row = self._row_for(job)
+                match = self._running.match(row)
+                key = self._next_key(row, 0 if match is None else len(match.entries))
+                if key in computed:
+                    continue
+                try:
+                    copies += self._running.begin(row, match)
+                except KVCacheFull:
+                    break
+                self._followers[job.id] = _Follower(row, len(row.tokens), job.drops)
+                if key is not None:
+                    computed.add(key)
+        finally:
+            self.cache.let_go_sources()
+        return tuple(copies)
+
+    def _has_room(self, job: Job, asked: set[JobId]) -> bool:
+        """Return whether a job can get a row, and blocks without any cached ones. Rows whose jobs are not `asked` for
+        give way.
+        """
+        if len(self._followers) >= self._running.backoff.rows:
+            idle = next((number for number in self._followers if number not in asked), None)
+            if idle is None:
+                return False
+            self._give_up(idle)
+        return self.cache.tables.can_obtain(self.cache.blocks_needed(len(job.tokens) + MOST_AT_ONCE, None))
+
+    def _row_for(self, job: Job) -> Job:
+        """Return a row that has a job's text, and none of it computed."""
+        request = QueuedRequest(tuple(job.tokens), _GREEDY, client=job.client, cache=job.request.cache)
+        row = Job(job.id, request, frozenset(), _HEADROOM, job.arrival, job.number, [], salt=job.salt)
+        row.keys = self._running.keys(row.tokens, row.salt, request.cache)
+        return row
+
+    def _next_key(self, row: Job, blocks: int | None) -> Key | None:
+        """Return the key of the block of a row's prompt that follows the first `blocks`, or, if that is None, those
+        that are computed. None if there is no such whole block.
+        """
+        index = row.num_computed_tokens // self.cache.block_size if blocks is None else blocks
+        return row.keys[index] if index < len(row.keys) else None
+
+    def _scheduled(self, jobs: Sequence[Job], count: int) -> ScheduledTokens:
+        """Return what is new in the rows of the jobs, the shortest first, within the budget. A row whose text is then
+        computed as a whole guesses `count` tokens, or as many as its job can use.
+        """
+        followed = [(job, f) for job in jobs if (f := self._followers.get(job.id)) is not None]
+        behind = [(job, f.row) for job, f in followed if len(f.row.tokens) == f.known]
+        left, scheduled = self._budget, []
+        for job, row in sorted(behind, key=lambda pair: len(pair[1].tokens) - pair[1].num_computed_tokens):
+            need = min(len(row.tokens), self.cache.room(row.id)) - row.num_computed_tokens
+            piece = min(need, left)
+            if piece < 1:
+                continue
+            self._reserve(row, row.num_computed_tokens + piece)
+            if row.running:
+                row.num_planned_outputs = row.generated
+                row.max_new_tokens = row.generated + min(count, job.plannable - 1)
+                scheduled.append((row, piece))
+                left -= piece
+        return sorted(scheduled, key=lambda each: each[1] > 1)
+
+    def _reserve(self, row: Job, tokens: int) -> None:
+        """Make room for `tokens` tokens of a row. It is given up if there is none: others do not make room."""
+        try:
+            kept = self._running.reserve(row, tokens)
+        except KVCacheFull:
+            kept = False
+        if not kept:
+            self._give_up(row.id)
+
+    def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
+        """Advance the rows of a step by what it computes."""
+        for row, count in scheduled:
+            row.num_computed_tokens += count
+            row.state_at = row.num_computed_tokens
+            self.cache.append(row.id, count)
+            if plan.kind is StepKind.MIXED:
+                self._running.store(row, row.num_computed_tokens)
+                if row.num_computed_tokens < len(row.tokens):
+                    continue
+                row.state = RequestState.DECODING
+            row.num_planned_outputs += 1

@@ -1,0 +1,47 @@
+"""A draft model without an engine, and models that may draft for the tiny ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.scheduling.job import Job
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.drafting.draft_model import DraftModel, open_draft
+from support.models.tiny import VOCAB, write_tiny, write_tokenizer
+
+
+def draft_model(folder: Path, blocks: int = 64, **config: Any) -> DraftModel:
+    """A draft model with an arena of at most so many blocks of 8 tokens."""
+    settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | config
+    asked = EngineConfig("the other model", draft=str(folder), **settings)
+    opened = open_draft(asked)
+    opened.blocks = tuple(blocks for _ in opened.blocks)
+    return DraftModel(opened, asked.max_rows, asked.prefill_budget, VOCAB)
+
+
+def guesses(model: DraftModel, jobs: Sequence[Job], count: int = 4) -> list[list[int] | None]:
+    """What it guesses, after which its books are looked at."""
+    drafts = model.propose(jobs, count)
+    assert not model.failed
+    model.rows.check_invariants()
+    return [None if draft is None else list(draft.tokens) for draft in drafts]
+
+
+def quantized_copy(model: Path, folder: Path, bits: int = 4) -> Path:
+    """The weights of a model in so many bits, as mlx-lm quantizes them."""
+    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+    loaded, config = load_model(model)
+    loaded, config = quantize_model(loaded, config, 32, bits)
+    folder.mkdir()
+    save_model(folder, loaded)
+    save_config(config, folder / "config.json")
+    write_tokenizer(folder)
+    return folder
+
+
+def wide_tiny(folder: Path, **changes: Any) -> Path:
+    """A tiny llama whose weights can be quantized."""
+    return write_tiny(folder, hidden_size=64, intermediate_size=64, **changes)
