@@ -77,7 +77,8 @@ class EngineCore:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
         self.cache = self._model.begin_cache(blocks)
         self.scheduler = self._model.begin_scheduler(self.cache)
-        self.speculation = Speculation(self.scheduler, [SuffixDrafter()] if self.config.speculate else [])
+        drafters = [SuffixDrafter(self.config.prefix_cache)] if self.config.speculate else []
+        self.speculation = Speculation(self.scheduler, drafters)
         self.measured = Measurements()
         self.requests = OpenRequests(
             self.scheduler,
