@@ -100,7 +100,7 @@ class EngineCore:
         """
         config = self.config
         forced = [ForcedDrafter(self.requests.forced)] if config.forced_tokens else []
-        guessed: list[Drafter] = [SuffixDrafter()] if config.speculate else []
+        guessed: list[Drafter] = [SuffixDrafter(config.prefix_cache)] if config.speculate else []
         if self.draft is not None:
             guessed.append(self.draft)
         return [] if config.reproducible else [*forced, *guessed]

@@ -35,9 +35,24 @@ def job_of(
     max_tokens: int = 40,
     keep: KeepPolicy | None = None,
     client: str | None = None,
+    salt: str | None = None,
+    cache: bool = True,
+    fork_of: Job | None = None,
     **params: Any,
 ) -> Job:
     """A job that no scheduler knows."""
-    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=max_tokens, **params), client=client)
+    sampling = SamplingParams(max_tokens=max_tokens, **params)
+    request = QueuedRequest(tuple(prompt), sampling, client=client, cache=cache)
     arrival = float(number)
-    return Job(JobId(number), request, frozenset(), max_tokens, arrival, number=number, keys=[], keep=keep)
+    return Job(
+        JobId(number),
+        request,
+        frozenset(),
+        max_tokens,
+        arrival,
+        number=number,
+        keys=[],
+        fork_of=fork_of,
+        keep=keep,
+        salt=salt,
+    )
