@@ -18,6 +18,7 @@ from cortexmlx.request import QueuedRequest, RequestId
 from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.drafting.begin import begin_speculation
 from cortexmlx.serving.drafting.draft_model import DraftModel, open_draft
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
@@ -25,10 +26,7 @@ from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.opened_model import Call, OpenedModel
 from cortexmlx.serving.text.stops import Stops
-from cortexmlx.speculation.drafter import Drafter
-from cortexmlx.speculation.forced import ForcedDrafter
 from cortexmlx.speculation.speculation import Speculation
-from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import EngineStats, UsageSample
 
 _T = TypeVar("_T")
@@ -92,18 +90,7 @@ class EngineCore:
             self.config.forced_tokens,
             lambda job: self.speculation.end(job),
         )
-        self.speculation = Speculation(self.scheduler, self._drafters())
-
-    def _drafters(self) -> list[Drafter]:
-        """Return who drafts tokens. Verified tokens are computed in other ways than decoded ones, and how many there
-        are depends on the time that steps take, so a `reproducible` engine drafts none.
-        """
-        config = self.config
-        forced = [ForcedDrafter(self.requests.forced)] if config.forced_tokens else []
-        guessed: list[Drafter] = [SuffixDrafter(config.prefix_cache)] if config.speculate else []
-        if self.draft is not None:
-            guessed.append(self.draft)
-        return [] if config.reproducible else [*forced, *guessed]
+        self.speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
 
     def _begun_draft(self, opened: OpenedModel | None) -> DraftModel | None:
         if opened is None:

@@ -101,11 +101,6 @@ class Speculation:
 
     # -- before a step ------------------------------------------------------------------------------------------------
 
-    @property
-    def wants_drained(self) -> bool:
-        """Whether nothing may be in flight when `draft` is called, because a drafter must know all tokens of rows."""
-        return any(drafter.wants_drained for drafter in self._drafters) and bool(self._scheduler.draftable)
-
     def draft(self) -> None:
         """Draft tokens of rows, if that is worth it. Call it before a step is planned."""
         if not self._every or any(job.verifying for job, _ in self._drafted.values()):
