@@ -27,10 +27,6 @@ class Drafter(Protocol):
     name: str
     """How `stats()` calls it."""
 
-    @property
-    def wants_drained(self) -> bool:
-        """Whether `propose` must know the newest token of each row, so that nothing may be in flight before it."""
-
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
         """Return a draft of at most `budget` tokens for each of the `jobs`, which decode; None where there is no
         guess.

@@ -69,7 +69,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    wants_drained = False
 
     def __init__(self, share_prefixes: bool = True) -> None:
         self._share_prefixes = share_prefixes
