@@ -37,8 +37,6 @@ def test_answers_are_those_without_speculation(name: str, kind: Callable[[str], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_many_answers_are_those_without_speculation(
-    name: str, kind: Callable[[str], Kind], tmp_path: Path
-) -> None:
+def test_many_answers_are_those_without_speculation(name: str, kind: Callable[[str], Kind], tmp_path: Path) -> None:
     counts = trials(kind(name), tmp_path, range(100, 180))
     assert counts.preemptions > 10
