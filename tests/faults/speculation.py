@@ -81,12 +81,6 @@ VERIFICATION = (
     Fault("penalties count a draft too many", BUILDER, "job.drafts[:drafted]] if", "job.drafts[: drafted + 1]] if"),
     Fault("masks do not follow drafts", REQUESTS, "(answer.matcher, answer.job.verifying)", "(answer.matcher, ())"),
     Fault(
-        "a refused draft is followed",
-        MATCHER,
-        "if place < len(drafts) and (not inner.consume_token(drafts[place]) or inner.is_stopped()):",
-        "if place < len(drafts) and inner.consume_token(drafts[place]) and inner.is_stopped():",
-    ),
-    Fault(
         "drafts are followed by the answer's matcher", MATCHER, "inner = self.inner.deep_copy()", "inner = self.inner"
     ),
 )
