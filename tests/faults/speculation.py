@@ -14,12 +14,12 @@ ANSWERS, OPENED = "cortexmlx/serving/answers.py", "cortexmlx/serving/opened_mode
 TESTS = (
     "scheduling/test_drafts.py",
     "scheduling/test_gate.py",
-    "scheduling/test_scheduler_model.py",
     "serving/text/test_budget.py",
     "speculation",
     "engine/test_speculation_known_bugs.py",
     "engine/test_speculation_known_memory_bugs.py",
     "engine/test_speculation.py",
+    "scheduling/test_scheduler_model.py",
 )
 """The tests that judge these faults."""
 

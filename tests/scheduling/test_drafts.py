@@ -135,6 +135,14 @@ def test_tokens_in_flight_shift_drafts_or_belie_them(wrong: int | None, left: in
     shadow.finish(50)
 
 
+def test_a_row_that_begins_again_has_no_drafts() -> None:
+    shadow, job = began()
+    drafted(shadow, job, 5)
+    shadow.scheduler.restart_rows()
+    assert job.drafts == () and not job.running
+    shadow.finish(50)
+
+
 def test_nobody_finds_a_rejected_token_in_the_cache() -> None:
     shadow, job = began()
     text = [*job.tokens, *drafted(shadow, job, 12, wrong=1)]
