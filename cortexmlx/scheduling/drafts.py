@@ -65,8 +65,8 @@ def taken(
     job: Job, tokens: Sequence[int], first: int, running: RunningSet, on_token: OnToken | None = None
 ) -> tuple[list[Committed], Verified]:
     """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
-    results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`. Return them, and
-    how many drafts were right.
+    results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`. Return them,
+    and how many drafts were right.
     """
     committed, accepted = [], 0
     for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):

@@ -97,8 +97,8 @@ class RunningSet:
         return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.salt)
 
     def fits(self, job: Job, match: Match | None) -> bool:
-        """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources of
-        copies are let go. The first row always fits.
+        """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources
+        of copies are let go. The first row always fits.
         """
         if not self.jobs:
             return True

@@ -2,88 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cortexmlx.request import Completion, FinishReason
-from cortexmlx.scheduling.gate import Drain
+from cortexmlx.request import FinishReason
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
-from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE
-from support.models.tiny import EOS, VOCAB, tokens_of, write_tiny
+from support.models.tiny import EOS, VOCAB, write_tiny
+from support.speculation.guided import PROMPT, guide, guided, plain, planned, quiet, right, verified
 
-PROMPT = tokens_of(21, seed=21)
 CLOSE = (27, 14, 258, 72, 77, 74, 29)
 """The tokens of `</think>`."""
 LETTER = 64
 """A token that is an "a"."""
 THOUGHTS = Thoughts("<think>", "</think>", begun=True)
 COLOURS = StructuredOutput.choice(["red", "green"])
-Guess = Callable[[Job], Sequence[int]]
-
-
-def guide(driver: Driver, guess: Guess) -> None:
-    """Let `guess` draft for every job before every step, in the place of `Speculation.draft`."""
-    scheduler = driver.core.scheduler
-
-    def draft() -> None:
-        for job in scheduler.jobs:
-            scheduler.draft(job.id, guess(job))
-
-    driver.core.speculation.draft = draft  # type: ignore[method-assign]
-
-
-def guided(driver: Driver, guess: Guess, *prompts: Sequence[int], **asked: Any) -> list[Completion]:
-    """The answers to prompts, of a core that is guided."""
-    guide(driver, guess)
-    handles = [driver.add(prompt, **asked) for prompt in prompts or (PROMPT,)]
-    while not driver.core.idle:
-        driver.core.step()
-        driver.core.check_invariants()
-    assert_nothing_lost(driver.core.stats())
-    return [driver.result(handle) for handle in handles]
-
-
-def plain(folder: Path, *prompts: Sequence[int], **asked: Any) -> list[Completion]:
-    """The answers of an engine that drafts nothing."""
-    driver = Driver(folder, forced_tokens=False, speculate=False)
-    handles = [driver.add(prompt, **asked) for prompt in prompts or (PROMPT,)]
-    driver.finish()
-    assert not verified(driver)
-    return [driver.result(handle) for handle in handles]
-
-
-def quiet(folder: Path, **config: Any) -> Driver:
-    """A core in which only the test drafts."""
-    return Driver(folder, **{"forced_tokens": False, "speculate": False} | config)
-
-
-def planned(driver: Driver) -> list[StepPlan]:
-    """The plans of a core, as they come."""
-    plans, dispatch = [], driver.core.runner.dispatch
-
-    def keep(plan: StepPlan) -> Any:
-        plans.append(plan)
-        return dispatch(plan)
-
-    driver.core.runner.dispatch = keep  # type: ignore[method-assign]
-    return plans
-
-
-def right(whole: Sequence[int], most: int = 15) -> Guess:
-    """The tokens of an answer, as they come."""
-    return lambda job: whole[job.generated : job.generated + most]
-
-
-def verified(driver: Driver) -> int:
-    return driver.core.scheduler.gate.steps[Drain.VERIFY]
 
 
 @pytest.fixture
@@ -186,7 +124,9 @@ def test_log_probabilities_of_accepted_tokens(asked: dict[str, Any], llama: Path
     for one, other in zip(answer.logprobs, whole.logprobs, strict=True):
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
         assert one.token_id == other.token_id
-        assert np.allclose([one.logprob, *dict(one.top).values()], [other.logprob, *dict(other.top).values()], atol=NOISE)
+        assert np.allclose(
+            [one.logprob, *dict(one.top).values()], [other.logprob, *dict(other.top).values()], atol=NOISE
+        )
     assert len({round(one.logprob, 3) for one in answer.logprobs}) > 20
 
 
@@ -282,121 +222,3 @@ def test_drafts_end_at_the_context(llama: Path, tmp_path: Path) -> None:
     (answer,) = guided(driver, right([*whole.token_ids, *[5] * 40]), max_tokens=None)
     assert answer.token_ids == whole.token_ids and verified(driver)
     assert max(int(plan.positions.max()) for plan in plans if len(plan.positions)) < 32
-
-
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "deepseek_v3"])
-def test_refused_drafts_are_in_nobodys_prefix(name: str, tiny: Any) -> None:
-    """A block was shared under the hash of its accepted and refused tokens."""
-    folder = tiny(name)
-    (whole,) = plain(folder, max_tokens=20)
-    wrong = [(token + 1) % VOCAB for token in whole.token_ids]
-    for at in (1, 12):
-        refused = [*whole.token_ids[:at], *wrong[at:]]
-        driver = quiet(folder)
-        (answer,) = guided(driver, right(refused), max_tokens=20)
-        assert answer.token_ids == whole.token_ids
-        for text in (refused, whole.token_ids):
-            prompt = [*PROMPT, *text]
-            (alone,) = plain(folder, prompt, max_tokens=8)
-            again = driver.result_of(prompt, 8)
-            shared = len(PROMPT) + (at if text is refused else len(text))
-            assert again.token_ids == alone.token_ids and again.usage.cached_tokens <= shared
-        assert again.usage.cached_tokens >= len(prompt) - 9, "the right tokens are found"
-
-
-def test_refused_drafts_over_the_border_of_a_block(llama: Path) -> None:
-    """Blocks that only refused tokens had begun were read, or lost."""
-    (whole,) = plain(llama, max_tokens=30)
-    for length in (1, 2, 7, 8, 9, 15):
-        driver = quiet(llama)
-
-        def guess(job: Job, length: int = length) -> list[int]:
-            return [(token + 1) % VOCAB for token in right(whole.token_ids, length)(job)]
-
-        (answer,) = guided(driver, guess, max_tokens=30)
-        assert answer.token_ids == whole.token_ids and verified(driver) > 10
-
-
-def test_a_row_that_is_preempted_with_drafts(llama: Path) -> None:
-    """Its drafts were verified after it had begun again, at another place."""
-    prompts = [tokens_of(30, seed=n) for n in range(4)]
-    wanted = [answer.token_ids for answer in plain(llama, *prompts, max_tokens=40)]
-    for length in (2, 15):
-        driver = quiet(llama, tokens=112, max_rows=4)
-        answers = guided(driver, lambda job: wanted[job.id][job.generated :][:length], *prompts, max_tokens=40)
-        assert [answer.token_ids for answer in answers] == wanted
-        assert driver.core.stats().preemptions > 1 and verified(driver)
-
-
-def test_drafts_beside_the_piece_of_a_long_prompt(llama: Path) -> None:
-    """A row's drafts and another's prompt share a step, of which both need logits."""
-    prompts = [PROMPT, tokens_of(120, seed=1)]
-    wanted = [answer.token_ids for answer in plain(llama, *prompts, max_tokens=24)]
-    driver = quiet(llama, prefill_budget=8)
-    plans = planned(driver)
-    answers = guided(driver, lambda job: wanted[job.id][job.generated :][:3], *prompts, max_tokens=24)
-    assert [answer.token_ids for answer in answers] == wanted
-    assert {0, 4} in [{len(segment.logits) for segment in plan.segments} for plan in plans]
-
-
-def test_a_request_that_is_cancelled_while_its_drafts_are_verified(llama: Path) -> None:
-    (whole,) = plain(llama)
-    driver = quiet(llama)
-    guide(driver, right(whole.token_ids, 5))
-    handle = driver.add(PROMPT)
-    while not any(job.verifying for job in driver.core.scheduler.jobs):
-        driver.core.step()
-    driver.core.cancel(handle.id)
-    driver.core.check_invariants()
-    driver.finish()
-    answer = driver.result(handle)
-    assert answer.finish_reason is FinishReason.CANCELLED
-    assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
-    assert_nothing_lost(driver.core.stats())
-    assert driver.result_of(PROMPT, 32).token_ids == whole.token_ids
-
-
-@pytest.mark.parametrize("outside", [-1, VOCAB, 2**31, -(2**70)])
-def test_drafts_outside_the_vocabulary(outside: int, llama: Path) -> None:
-    """A draft of another vocabulary was looked up beside the embeddings: it reads anything, or ends the process."""
-    for asked in ({}, {"structured": COLOURS, "ignore_eos": False}):
-        (whole,) = plain(llama, **asked)
-        driver = quiet(llama)
-        (answer,) = guided(driver, lambda job: [*right(whole.token_ids, 2)(job), outside, 5], **asked)
-        assert answer.token_ids == whole.token_ids and verified(driver)
-        (answer,) = guided(driver, lambda job: [outside], **asked)
-        assert answer.token_ids == whole.token_ids
-
-
-def test_functions_of_the_caller_see_a_text_that_grows_by_one(llama: Path) -> None:
-    """They were called for drafts that no answer has. Rows with such functions do not speculate."""
-    (whole,) = plain(llama)
-    seen: list[list[int]] = []
-
-    def watch(tokens: Any, logits: Any) -> Any:
-        seen.append(tokens.tolist()[len(PROMPT) :])
-        return logits
-
-    driver = quiet(llama)
-    (answer,) = guided(driver, lambda job: [*right(whole.token_ids, 3)(job), 5], logits_processors=(watch,))
-    assert answer.token_ids == whole.token_ids and not verified(driver)
-    assert seen == [list(whole.token_ids[:count]) for count in range(len(whole.token_ids))]
-
-
-def test_recurrent_layers_do_not_speculate(tiny: Any) -> None:
-    """vllm#39273: their states had seen the refused tokens."""
-    (whole,) = plain(tiny("lfm2"))
-    driver = quiet(tiny("lfm2"))
-    (answer,) = guided(driver, right(whole.token_ids))
-    assert answer.token_ids == whole.token_ids and not verified(driver) and not driver.core.scheduler.draftable
-
-
-def test_a_full_cache_gives_no_room_to_drafts(llama: Path) -> None:
-    """The draft tokens took blocks that a row needed, and the cache was full."""
-    (whole,) = plain(llama, max_tokens=40)
-    driver = quiet(llama, tokens=64, max_rows=1)
-    (answer,) = guided(driver, right([*whole.token_ids, *[5] * 40]), max_tokens=40)
-    assert answer.token_ids == whole.token_ids and verified(driver)

@@ -14,11 +14,12 @@ ANSWERS, OPENED = "cortexmlx/serving/answers.py", "cortexmlx/serving/opened_mode
 TESTS = (
     "scheduling/test_drafts.py",
     "scheduling/test_gate.py",
-    "scheduling/test_scheduler_model.py",
     "serving/text/test_budget.py",
     "speculation",
     "engine/test_speculation_known_bugs.py",
+    "engine/test_speculation_known_memory_bugs.py",
     "engine/test_speculation.py",
+    "scheduling/test_scheduler_model.py",
 )
 """The tests that judge these faults."""
 
@@ -50,7 +51,12 @@ VERIFICATION = (
     Fault("tokens outside the vocabulary are drafted", DRAFTS, "0 <= token < vocab_size", "True"),
     Fault("negative tokens are drafted", DRAFTS, "0 <= token < vocab_size", "token < vocab_size"),
     Fault("the vocabulary is one token larger", DRAFTS, "0 <= token < vocab_size", "0 <= token <= vocab_size"),
-    Fault("the engine names no vocabulary", OPENED, "            vocab_size=self.info.vocab_size,\n            max", "            max"),
+    Fault(
+        "the engine names no vocabulary",
+        OPENED,
+        "            vocab_size=self.info.vocab_size,\n            max",
+        "            max",
+    ),
     Fault("the caller's functions see drafts", DRAFTS, " and not job.processed", ""),
     Fault("recurrent rows speculate", DRAFTS, " and not cache.needs_ends", ""),
     Fault("thoughts are drafted past their limit", DRAFTS, "min(MOST_DRAFTS, job.most_drafts)", "MOST_DRAFTS"),
@@ -75,12 +81,8 @@ VERIFICATION = (
     Fault("penalties count a draft too many", BUILDER, "job.drafts[:drafted]] if", "job.drafts[: drafted + 1]] if"),
     Fault("masks do not follow drafts", REQUESTS, "(answer.matcher, answer.job.verifying)", "(answer.matcher, ())"),
     Fault(
-        "a refused draft is followed",
-        MATCHER,
-        "if place < len(drafts) and (not inner.consume_token(drafts[place]) or inner.is_stopped()):",
-        "if place < len(drafts) and inner.consume_token(drafts[place]) and inner.is_stopped():",
+        "drafts are followed by the answer's matcher", MATCHER, "inner = self.inner.deep_copy()", "inner = self.inner"
     ),
-    Fault("drafts are followed by the answer's matcher", MATCHER, "inner = self.inner.deep_copy()", "inner = self.inner"),
 )
 
 ROLLBACK = (
@@ -91,8 +93,15 @@ ROLLBACK = (
         "    running.cache.truncate(job.id, job.num_computed_tokens)\n",
         "",
     ),
-    Fault("one token too many is kept", JOB, "self.state_at = len(self.tokens) - 1", "self.state_at = len(self.tokens)"),
-    Fault("one right token is computed again", JOB, "= self.state_at = len(self.tokens) - 1", "= self.state_at = len(self.tokens) - 2"),
+    Fault(
+        "one token too many is kept", JOB, "self.state_at = len(self.tokens) - 1", "self.state_at = len(self.tokens)"
+    ),
+    Fault(
+        "one right token is computed again",
+        JOB,
+        "= self.state_at = len(self.tokens) - 1",
+        "= self.state_at = len(self.tokens) - 2",
+    ),
     Fault(
         "wrong drafts count as planned tokens",
         JOB,
@@ -100,7 +109,12 @@ ROLLBACK = (
         "len(self.tokens) - 1\n",
     ),
     Fault("a row keeps its drafts when it is preempted", JOB, "        self.drafts = self.verifying = ()\n", ""),
-    Fault("cached tokens are cut off", CACHE, "if not sequence.registered * self.block_size <= tokens", "if not 0 <= tokens"),
+    Fault(
+        "cached tokens are cut off",
+        CACHE,
+        "if not sequence.registered * self.block_size <= tokens",
+        "if not 0 <= tokens",
+    ),
 )
 
 HASHING = (

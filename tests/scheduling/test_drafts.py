@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import lt
 from typing import Any
 
 import pytest
@@ -136,6 +135,14 @@ def test_tokens_in_flight_shift_drafts_or_belie_them(wrong: int | None, left: in
     shadow.finish(50)
 
 
+def test_a_row_that_begins_again_has_no_drafts() -> None:
+    shadow, job = began()
+    drafted(shadow, job, 5)
+    shadow.scheduler.restart_rows()
+    assert job.drafts == () and not job.running
+    shadow.finish(50)
+
+
 def test_nobody_finds_a_rejected_token_in_the_cache() -> None:
     shadow, job = began()
     text = [*job.tokens, *drafted(shadow, job, 12, wrong=1)]
@@ -183,20 +190,11 @@ def test_where_functions_of_the_caller_look_nothing_is_drafted() -> None:
     shadow.finish(50)
 
 
-def test_guesses_take_no_blocks_from_others() -> None:
-    shadow, job = began(answer=20, blocks=8, headroom=0)
-    other = decoding(shadow, 2, [7] * 14, 3)
-    drafted(shadow, job, 15)
-    shadow.step()
-    drained(shadow)
-    assert job.preemptions == other.preemptions == 0 and 0 < job.drafted < 15, "but they get what is free"
-    shadow.finish(50)
-
-
-def test_guesses_take_no_blocks_from_others_when_the_system_refuses_more() -> None:
-    """There seems to be room for the drafts of all rows, until the arena is to grow."""
+@pytest.mark.parametrize(("most", "got"), [(20, [13, 3, 1]), (60, [0, 15, 1])])
+def test_guesses_take_no_blocks_from_others(most: int, got: list[int]) -> None:
+    """Nor where there seems to be room for those of all rows, until the system refuses it."""
     gives = [True]
-    cache = KVCache(BlockPools([LAYER], 20, 4, max_blocks=60, may_resize=lambda blocks: gives[0]))
+    cache = KVCache(BlockPools([LAYER], 20, 4, max_blocks=most, may_resize=lambda blocks: gives[0]))
     config = SchedulerConfig(max_rows=4, prefill_budget=64, context_length=1000, headroom=0, share_prefixes=False)
     shadow = Shadow(Scheduler(cache, config), WORDS)
     jobs = [decoding(shadow, number, [number], 60) for number in range(3)]
@@ -204,13 +202,15 @@ def test_guesses_take_no_blocks_from_others_when_the_system_refuses_more() -> No
         drafted(shadow, job, 15)
     shadow.step()
     drained(shadow)
-    before = [job.generated for job in jobs]
+    before = [(job.generated, job.drafted) for job in jobs]
     gives[0] = False
     for job in jobs:
         drafted(shadow, job, 15)
     shadow.step()
     drained(shadow)
-    assert not any(job.preemptions for job in jobs) and all(map(lt, before, [job.generated for job in jobs]))
+    assert not any(job.preemptions for job in jobs)
+    assert [job.drafted - drafted for job, (_, drafted) in zip(jobs, before, strict=True)] == got
+    assert all(job.generated > generated for job, (generated, _) in zip(jobs, before, strict=True))
     shadow.finish(200)
 
 

@@ -4,7 +4,6 @@ request gets exactly its tokens, every read finds the row's own tokens, and no b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from unittest import mock
 
 import hypothesis.strategies as st
@@ -17,7 +16,7 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.sampling_params import SamplingParams
@@ -26,6 +25,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import placement
+from support.scheduling.reaches import REACHES, groups
 from support.scheduling.requests import add
 from support.scheduling.shadow import Shadow
 from support.scheduling.stories import KeptStory, Story
@@ -39,32 +39,6 @@ WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 
 MORE = st.one_of(st.just([]), st.lists(st.integers(-2, VOCAB + 1), max_size=40))
 """Drafts that are no part of an answer, or no tokens at all."""
-
-ALL = AttentionWindow()
-REACHES: list[list[AttentionWindow]] = [
-    *(
-        [ALL],
-        [ALL],
-        [ALL, ALL],
-        [AttentionWindow(5)],
-        [ALL, AttentionWindow(1)],
-        [AttentionWindow(12), ALL],
-        [AttentionWindow(3), AttentionWindow(20)],
-        [AttentionWindow(40), ALL],
-    ),
-    *(
-        [ALL, AttentionWindow(2), AttentionWindow(17)],
-        [ALL, AttentionWindow(6, True)],
-        [AttentionWindow(16, True)],
-        [AttentionWindow(9), AttentionWindow(8, True)],
-    ),
-]
-"""How far the layers of a model see: everything, windows and chunks, smaller and larger than blocks and pieces."""
-
-
-def groups(reaches: Sequence[AttentionWindow]) -> tuple[LayerGroup, ...]:
-    specs = [KVSpec(1, 4 + i, 4, "float32", r.tokens, chunked=r.chunked) for i, r in enumerate(reaches)]
-    return tuple(LayerGroup(spec, (i,)) for i, spec in enumerate(specs))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -265,16 +239,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(job=jobs, count=st.integers(1, 20), wrong=st.one_of(st.none(), st.integers(0, 20)), more=MORE)
     def guess(self, job: Job, count: int, wrong: int | None, more: list[int]) -> None:
-        """The next tokens of an answer, of which one may be wrong, and `more` that nobody has thought about: past its
-        end, or none of the vocabulary.
-        """
+        """The next tokens of an answer, of which one may be wrong, and `more`: past its end, or no tokens at all."""
         if job.can_decode:
             self.draft(job, count, wrong, more)
 
     def draft(self, job: Job, count: int, wrong: int | None, more: list[int]) -> None:
-        story, known = self.shadow.stories[job.id], len(job.tokens)
-        most = count if self.keep is None else min(count, self.keep[0] + 2 * self.keep[1] - known)
-        guessed = [story.token(known + place) for place in range(most)]
+        guessed = self.shadow.next_tokens(job, count)
         if wrong is not None and wrong < len(guessed):
             guessed[wrong] = (guessed[wrong] + 1) % VOCAB
         self.scheduler.draft(job.id, guessed + more)
@@ -284,19 +254,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         count=st.integers(1, 12),
         right=st.lists(st.integers(0, 17), min_size=1, max_size=5),
         more=MORE,
-        between=st.sampled_from(["nothing", "nothing", "pressure", "cancel"]),
+        pressed=st.booleans(),
     )
-    def verify(self, count: int, right: list[int], more: list[int], between: str) -> None:
-        """Steps in a row that all verify: each row in turn gets as many right tokens as `right` says, and `more`. What
-        happens `between` draft and step takes rows and blocks away.
+    def verify(self, count: int, right: list[int], more: list[int], pressed: bool) -> None:
+        """Steps in a row that all verify: each row in turn gets as many right tokens as `right` says, and `more`.
+        Memory may be `pressed` between drafts and their step.
         """
         for step in range(count):
             for place, job in enumerate(self.scheduler.draftable):
                 self.draft(job, right[(place + step) % len(right)], None, more)
-            if between == "pressure":
+            if pressed:
                 self.scheduler.relieve(True)
-            elif between == "cancel" and step == count - 1 and self.open:
-                self.scheduler.finish(self.open[-1].id, FinishReason.CANCELLED, RequestState.CANCELLED)
             self.step()
 
     @rule(job=jobs)
@@ -387,11 +355,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.scheduler.check_invariants()
-
-    @invariant()
-    def what_is_shared_holds_its_own_tokens(self) -> None:
-        if hasattr(self, "shadow"):
-            self.shadow.check_shared()
+        self.shadow.check_shared()
 
     def teardown(self) -> None:
         if not hasattr(self, "shadow"):

@@ -19,6 +19,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Node
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps import step_memory
 from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
@@ -70,6 +71,12 @@ class Shadow:
             wanted = story.answer()
             assert place < len(wanted) and news.token == wanted[place], f"job {news.job.id} got a wrong token {place}"
             assert (news.finish_reason is not None) == (place == len(wanted) - 1)
+
+    def next_tokens(self, job: Job, count: int) -> list[int]:
+        """The next tokens of a job's text, as far as it goes without dropping any."""
+        story, known = self.stories[job.id], len(job.tokens)
+        most = count if job.keep is None else min(count, job.keep.most - known)
+        return [story.token(known + place) for place in range(most)]
 
     def step(self) -> None:
         """What `EngineCore.step` does."""

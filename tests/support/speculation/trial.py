@@ -76,10 +76,10 @@ class Trial:
 
     def _driver(self) -> Driver:
         dice = self.dice
-        tight = dice.random() < 0.5
+        tight, states = dice.random() < 0.5, 0 if self.kind.speculates else 80
         return Driver(
             self.kind.folder,
-            tokens=(dice.choice([104, 120, 144]) if tight else 2048) + (0 if self.kind.speculates else 80),  # for states
+            tokens=dice.choice([104, 120, 144]) + states if tight else 2048,
             block_size=8 if tight else dice.choice([8, 16]),
             max_rows=dice.randint(3, 8) if tight else dice.randint(1, 6),
             prefill_budget=dice.choice([8, 16, 64]),
