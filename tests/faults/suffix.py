@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         "an edit is resumed before its break",
         DRAFTER,
-        "(first, second, source.tokens, begin,",
-        "(first, second, source.tokens, 2,",
+        "text.tokens, begin, begin + NEAR",
+        "text.tokens, 2, begin + NEAR",
     ),
     Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
     Fault("a long prompt is indexed at once", DRAFTER, "begin + most)", "begin + 10**6)"),
@@ -50,7 +50,7 @@ FAULTS = (
     ),
     Fault("the text used last goes first", TEXTS, "in self.texts.values() if", "in reversed(self.texts.values()) if"),
     Fault("a client has no bound", TEXTS, "shelf.size > self._most_of_client", "shelf.size > 10**9"),
-    Fault("all clients have no bound", TEXTS, "excess = self.size - self._most", "excess = 0"),
+    Fault("all clients have no bound", TEXTS, "while self.size > self._most and", "while False and"),
     Fault("branches outlive their texts", TEXTS, "            del self._branches[text.key]", "            pass"),
     Fault(
         "a text goes before those that branch off it",

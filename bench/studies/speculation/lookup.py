@@ -25,7 +25,7 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.speculation.places import ORDER, PlaceTable
-from cortexmlx.speculation.suffix import EARLIER, INDEXED_AT_ONCE, RESUMED, SuffixDrafter
+from cortexmlx.speculation.suffix import EARLIER, INDEXED_AT_ONCE, OWN, RESUMED, SuffixDrafter
 from cortexmlx.speculation.texts import Texts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,6 +33,7 @@ ROWS = 16
 STEPS = 200
 CONTEXTS = (400, 4_000, 30_000)
 VOCABULARY = 49_152
+KINDS = {OWN: "own", EARLIER: "earlier", RESUMED: "resumed"}
 LENGTHS = ("2", "3", "4", "5-6", "7-9", "10-15", "16+")
 
 Encode = Callable[[str], list[int]]
@@ -189,7 +190,7 @@ def turns(encode: Encode) -> Iterator[tuple[list[int], list[int]]]:
 TEXTS = {"a file with three changed lines": edits, "prose": prose, "JSON": records, "files said twice": turns}
 
 
-def right_of(pairs: Iterator[tuple[list[int], list[int]]]) -> Right:
+def right_of(pairs: Iterator[tuple[Sequence[int], Sequence[int]]]) -> Right:
     """Replay answers to prompts, one client's."""
     right, drafter = Right(), SuffixDrafter()
     for number, (prompt, answer) in enumerate(pairs):
@@ -201,8 +202,8 @@ def right_of(pairs: Iterator[tuple[list[int], list[int]]]) -> Right:
 
 def kind_of(likeness: int) -> str:
     """Return what a likeness says, in words."""
-    kind = RESUMED if likeness >= RESUMED else EARLIER if likeness >= EARLIER else 0
-    return f"{ {0: 'own', EARLIER: 'earlier', RESUMED: 'resumed'}[kind] } {LENGTHS[likeness - kind]}"
+    kind = RESUMED if likeness >= RESUMED else EARLIER if likeness >= EARLIER else OWN
+    return f"{KINDS[kind]} {LENGTHS[likeness - kind]}"
 
 
 def main(model: str) -> None:
@@ -228,9 +229,8 @@ def main(model: str) -> None:
         right = right_of(pairs(encode))
         print(f"{name:32}{right}")
         for likeness, (drafts, first, tokens) in sorted(right.by_likeness.items()):
-            print(
-                f"    {kind_of(likeness):16}{drafts:6,} drafts, {first / drafts:4.0%} begin right, {tokens / drafts:5.1f} tokens"
-            )
+            shares = f"{first / drafts:4.0%} begin right, {tokens / drafts:5.1f} tokens"
+            print(f"    {kind_of(likeness):16}{drafts:6,} drafts, {shares}")
 
 
 if __name__ == "__main__":
