@@ -218,8 +218,8 @@ def main(model: str) -> None:
         )
     stored, part, whole = index_milliseconds()
     print(f"30,000 tokens: stored in {stored:.1f} ms, indexed in {whole:.1f} ms, {part:.2f} ms of it in a step")
-    empty, more = bytes_of(500, 1000)
-    print(f"{empty:,} bytes without texts, {more / 500_000:.1f} more a token in 500 texts of 1,000")
+    empty, more = bytes_of(200, 1000)
+    print(f"{empty:,} bytes without texts, {more / 200_000:.1f} more a token in 200 texts of 1,000")
     tokenizer = load_model(model).tokenizer
 
     def encode(text: str) -> list[int]:
