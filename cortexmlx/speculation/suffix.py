@@ -169,19 +169,18 @@ class SuffixDrafter:
         return Draft(tokens, row.kind + _LIKENESS[min(row.length, _SURE)])
 
     def _search(self, row: _Row) -> None:
-        """Find the place to follow: near the end of the last long match, or else after the longest match."""
+        """Find the place to follow: after the longest match. One near the end of the last long match counts first."""
         row.source = None
         mine = row.text.tokens
         if len(mine) < ORDER:
             return
         first, second = mine[-2], mine[-1]
+        longest, most = ORDER - 1, min(len(mine), LONGEST)
         if row.broken is not None and len(mine) <= row.resumes_until:
-            source, begin = row.broken
-            place = _after(first, second, source.tokens, begin, begin + NEAR)
-            if place:
-                self._follow(row, source, place, _alike(mine, source.tokens, place), RESUMED)
-                return
-        longest, best, most = 0, None, min(len(mine), LONGEST)
+            text, begin = row.broken
+            if place := _after(first, second, text.tokens, begin, begin + NEAR):
+                longest = _alike(mine, text.tokens, place)
+                self._follow(row, text, place, longest, RESUMED)
         for each in self._places.after(first, second):
             if longest == most:
                 break
@@ -189,15 +188,13 @@ class SuffixDrafter:
             if text is None:
                 continue
             place = offset_of(each)
-            if longest and (place <= longest or text.tokens[place - 1 - longest] != mine[-1 - longest]):
-                continue  # it cannot be longer
+            if place <= longest or text.tokens[place - 1 - longest] != mine[-1 - longest]:
+                continue  # it is not longer
             length = _alike(mine, text.tokens, place)
             if length > longest:
-                longest, best = length, (text, place)
-        if best is not None and longest >= ORDER:
-            text, place = best
-            own = text is row.text or text.begin + place < row.starts.get(text.number, 0)
-            self._follow(row, text, place, longest, OWN if own else EARLIER)
+                longest = length
+                own = text is row.text or text.begin + place < row.starts.get(text.number, 0)
+                self._follow(row, text, place, length, OWN if own else EARLIER)
 
     def _follow(self, row: _Row, source: Text, place: int, length: int, kind: int) -> None:
         row.source, row.place, row.length, row.kind = source, place, length, kind

@@ -136,6 +136,8 @@ class Texts:
 
     def __init__(self, most: int = MOST_TOKENS, most_of_client: int = CLIENT_TOKENS) -> None:
         self.shelves: dict[str | None, Shelf] = {}
+        self.size = 0
+        """What the ended texts of all clients count for."""
         self._most = most
         self._most_of_client = most_of_client
         self._numbers = count(1)
@@ -152,21 +154,22 @@ class Texts:
     def end(self, salt: str | None, text: Text) -> None:
         """Keep the text of a client's row that has ended, and make room for it."""
         shelf = self.shelf(salt)
+        self.size -= shelf.size
         shelf.end(text)
         while shelf.size > self._most_of_client and (oldest := shelf.oldest):
             shelf.drop(oldest)
-        excess = self.size - self._most
-        for client, shelf in list(self.shelves.items()):
-            while excess > 0 and (oldest := shelf.oldest):
-                shelf.drop(oldest)
-                excess -= oldest.size
-            if not shelf.texts:
-                del self.shelves[client]
+        self.size += shelf.size
+        if self.size > self._most or not shelf.texts:
+            self._make_room()
 
-    @property
-    def size(self) -> int:
-        """What the ended texts of all clients count for."""
-        return sum(shelf.size for shelf in self.shelves.values())
+    def _make_room(self) -> None:
+        """Forget texts until there are no more than allowed, and clients without any."""
+        for salt, shelf in list(self.shelves.items()):
+            while self.size > self._most and (oldest := shelf.oldest):
+                shelf.drop(oldest)
+                self.size -= oldest.size
+            if not shelf.texts:
+                del self.shelves[salt]
 
 
 def _same_until(text: Text, at: int, tokens: array[int], begin: int) -> int:

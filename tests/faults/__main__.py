@@ -31,6 +31,7 @@ from tests.faults import (
     products,
     speculation,
     structured,
+    suffix,
     tools,
     warm,
 )
@@ -38,7 +39,7 @@ from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
-ROOMS = (choices, launches, memory, piece_edges, products, speculation, structured, tools, warm)
+ROOMS = (choices, launches, memory, piece_edges, products, speculation, structured, suffix, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",

@@ -26,7 +26,10 @@ def test_the_newest_places_are_kept_and_come_first() -> None:
     text = array("i", [1, 2] * (WAYS + 3))
     for offset in range(ORDER, len(text)):
         table.add(3, text, offset)
-    assert found(table, 1, 2) == [(3, offset) for offset in range(2, len(text), 2)][::-1][:WAYS]
+    newest = [(3, offset) for offset in range(2, len(text), 2)][::-1][:WAYS]
+    assert found(table, 1, 2) == newest
+    table.add_range(4, text, ORDER, len(text))
+    assert found(table, 1, 2) == [(4, offset) for _, offset in newest]
 
 
 @given(st.data())

@@ -1,0 +1,61 @@
+"""Faults of drafts from earlier texts: another client's texts, places beside the right ones, texts without bound."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+DRAFTER, PLACES = "cortexmlx/speculation/suffix.py", "cortexmlx/speculation/places.py"
+TEXTS = "cortexmlx/speculation/texts.py"
+
+TESTS = ("speculation/test_suffix.py", "speculation/test_places.py", "speculation/test_texts.py")
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("drafts look at no salt", DRAFTER, "self.texts.shelf(job.salt)", "self.texts.shelf(None)"),
+    Fault("a request that shares nothing shares its text", DRAFTER, " and job.request.cache", ""),
+    Fault(
+        "what shares nothing reads texts",
+        DRAFTER,
+        "if self._shares(job):\n            shelf",
+        "if True:\n            shelf",
+    ),
+    Fault(
+        "a place is one too far", PLACES, "way] = number << _OFFSET_BITS | offset", "way] = (number << 24) + offset + 1"
+    ),
+    Fault("places of a range are one too far", PLACES, "+ begin + order[newest]", "+ begin + 1 + order[newest]"),
+    Fault("the oldest place comes first", PLACES, "[*places[way - 1 :: -1], *places[: way - 1 : -1]]", "places"),
+    Fault("a range writes the oldest places", PLACES, "ranks >= np.repeat(counts, counts) - WAYS", "ranks < WAYS"),
+    Fault(
+        "tokens with the same hash are the same", DRAFTER, "    length = 0\n    end =", "    length = ORDER\n    end ="
+    ),
+    Fault("any match is the longest", DRAFTER, "            if length > longest:", "            if length:"),
+    Fault("a guess that was wrong is followed", DRAFTER, "        if same < count:", "        if same < 0:"),
+    Fault(
+        "an edit is resumed before its break",
+        DRAFTER,
+        "text.tokens, begin, begin + NEAR",
+        "text.tokens, 2, begin + NEAR",
+    ),
+    Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
+    Fault("a long prompt is indexed at once", DRAFTER, "begin + most)", "begin + 10**6)"),
+    Fault(
+        "tokens dropped meanwhile are not read",
+        DRAFTER,
+        "job.keep is not None and count >",
+        "job.keep is not None and 0 >",
+    ),
+    Fault("what a prompt begins with is stored again", TEXTS, "self._follow(0, 0, tokens, 0)", "dict[int, int]()"),
+    Fault(
+        "a branch's first place is not found", TEXTS, "self.indexed = branch - self.begin", "self.indexed = LONGEST + 1"
+    ),
+    Fault("the text used last goes first", TEXTS, "in self.texts.values() if", "in reversed(self.texts.values()) if"),
+    Fault("a client has no bound", TEXTS, "shelf.size > self._most_of_client", "shelf.size > 10**9"),
+    Fault("all clients have no bound", TEXTS, "while self.size > self._most and", "while False and"),
+    Fault("branches outlive their texts", TEXTS, "            del self._branches[text.key]", "            pass"),
+    Fault(
+        "a text goes before those that branch off it",
+        TEXTS,
+        "            number = text.parent\n",
+        "            break\n",
+    ),
+)
