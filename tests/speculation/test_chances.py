@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -16,9 +17,7 @@ ONE, TWO = JobId(1), JobId(2)
 def test_an_unknown_source_is_worth_little_at_first_and_more_after_right_tokens() -> None:
     chances = Chances().of(ONE, SOURCE, 5)
     assert chances[0] == pytest.approx(PRIOR[0])
-    assert [after / before for before, after in zip(chances, chances[1:], strict=False)] == pytest.approx(
-        [PRIOR[1]] * 3 + [PRIOR[2]]
-    )
+    assert [after / before for before, after in pairwise(chances)] == pytest.approx([PRIOR[1]] * 3 + [PRIOR[2]])
 
 
 def test_chances_become_those_of_the_source() -> None:

@@ -37,7 +37,9 @@ def prose(rows: int, tokens: int, chance: float = 0.3, right: float = 0.35) -> S
     return Scripted(guess)
 
 
-@pytest.mark.parametrize(("machine", "rows", "least"), [("cpu", 1, 3.0), ("gpu", 1, 4.0), ("cpu", 8, 1.2), ("gpu", 8, 1.25)])
+@pytest.mark.parametrize(
+    ("machine", "rows", "least"), [("cpu", 1, 3.0), ("gpu", 1, 4.0), ("cpu", 8, 1.2), ("gpu", 8, 1.25)]
+)
 def test_what_repeats_itself_is_faster(machine: str, rows: int, least: float) -> None:
     texts = texts_of(rows, 800)
     figures = ran(MACHINES[machine], texts, adversary(texts, [RIGHT]))
