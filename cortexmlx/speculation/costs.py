@@ -13,10 +13,13 @@ from statistics import median_low
 OPTIMISM = 0.92
 """What is guessed from neighbours counts as this much of the guess."""
 
-PRIOR_SLOPE = 0.1
-"""How much of a decode step each token more costs, as long as nothing like it was measured: more than on a GPU, less
-than on a CPU.
+PRIOR_SLOPE, PRIOR_SHARE = 0.1, 0.5
+"""How much of a decode step each token more costs, as long as nothing like it was measured, and how much of the time of
+a decoded token at most: more than on a GPU, less than on a CPU.
 """
+
+FIRST, FIRST_OF_ROW = 4, 2
+"""How many drafted tokens the first try verifies at most: this many, or so many for each row."""
 
 _NEWEST = 9
 """An estimate is the median of so many measurements: one slow step on a busy machine does not move it."""
@@ -32,8 +35,10 @@ _SOON, _LATE = 300, 4000
 again.
 """
 
-_FAST, _MOST = 0.2, 1.5
-"""How quickly the machine's speed follows the newest step, and how much of a surprise counts."""
+_BY_DECODE, _BY_VERIFY, _MOST = 0.5, 0.3, 2.0
+"""How quickly the machine's speed follows the newest decode step, or verifying step, and how much of a surprise
+counts. The cost of verifying may change by itself, and is learned the sooner, the less it moves the speed.
+"""
 
 
 class Estimate:
@@ -78,20 +83,20 @@ class StepCosts:
 
     def decoded(self, rows: int, seconds: float) -> None:
         """Note that a decode step of `rows` rows took `seconds`, while others ran before and after it."""
-        self._note([self._decoding.setdefault(size(rows), Estimate())], seconds)
+        self._note([self._decoding.setdefault(size(rows), Estimate())], seconds, _BY_DECODE)
 
     def verified(self, rows: int, tokens: int, seconds: float) -> None:
         """Note that a step of `tokens` tokens, drafts among them, of `rows` rows took `seconds`."""
         own = self._verifying.setdefault(size(rows), {})
         key = size(tokens)
-        self._note([own.setdefault(key, Estimate()), self._of_any.setdefault(key, Estimate())], seconds)
+        self._note([own.setdefault(key, Estimate()), self._of_any.setdefault(key, Estimate())], seconds, _BY_VERIFY)
 
-    def _note(self, estimates: list[Estimate], seconds: float) -> None:
+    def _note(self, estimates: list[Estimate], seconds: float, weight: float) -> None:
         self.now += 1
         first = estimates[0]
         if first.seen:
             surprise = seconds / (self.unit * first.value)
-            self.unit *= min(max(surprise, 1 / _MOST), _MOST) ** _FAST
+            self.unit *= min(max(surprise, 1 / _MOST), _MOST) ** weight
         for estimate in estimates:
             estimate.add(max(seconds, 1e-9) / self.unit, self.now)
 
@@ -101,14 +106,16 @@ class StepCosts:
         return None if estimate is None else estimate.value
 
     def verify(self, rows: int, drafted: int, decode: float) -> list[float]:
-        """Return the times of steps of `rows` rows that verify 1, 2, .. `drafted` tokens. A decode step of these rows
-        takes `decode`.
+        """Return the times of steps of `rows` rows that verify 1, 2, .. `drafted` tokens, or fewer: only up to twice
+        as many as were measured, so that no try costs far more than was thought. A decode step of these rows takes
+        `decode`.
         """
+        first = max(FIRST, FIRST_OF_ROW * rows)
         for estimates in (self._verifying.get(size(rows), {}), self._of_any):
             known = {at: e.value for at, e in estimates.items() if at > rows and e.fresh(self.now)}
             if known:
-                return _along(known, rows, drafted, decode)
-        return [decode * (1 + PRIOR_SLOPE * more) for more in range(1, drafted + 1)]
+                return _along(known, rows, min(drafted, max(first, 2 * (max(known) - rows))), decode)
+        return [decode + _prior_slope(rows, decode) * more for more in range(1, min(drafted, first) + 1)]
 
 
 def _along(known: dict[int, float], rows: int, drafted: int, decode: float) -> list[float]:
@@ -129,9 +136,13 @@ def _along(known: dict[int, float], rows: int, drafted: int, decode: float) -> l
             above = places[reached]
             slope = (known[above] - low) / (above - below)
         else:
-            slope = max((low - decode) / (below - rows), PRIOR_SLOPE * decode)
+            slope = max((low - decode) / (below - rows), _prior_slope(rows, decode))
         times.append(max(OPTIMISM * (low + slope * (tokens - below)), decode / 2))
     return times
+
+
+def _prior_slope(rows: int, decode: float) -> float:
+    return min(PRIOR_SLOPE, PRIOR_SHARE / rows) * decode
 
 
 def size(count: int) -> int:

@@ -25,7 +25,7 @@ class Purse:
 
     def allows(self, loss: float) -> bool:
         """Return whether a step may be tried that loses `loss` at the worst."""
-        return loss <= self.level
+        return loss <= max(self.level, 0.0)
 
     def put(self, tokens: float) -> None:
         """Put in the time of so many tokens that was won. What was lost is less than 0, and is taken out."""

@@ -28,10 +28,10 @@ ENOUGH = MOST_DRAFTS // 2
 BEGIN, GO_ON = 0.10, 0.02
 """By which part of a step's time verifying must be faster than decoding, to begin and to go on with it."""
 
-TRIED = 2
+TRIED = 4
 """For how many tokens of a row a slow drafter is asked that was not worth it before."""
 
-SHORTEST_WAIT, LONGEST_WAIT = 64, 2048
+SHORTEST_WAIT, LONGEST_WAIT = 16, 2048
 """After how many tokens it is asked again at first, and later."""
 
 
@@ -103,7 +103,7 @@ class Speculation:
 
     def draft(self) -> None:
         """Draft tokens of rows, if that is worth it. Call it before a step is planned."""
-        if not self._every or any(job.verifying for job, _ in self._drafted.values()):
+        if not self._every or any(job.verifying and job.running for job, _ in self._drafted.values()):
             return
         jobs = [job for job in self._scheduler.draftable if not job.drafts or job.id in self._drafted]
         self._drafted.clear()
@@ -259,8 +259,7 @@ class Speculation:
             self.steps.tokens += step.rows + accepted
 
     def end(self, job: Job) -> None:
-        """Note that a job has ended."""
-        self._drafted.pop(job.id, None)
+        """Note that a job has ended. What its last step verified is counted when that was taken."""
         self._guesses.pop(job.id, None)
         self.chances.end(job.id)
         for drafter in self._every:

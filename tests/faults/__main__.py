@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.faults import (
     choices,
+    gains,
     identity,
     launches,
     memory,
@@ -39,7 +40,7 @@ from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
-ROOMS = (choices, launches, memory, piece_edges, products, speculation, structured, suffix, tools, warm)
+ROOMS = (choices, gains, launches, memory, piece_edges, products, speculation, structured, suffix, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",

@@ -61,6 +61,7 @@ TESTED_WITH = {
     "cortexmlx/serving/open_requests.py": "tests/serving/test_core.py",
     "cortexmlx/serving/opened_model.py": "tests/serving/test_core.py",
     "cortexmlx/sessions/host.py": "tests/sessions/test_conversation.py",
+    "cortexmlx/speculation/drafter.py": "tests/speculation/test_speculation.py",
     "cortexmlx/structured/texts.py": "tests/tools/test_tool.py",
     "cortexmlx/structured/thoughts.py": "tests/serving/text/test_thoughts.py",
     "metal/agx/__main__.py": "tests/metal/agx/test_command.py",

@@ -86,6 +86,40 @@ def test_short_prompts_do_not_wait_for_the_end_of_a_long_one() -> None:
     assert {1, 2, 3} <= set(clock.first) and 0 not in clock.first
 
 
+# -- which steps teach ------------------------------------------------------------------------------------------------
+
+
+def decoding(clock: Clockwork, rows: int) -> None:
+    for row in range(rows):
+        clock.add(row, 20)
+    clock.step(6)
+
+
+def test_steps_that_verify_drafts_say_nothing_about_prompts() -> None:
+    clock = Clockwork(cost=1e-3)
+    decoding(clock, 2)
+    known = clock.scheduler.costs.seconds_per_token
+    clock.cost = 1.0
+    for _ in range(5):
+        for job in clock.scheduler.draftable:
+            clock.scheduler.draft(job.id, [5, 5, 5])
+        clock.step()
+        assert clock.plans[-1][0].kind is StepKind.MIXED
+    assert clock.scheduler.costs.seconds_per_token == known == pytest.approx(1e-3)
+
+
+def test_drafts_beside_a_prompt_take_their_share_of_the_time() -> None:
+    clock = Clockwork(cost=1e-3)
+    decoding(clock, 2)
+    clock.add(9, 3000)
+    for _ in range(12):
+        for job in clock.scheduler.draftable:
+            clock.scheduler.draft(job.id, [5] * 15)
+        clock.step()
+        assert 9 in {segment.job for segment in clock.plans[-1][0].segments}
+    assert clock.scheduler.costs.seconds_per_token == pytest.approx(1e-3)
+
+
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ class Clockwork:
             seconds = self.cost * len(plan.positions)
             self.now += seconds
             self.plans.append((plan, seconds))
-            for news in self.scheduler.commit(plan, [5] * len(plan.logit_segments), seconds):
+            for news in self.scheduler.commit(plan, [5] * len(plan.logit_rows), seconds):
                 self.first.setdefault(news.job.id, self.now)
 
     def until_first(self, request: int) -> float:

@@ -158,9 +158,10 @@ class Figures:
     def _jobs(self) -> dict[int, Job]:
         return {job.id: job for job in self.scheduler.jobs}
 
-    def finish(self) -> Figures:
-        """Steps until everything has ended."""
-        while not self.scheduler.idle or self._in_flight:
+    def until_one_ends(self) -> Figures:
+        """Steps until an answer has ended: afterwards fewer rows run, whose tokens cost more."""
+        rows = len(self._texts)
+        while len(self._jobs) == rows:
             self.step()
         return self
 
@@ -184,8 +185,8 @@ class Figures:
 
 
 def ran(machine: Machine, texts: Sequence[Sequence[int]], drafter: Drafter | None, **noise: float) -> Figures:
-    """All texts at once, with or without a drafter."""
+    """All texts at once until one has come, with or without a drafter."""
     figures = Figures(machine, [] if drafter is None else [drafter], **noise)  # type: ignore[arg-type]
     for number, text in enumerate(texts):
         figures.add(number, text)
-    return figures.finish()
+    return figures.until_one_ends()

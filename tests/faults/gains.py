@@ -1,0 +1,69 @@
+"""Faults of speculation: costs that are not learned, losses that are not counted, chances that are not believed."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+COSTS, PURSE = "cortexmlx/speculation/costs.py", "cortexmlx/speculation/purse.py"
+CHANCES, LENGTHS = "cortexmlx/speculation/chances.py", "cortexmlx/speculation/lengths.py"
+LEDGER, SPECULATION = "cortexmlx/speculation/time_ledger.py", "cortexmlx/speculation/speculation.py"
+LATENCY = "cortexmlx/scheduling/latency.py"
+
+TESTS = ("speculation", "scheduling/test_latency.py", "scheduling/test_drafts.py")
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("the purse has no bottom", PURSE, "loss <= max(self.level, 0.0)", "loss <= CAP"),
+    Fault("the purse saves without end", PURSE, "min(self.level + tokens, CAP)", "self.level + tokens"),
+    Fault("the purse is never filled", PURSE, "self.put(FILL * tokens)", "self.put(0 * tokens)"),
+    Fault("a verifying step's loss is not counted", LEDGER, "self.purse.put(rows + accepted -", "self.purse.put(0 *"),
+    Fault("a switch's loss is not counted", LEDGER, "            self.purse.put(-late)\n", ""),
+    Fault("a switch costs nothing", LEDGER, "self.switch * decode - decode if pending", "-decode if pending"),
+    Fault("the first step of a pipeline counts double", LEDGER, "            late -= self._early\n", ""),
+    Fault("steps at the end of a pipeline teach what decoding costs", LEDGER, "(ahead and not newest)", "True"),
+    Fault("nobody looks what decoding costs meanwhile", LEDGER, "or self._unseen > UNSEEN", ""),
+    Fault("a slow step counts whole", COSTS, "median_low(self._values)", "max(self._values)"),
+    Fault("an estimate is never forgotten", COSTS, "now - self.seen <= (_LATE", "now >= 0 or (_LATE"),
+    Fault("the machine's speed is not followed", COSTS, "self.unit *= min", "self.unit *= 1.0 or min"),
+    Fault("costs are those of other rows", COSTS, "self._verifying.get(size(rows), {}), ", ""),
+    Fault("costs go on as they please", COSTS, "min(drafted, max(first, 2 * (max(known) - rows)))", "drafted"),
+    Fault("only the first length that pays", LENGTHS, "won > most and", "won > most and not best and"),
+    Fault("a row's tokens one by one", LENGTHS, "each = sorted((", "each = list(("),
+    Fault("streaks never end", CHANCES, "streak + 1 if right else 0", "streak + 1"),
+    Fault("a row is like all others", CHANCES, "mean if mine is None else mine.mean(mean, _OF_ALL)", "mean"),
+    Fault("wrong guesses stay", SPECULATION, "                del self._guesses[job.id]\n                return\n", ""),
+    Fault(
+        "a guess is judged by another token",
+        SPECULATION,
+        "job.tokens[place - new] ==",
+        "job.tokens[place - new - 1] ==",
+    ),
+    Fault(
+        "the token in flight is verified, too", SPECULATION, "guess.source, tokens)[pending:]", "guess.source, tokens)"
+    ),
+    Fault("drafts of others are dropped", SPECULATION, " if not job.drafts or job.id in self._drafted]", "]"),
+    Fault(
+        "a slow drafter is asked at each step",
+        SPECULATION,
+        "due = self.ledger.tokens >=",
+        "due = True or self.ledger.tokens >=",
+    ),
+    Fault(
+        "a slow drafter's time is free", SPECULATION, "best, most = 0, GO_ON * prices.decode\n", "best, most = 1, 1e9\n"
+    ),
+    Fault(
+        "everybody is asked though nothing pays",
+        SPECULATION,
+        "prices is not None and prices.can_pay:",
+        "prices is not None:",
+    ),
+    Fault(
+        "verification feeds the estimate for prompts", LATENCY, "plan.loads or all(", "plan.loads or all([]) and all("
+    ),
+    Fault(
+        "drafted tokens count as a prompt's",
+        LATENCY,
+        "self.observe(alone, seconds * alone / tokens)",
+        "self.observe(alone, seconds)",
+    ),
+)

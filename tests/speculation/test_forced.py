@@ -1,0 +1,14 @@
+"""Forced tokens are drafts that are never wrong."""
+
+from __future__ import annotations
+
+from cortexmlx.speculation.drafter import Draft
+from cortexmlx.speculation.forced import ForcedDrafter
+from support.scheduling.requests import job_of
+
+
+def test_it_drafts_the_run_of_each_job_as_far_as_is_asked_for() -> None:
+    runs = {0: (7, 8, 9), 1: (), 2: (5,)}
+    drafter = ForcedDrafter(lambda job: runs[job.id])
+    jobs = [job_of(number, [1, 2]) for number in runs]
+    assert drafter.propose(jobs, 2) == [Draft((7, 8), certain=True), None, Draft((5,), certain=True)]

@@ -1,0 +1,53 @@
+"""The purse: what can be lost within any number of tokens."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from cortexmlx.speculation.purse import CAP, FILL, Purse
+
+STEPS = st.lists(
+    st.tuples(st.floats(0, 30), st.floats(0, 1), st.integers(1, 40)),
+    min_size=1,
+    max_size=60,
+)
+"""Tries: what each loses at the worst, which part of that comes true, and its tokens. Below one half, it wins."""
+
+
+@given(STEPS)
+def test_within_any_tokens_no_more_is_lost_than_was_allowed(steps: list[tuple[float, float, int]]) -> None:
+    purse = Purse()
+    lost: list[tuple[float, int]] = []
+    for worst, truth, tokens in steps:
+        if purse.allows(worst):
+            purse.put(-worst * (2 * truth - 1))
+            lost.append((worst * (2 * truth - 1), tokens))
+        else:
+            lost.append((0.0, tokens))
+        purse.fill(tokens)
+        assert -1e-9 <= purse.level <= CAP
+    for begin in range(len(lost)):
+        window = lost[begin:]
+        for end in range(1, len(window) + 1):
+            sum_lost, tokens = (sum(each) for each in zip(*window[:end], strict=True))
+            assert sum_lost <= CAP + FILL * tokens + 1e-6
+
+
+def test_a_thousand_tokens_lose_three_percent_at_most() -> None:
+    assert CAP + 1000 * FILL < 30
+
+
+def test_an_empty_purse_allows_a_try_again_after_some_tokens() -> None:
+    purse = Purse()
+    purse.put(-purse.level)
+    assert not purse.allows(1.0)
+    purse.fill(round(1.01 / FILL))
+    assert purse.allows(1.0) and not purse.allows(1.1)
+
+
+def test_what_was_won_is_not_saved_without_end() -> None:
+    purse = Purse()
+    purse.put(1000.0)
+    assert purse.level == pytest.approx(CAP)

@@ -1,0 +1,225 @@
+"""Drafting pays where texts repeat themselves, and costs next to nothing where they do not, whoever guesses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from cortexmlx.scheduling.job import Job
+from cortexmlx.speculation.drafter import Draft
+from support.scheduling.adversaries import Act, adversary, texts_of
+from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
+
+RIGHT = Act(1000, right=16)
+MACHINES = {"cpu": CPU, "gpu": GPU}
+
+
+@cache
+def plain(machine: str, rows: int, tokens: int, noise: float = 0.0) -> Figures:
+    """The same texts without drafts."""
+    return ran(MACHINES[machine], texts_of(rows, tokens), None, noise=noise)
+
+
+def prose(rows: int, tokens: int, chance: float = 0.3, right: float = 0.35) -> Scripted:
+    """Guesses now and then, each of whose tokens is seldom right."""
+    texts, luck = texts_of(rows, tokens), random.Random(rows)
+
+    def guess(job: Job, budget: int) -> tuple[list[int], int] | None:
+        if luck.random() > chance:
+            return None
+        return [token * (luck.random() < right) for token in texts[job.id][job.generated :][:budget]], 0
+
+    return Scripted(guess)
+
+
+@pytest.mark.parametrize(
+    ("machine", "rows", "least"), [("cpu", 1, 3.0), ("gpu", 1, 4.0), ("cpu", 8, 1.2), ("gpu", 8, 1.25)]
+)
+def test_what_repeats_itself_is_faster(machine: str, rows: int, least: float) -> None:
+    texts = texts_of(rows, 800)
+    figures = ran(MACHINES[machine], texts, adversary(texts, [RIGHT]))
+    assert figures.rate > least * plain(machine, rows, 800).rate
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("rows", [1, 8, 16])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_prose_is_not_slower(machine: str, rows: int, noise: float) -> None:
+    tokens = 1600 if rows == 1 else 300
+    figures = ran(MACHINES[machine], texts_of(rows, tokens), prose(rows, tokens), noise=noise)
+    assert figures.rate > (0.98 if noise == 0 else 0.965) * plain(machine, rows, tokens, noise).rate
+
+
+@pytest.mark.parametrize("right", [16, 4, 2, 1, 0])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_sixteen_rows_are_never_slower_than_97_percent(machine: str, right: int) -> None:
+    texts = texts_of(16, 200)
+    figures = ran(MACHINES[machine], texts, adversary(texts, [Act(50, right)]))
+    assert figures.rate > 0.97 * plain(machine, 16, 200).rate
+
+
+ACTS = st.builds(
+    Act,
+    tokens=st.sampled_from([1, 3, 10, 30, 100, 300]),
+    right=st.sampled_from([0, 1, 2, 4, 16]),
+    chance=st.sampled_from([1.0, 0.5, 0.2]),
+    when=st.sampled_from(["always", "pending", "drained"]),
+    likeness=st.integers(0, 2),
+)
+
+
+def cost_of_adversary(machine: str, rows: int, acts: Sequence[Act], shift: int, seed: int) -> float:
+    """How much slower the slowest 1,000 tokens are than those without drafts."""
+    tokens = max(1600 // rows, 300)
+    texts, base = texts_of(rows, tokens), plain(machine, rows, tokens)
+    figures = ran(MACHINES[machine], texts, adversary(texts, acts, shift, seed))
+    pace = 1 / base.rate
+    return figures.slowest(1000, pace) / base.slowest(1000, pace)
+
+
+ADVERSARIES = given(
+    machine=st.sampled_from(["cpu", "gpu"]),
+    rows=st.sampled_from([1, 2, 5, 16]),
+    acts=st.lists(ACTS, min_size=1, max_size=4),
+    shift=st.sampled_from([0, 7, 50]),
+    seed=st.integers(0, 9),
+)
+
+
+@ADVERSARIES
+@settings(max_examples=8, deadline=None)
+def test_no_adversary_costs_more_than_three_percent_of_any_thousand_tokens(
+    machine: str, rows: int, acts: list[Act], shift: int, seed: int
+) -> None:
+    assert cost_of_adversary(machine, rows, acts, shift, seed) <= 1.03
+
+
+@pytest.mark.slow
+@ADVERSARIES
+@settings(max_examples=400, deadline=None)
+def test_none_of_many_adversaries_does(machine: str, rows: int, acts: list[Act], shift: int, seed: int) -> None:
+    assert cost_of_adversary(machine, rows, acts, shift, seed) <= 1.03
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    "acts",
+    [
+        [Act(400, 16), Act(5000, 0)],
+        [Act(40, 16), Act(40, 0)],
+        [Act(5000, 16, when="pending")],
+        [Act(5000, 16, when="drained")],
+        [Act(5000, 1)],
+    ],
+    ids=["right, then wrong for ever", "alternating", "right while unobserved", "right when observed", "one is right"],
+)
+def test_who_looks_good_and_then_fails_costs_three_percent_at_most(machine: str, acts: list[Act]) -> None:
+    assert cost_of_adversary(machine, 1, acts, 0, 0) <= 1.03
+
+
+def test_nobody_is_asked_where_even_right_guesses_do_not_pay() -> None:
+    dear = Machine(lambda rows: 0.01, lambda tokens: 0.01 * tokens, at_dispatch=True)
+    texts = texts_of(2, 400)
+    drafter = adversary(texts, [RIGHT])
+    figures = ran(dear, texts, drafter)
+    assert figures.rate > 0.97 * ran(dear, texts, None).rate
+    assert drafter.asked < 400
+
+
+def test_drafts_of_others_are_left_alone_and_counted() -> None:
+    """`Scheduler.draft` is for everybody."""
+    texts = texts_of(1, 100)
+    figures = Figures(CPU, [Scripted(lambda job, budget: None)])
+    figures.add(0, texts[0])
+    while figures.scheduler.jobs:
+        for job in figures.scheduler.draftable:
+            figures.scheduler.draft(job.id, texts[0][job.generated :][:6])
+        figures.step()
+    assert len(figures.times) < 60
+    assert figures.speculation.steps.steps > 10 and figures.speculation.counts["scripted"].drafted == 0
+
+
+def test_counts_tell_drafted_and_accepted_tokens_and_tokens_per_step() -> None:
+    texts = texts_of(1, 600)
+    figures = ran(CPU, texts, adversary(texts, [Act(600, 7)]))
+    counts, steps = figures.speculation.counts["scripted"], figures.speculation.steps
+    assert 0 < counts.accepted < counts.drafted
+    assert steps.rows == steps.steps and steps.tokens == steps.rows + counts.accepted
+
+
+def test_certain_drafts_are_verified_whatever_the_purse_says() -> None:
+    text = texts_of(1, 300)[0]
+
+    class Forced(Scripted):
+        def propose(self, jobs: Sequence[Job], budget: int) -> list[Draft | None]:
+            rests = [text[job.generated : job.generated + budget] for job in jobs]
+            return [Draft(rest, certain=True) if rest else None for rest in rests]
+
+    figures = Figures(CPU, [Forced(lambda job, budget: None)])
+    figures.add(0, text)
+    figures.speculation.ledger.purse.put(-100.0)
+    figures.until_one_ends()
+    assert figures.rate > 3 * plain("cpu", 1, 800).rate
+
+
+def test_a_job_that_ends_and_an_engine_that_begins_anew_leave_nothing() -> None:
+    texts = texts_of(2, 60)
+    figures = ran(CPU, texts, adversary(texts, [RIGHT]))
+    speculation = figures.speculation
+    while figures.scheduler.jobs:
+        figures.step()
+    assert not speculation._guesses and not speculation._drafted
+    figures.add(1, texts[1])
+    for _ in range(8):
+        figures.step()
+    assert speculation._guesses
+    speculation.forget()
+    assert not speculation._guesses and not speculation._drafted
+
+
+# -- drafters that take time ------------------------------------------------------------------------------------------
+
+
+class Slow(Scripted):
+    """A drafter whose guesses take time, each token of which is right with some chance."""
+
+    name = "model"
+    wants_drained = True
+
+    def __init__(self, texts: Sequence[Sequence[int]], right: float, seconds: float) -> None:
+        super().__init__(lambda job, budget: None)
+        self.figures: Figures | None = None
+        self._texts, self._right, self._seconds = texts, right, seconds
+        self._random = random.Random(5)
+
+    def seconds_for(self, rows: int, tokens: int) -> float | None:
+        """See `SlowDrafter`."""
+        return self._seconds * tokens if self.asked else None
+
+    def propose(self, jobs: Sequence[Job], budget: int) -> list[Draft | None]:
+        """See `Drafter`."""
+        assert self.figures is not None
+        assert all(job.num_planned_outputs == job.generated for job in jobs), "something is in flight"
+        self.asked += len(jobs)
+        self.figures.now += self._seconds * budget
+        rests = [self._texts[job.id][job.generated :][:budget] for job in jobs]
+        return [Draft([t * (self._random.random() < self._right) for t in rest]) for rest in rests]
+
+
+@pytest.mark.parametrize(
+    ("machine", "right", "seconds", "least"),
+    [("gpu", 0.9, 0.002, 1.4), ("gpu", 0.3, 0.002, 0.985), ("cpu", 0.9, 0.012, 1.1), ("cpu", 0.0, 0.03, 0.985)],
+)
+def test_a_draft_model_is_asked_only_where_it_pays(machine: str, right: float, seconds: float, least: float) -> None:
+    texts = texts_of(1, 1200)
+    slow = Slow(texts, right, seconds)
+    figures = slow.figures = Figures(MACHINES[machine], [], [slow])
+    figures.add(0, texts[0])
+    figures.until_one_ends()
+    assert figures.rate > least * plain(machine, 1, 1200).rate
+    assert slow.asked and (least > 1 or slow.asked < 20)

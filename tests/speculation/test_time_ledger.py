@@ -1,0 +1,87 @@
+"""What drafting costs and wins, from the times of a scheduler's steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from cortexmlx.scheduling.job import Job
+from cortexmlx.speculation.purse import FILL, START
+from cortexmlx.speculation.time_ledger import UNSEEN
+from support.scheduling.adversaries import Act, adversary, texts_of
+from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
+
+TEXTS = texts_of(4, 3000)
+
+
+def running(machine: Machine, right: int, rows: int = 1, chance: int = 1) -> Figures:
+    """Rows that decode, with guesses of which `right` tokens are right, at each `chance`-th token."""
+
+    def guess(job: Job, budget: int) -> tuple[list[int], int] | None:
+        if job.generated % chance:
+            return None
+        text = TEXTS[job.id][job.generated : job.generated + budget]
+        return [token if place < right else 0 for place, token in enumerate(text)], 0
+
+    figures = Figures(machine, [Scripted(guess)])
+    for number in range(rows):
+        figures.add(number, TEXTS[number])
+    return figures
+
+
+@pytest.mark.parametrize(("machine", "rows"), [(CPU, 1), (CPU, 4), (GPU, 1), (GPU, 4)])
+def test_a_decode_step_is_known_by_its_share_of_the_time_however_it_is_counted(machine: Machine, rows: int) -> None:
+    """On a CPU the first step of a pipeline is counted double, and the last not at all."""
+    figures = running(machine, 0, rows)
+    for _ in range(60):
+        figures.step()
+    costs = figures.speculation.ledger.costs
+    decode = costs.decode(rows)
+    assert decode is not None
+    assert decode * costs.unit == pytest.approx(machine.decode(rows), rel=0.06)
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_verifying_steps_cost_what_the_machine_says_and_a_switch_little(machine: Machine) -> None:
+    figures = running(machine, 5, chance=8)
+    for _ in range(600):
+        figures.step()
+    ledger = figures.speculation.ledger
+    decode = ledger.costs.decode(1)
+    assert decode is not None and figures.speculation.steps.steps > 20
+    tokens = max(ledger.costs._verifying[1])
+    cost = ledger.costs.verify(1, tokens - 1, decode)[-1] * ledger.costs.unit
+    assert cost == pytest.approx(machine.mixed(tokens), rel=0.15)
+    assert ledger.switch < 0.3
+
+
+def test_a_long_run_of_verifying_steps_stops_now_and_then_to_see_what_decoding_costs() -> None:
+    figures = running(GPU, 16)
+    decoded = 0
+    for _ in range(5 * UNSEEN // 2):
+        figures.step()
+        decoded += figures.speculation.ledger._unseen == 0
+    assert figures.speculation.steps.steps > UNSEEN
+    assert 0 < decoded < 30
+
+
+def test_the_purse_counts_all_that_was_lost() -> None:
+    """Guesses that are wrong as soon as they are verified: what the purse lost is what the clock shows."""
+    texts = [TEXTS[0][:1500]]
+    figures, plain = ran(CPU, texts, adversary(texts, [Act(1500, 1, when="pending")])), ran(CPU, texts, None)
+    lost = figures.now - plain.now
+    purse = figures.speculation.ledger.purse
+    filled = START + 1500 * FILL - purse.level
+    assert lost / 0.0495 == pytest.approx(filled, abs=6)
+    assert purse.level >= -1
+
+
+def test_prices_are_unknown_before_a_decode_step_was_seen() -> None:
+    figures = running(CPU, 16)
+    ledger = figures.speculation.ledger
+    assert ledger.prices(1, 4, pending=False) is None
+    for _ in range(4):
+        figures.step()
+    prices = ledger.prices(1, 4, pending=True)
+    assert prices is not None and prices.can_pay
+    drained = ledger.prices(1, 4, pending=False)
+    assert drained is not None and all(a < b for a, b in zip(drained.costs, prices.costs, strict=True))
