@@ -257,9 +257,7 @@ def multiplies_codes() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
-def _attend_codes(
-    queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax, index: RowIndex
-) -> mx.array:
+def _attend_codes(queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax, index: RowIndex) -> mx.array:
     """`_attend_blocks` for quantized keys and values on a CPU."""
     slab = kv.arena.blocks_of(kv.layer)
     tail = None if kv.tail is None else [t[:, :, : kv.tail_tokens] for t in kv.tail]
