@@ -22,6 +22,7 @@ from functools import partial
 
 import mlx.core as mx
 
+from cortexmlx.attention.as_mlx import as_mlx, keys_and_values
 from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.piece_batches import CutPieces
@@ -140,51 +141,6 @@ def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
     return mx.default_device() == mx.cpu and not queries.dtype == kv.dtype == mx.float32
 
 
-def _as_mlx(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    softmax: Softmax,
-    mask: mx.array | str,
-    shared: mx.array | None = None,
-) -> mx.array:
-    """Return attention as mlx-lm's models compute it, with their roundings.
-
-    Queries are `[rows, query_heads, queries, dim]`, keys and values `[rows, kv_heads, tokens, dim]`. `mask` is a bool
-    for each query and token, or "causal". `shared` `[rows, heads, tokens, rest]` is the rotary part of latent
-    attention's keys, whose scores those models add; it has as many heads as are stored.
-    """
-    if shared is not None and softmax.softcap is None:
-        (rows, heads, count, _), dim = queries.shape, keys.shape[-1]
-        grouped = (queries[..., dim:] * softmax.scale).reshape(rows, shared.shape[1], -1, count, shared.shape[-1])
-        rest = (grouped @ shared[:, :, None].swapaxes(-1, -2)).reshape(rows, heads, count, -1)
-        visible = _visible(mask, *rest.shape[-2:])
-        rest = mx.where(visible, rest, mx.array(mx.finfo(rest.dtype).min, rest.dtype))
-        return mx.fast.scaled_dot_product_attention(
-            queries[..., :dim], keys, values, scale=softmax.scale, mask=rest, sinks=softmax.sinks
-        )
-    if shared is not None:
-        keys = mx.concatenate([keys, shared], axis=-1)
-    if softmax.softcap is None:
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=softmax.scale, mask=mask, sinks=softmax.sinks
-        )
-    rows, heads, count, dim = queries.shape
-    grouped = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
-    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
-    scores = mx.tanh(scores / softmax.softcap) * softmax.softcap
-    mask = _visible(mask, count, keys.shape[2])
-    mask = mask[:, :, None] if mask.ndim == 4 else mask
-    scores = mx.where(mask, scores, mx.array(-mx.inf, scores.dtype))
-    out = mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]
-    return out.reshape(rows, heads, count, -1)
-
-
-def _visible(mask: mx.array | str, count: int, tokens: int) -> mx.array:
-    """Return the mask as bools."""
-    return mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None] if isinstance(mask, str) else mask
-
-
 def attend_gathered(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
     """Attend with rows of one query each, by MLX's attention over a copy of their keys and values, with its roundings.
     It does not serve a softmax that is `of_no_model`.
@@ -200,16 +156,8 @@ def _attend_copied(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowI
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
     seen = _plain(kv, seen)
-    keys, values, shared = _apart(seen, kv.value_in_key)
-    return _as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
-
-
-def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Return keys, values and, if the values are part of the keys, the rest of the keys."""
-    if value_in_key is None:
-        return seen[0], seen[1], None
-    values = seen[0][..., :value_in_key]
-    return values, values, seen[0][..., value_in_key:]
+    keys, values, shared = keys_and_values(seen, kv.value_in_key)
+    return as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
 
 
 def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
@@ -364,15 +312,15 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     if (softmax.softcap is None and softmax.slopes is None and gpu) or (
         rounds_coarsely(queries, kv) and not softmax.of_no_model
     ):
-        keys, values, rest = _apart(seen, kv.value_in_key)
+        keys, values, rest = keys_and_values(seen, kv.value_in_key)
         if kv.expand is not None:
             keys, values = kv.expand(mx.contiguous(values))
         shared = None if rest is None else rest[None]
         mask = step.mask(piece)
-        return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(0, 2)
+        return as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(0, 2)
     keys, values = seen[0], seen[-1]
     if kv.expand is not None:
-        _, latents, rest = _apart(seen, kv.value_in_key)
+        _, latents, rest = keys_and_values(seen, kv.value_in_key)
         assert rest is not None
         keys, values = kv.expand(mx.contiguous(latents))
         keys = mx.concatenate([keys, mx.broadcast_to(rest, (*keys.shape[:-1], rest.shape[-1]))], axis=-1)
