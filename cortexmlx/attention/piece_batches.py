@@ -58,13 +58,15 @@ class PieceBatch:
 
 
 class CutPieces:
-    """The pieces of a step: short ones in batches, and those that are computed one by one."""
+    """The pieces of a step: short ones in batches, and those that are computed one by one. A lone short piece is a
+    batch too if its tokens are scattered, because blocks are multiplied where they are and slots must be copied.
+    """
 
     def __init__(self, step: GroupStep) -> None:
         self.batches: list[PieceBatch] = []
         self.alone: list[PrefillPiece] = []
         for pieces in _alike(step):
-            if len(pieces) > 1:
+            if len(pieces) > 1 or pieces[0].run is None:
                 self.batches.append(PieceBatch(pieces, step.attention_window))
             else:
                 self.alone += pieces

@@ -4,12 +4,13 @@ kernels' judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they are. The slab is reshaped (at no cost) to
 matrices `[kv_heads * blocks, block_size, dim]`, and the block table selects them. Whole blocks are read, so tokens
 after a row's last one are excluded by selection. A block is filled with zeros when its first token is written, because
-`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What
-a piece sees is dequantized.
+`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What a
+longer piece sees is dequantized.
 
-Prefill pieces read a view of the row's run, or one gather of its slots if it has several runs, from the oldest token
-that a query of the piece sees. A GPU uses MLX's fused attention for them. A CPU computes stretches of queries, and
-skips tokens that come after all of them.
+Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
+(`piece_batches.py`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of its
+slots if it has several runs, from the oldest token that a query of the piece sees. A GPU uses MLX's fused attention for
+them. A CPU computes stretches of queries, and skips tokens that come after all of them.
 
 Softmax is computed in powers of two (`softmax.py`); for a single row's few scores, by MLX. Below float32, a CPU
 computes every row by MLX's own attention instead, so that a row is rounded in the same way alone, in a batch and in
@@ -18,6 +19,7 @@ mlx-lm.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -122,9 +124,9 @@ def attend_pieces(
     if apart or kv.expand is not None:
         return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
     cut, coarse = kv.derived.get(CutPieces, kv.step), rounds_coarsely(queries, kv)
-    found = []
+    found, without_tail = [], replace(kv, tail=None, tail_tokens=0)
     for batch in cut.batches:
-        attended = _attend_together(batch.queries(queries), kv, softmax, batch.index(*_sizes(kv)), coarse)
+        attended = _attend_together(batch.queries(queries), without_tail, softmax, batch.index(*_sizes(kv)), coarse)
         _, heads, _, dim = attended.shape
         found.append(attended.swapaxes(1, 2).reshape(-1, heads, 1, dim))
     found += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in cut.alone]

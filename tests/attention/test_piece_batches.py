@@ -94,6 +94,17 @@ def test_long_pieces_and_lone_ones_are_computed_one_by_one() -> None:
     assert cut.order is not None and [found[i] for i in cut.order.tolist()] == list(range(440))
 
 
+def test_a_lone_short_piece_is_multiplied_where_it_is_if_it_is_scattered() -> None:
+    """As it is when a prompt's blocks were found in the prefix cache: a copy of its tokens costs more than a batch."""
+    run, scattered = (
+        PrefillPiece(0, 3, 5, KVHandle(0, 1), None),
+        PrefillPiece(0, 3, 5, None, np.arange(8, dtype=np.int32)),
+    )
+    for piece, batches in ((run, 0), (scattered, 1)):
+        cut = CutPieces(GroupStep(*NO_ROWS, (piece,), AttentionWindow()))
+        assert len(cut.batches) == batches and len(cut.alone) == 1 - batches and cut.order is None
+
+
 def test_equal_pieces_in_order_are_neither_gathered_nor_reordered() -> None:
     """Up to `LEAST_SEEN` tokens, what they see sorts nothing."""
     cut = CutPieces(step_of([(30, 4), (80, 4), (7, 4)]))

@@ -29,6 +29,7 @@ from tests.faults import (
     piece_edges,
     planted,
     products,
+    short_pieces,
     structured,
     tools,
     warm,
@@ -37,7 +38,7 @@ from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
-ROOMS = (choices, launches, memory, piece_edges, products, structured, tools, warm)
+ROOMS = (choices, launches, memory, piece_edges, products, short_pieces, structured, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",
