@@ -9,7 +9,7 @@ disagrees, and a shape that the kernels do not serve, take the reference path, a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
@@ -21,6 +21,7 @@ from cortexmlx.attention.choices.ways import AttendRows, Way
 from cortexmlx.attention.metal_prefill import MetalPrefill, whole_blocks
 from cortexmlx.attention.paged import AttentionCall, PagedKV
 from cortexmlx.attention.selfcheck.check import Approval, KernelCheck
+from cortexmlx.attention.token_rows import TokenRows
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.spec import LayerGroup
@@ -135,22 +136,43 @@ class MetalAttention:
         """See `paged_attention`."""
         if kv.queries_for is not None:
             queries = kv.queries_for(queries)
-        rows, parts = kv.step.rows, []
-        if rows:
-            served = self._serving(queries, kv, sinks, softcap, slopes)
-            if isinstance(served, Variant):
-                parts.append(self.decode(served, queries, kv, scale, sinks, softcap, slopes))
-            else:
-                parts.append(served(queries, kv, scale, sinks, softcap, slopes))
-        if kv.step.pieces:
-            shape = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes)
-            if self._prefill.serves(shape, kv.step.attention_window):
-                factors, per_head = self._score_factors(scale, softcap), self._heads("sinks", kv.layer, sinks)
-                of_pieces = queries[rows:] if rows else queries
-                parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
-            else:
-                parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)
+        given = scale, sinks, softcap, slopes
+        if not kv.step.pieces:
+            return self._rows(queries, kv, *given)
+        shape, apart = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes), self.ways.choices.reproducible
+        prefill = self._prefill.serves(shape, kv.step.attention_window)
+        if not prefill and not apart and kv.expand is None and (few := kv.derived.get(TokenRows, kv.step)):
+            null_block = kv.arena.null_block(kv.arena.group_of[kv.layer])
+            as_rows = replace(kv, step=few.step(kv.arena.block_size, null_block), derived=few.derived)
+            if isinstance(self._serving(queries, as_rows, sinks, softcap, slopes), Variant):
+                taken = few.taken(queries)
+                parts = [self._rows(taken, as_rows, *given)]
+                if as_rows.step.pieces:
+                    parts += reference.attend_pieces(taken, as_rows, *given)
+                return few.put_back(parts[0] if len(parts) == 1 else mx.concatenate(parts))
+        parts = [self._rows(queries, kv, *given)] if kv.step.rows else []
+        if prefill:
+            factors, per_head = self._score_factors(scale, softcap), self._heads("sinks", kv.layer, sinks)
+            of_pieces = queries[kv.step.rows :] if kv.step.rows else queries
+            parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
+        else:
+            parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _rows(
+        self,
+        queries: mx.array,
+        kv: PagedKV,
+        scale: float,
+        sinks: mx.array | None,
+        softcap: float | None,
+        slopes: mx.array | None,
+    ) -> mx.array:
+        """Return the attention of the step's single tokens. `queries` are those of the whole step."""
+        served = self._serving(queries, kv, sinks, softcap, slopes)
+        if isinstance(served, Variant):
+            return self.decode(served, queries, kv, scale, sinks, softcap, slopes)
+        return served(queries, kv, scale, sinks, softcap, slopes)
 
     def decode(
         self,

@@ -58,17 +58,19 @@ class PieceBatch:
 
 
 class CutPieces:
-    """The pieces of a step: short ones in batches, and those that are computed one by one."""
+    """The pieces of a step: short ones in batches, and those that are computed one by one. A lone short piece is a
+    batch too if its tokens are scattered, because blocks are multiplied where they are and slots must be copied.
+    """
 
     def __init__(self, step: GroupStep) -> None:
         self.batches: list[PieceBatch] = []
         self.alone: list[PrefillPiece] = []
         for pieces in _alike(step):
-            if len(pieces) > 1:
+            if len(pieces) > 1 or pieces[0].run is None:
                 self.batches.append(PieceBatch(pieces, step.attention_window))
             else:
                 self.alone += pieces
-        self.alone += [piece for piece in step.pieces if not _is_short(piece)]
+        self.alone += [piece for piece in step.pieces if not is_short(piece)]
         found = [batch.flat.reshape(-1) for batch in self.batches]
         found += [np.arange(piece.begin, piece.end) for piece in self.alone]
         _, order = np.unique(np.concatenate(found), return_index=True)
@@ -79,7 +81,8 @@ class CutPieces:
         """
 
 
-def _is_short(piece: PrefillPiece) -> bool:
+def is_short(piece: PrefillPiece) -> bool:
+    """Return whether a piece may be computed with others."""
     return piece.end - piece.begin <= SHORT
 
 
@@ -95,7 +98,7 @@ def _alike(step: GroupStep) -> Iterator[list[PrefillPiece]]:
         return (piece.end - piece.begin - 1).bit_length()
 
     group: list[PrefillPiece] = []
-    for piece in sorted(filter(_is_short, step.pieces), key=lambda piece: (tokens(piece), seen(piece))):
+    for piece in sorted(filter(is_short, step.pieces), key=lambda piece: (tokens(piece), seen(piece))):
         if group and (tokens(group[0]) != tokens(piece) or seen(piece) > 2 * seen(group[0])):
             yield group
             group = []

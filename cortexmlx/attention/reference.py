@@ -4,12 +4,13 @@ kernels' judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they are. The slab is reshaped (at no cost) to
 matrices `[kv_heads * blocks, block_size, dim]`, and the block table selects them. Whole blocks are read, so tokens
 after a row's last one are excluded by selection. A block is filled with zeros when its first token is written, because
-`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What
-a piece sees is dequantized.
+`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What a
+longer piece sees is dequantized.
 
-Prefill pieces read a view of the row's run, or one gather of its slots if it has several runs, from the oldest token
-that a query of the piece sees. A GPU uses MLX's fused attention for them. A CPU computes stretches of queries, and
-skips tokens that come after all of them.
+Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
+(`piece_batches.py`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of its
+slots if it has several runs, from the oldest token that a query of the piece sees. A GPU uses MLX's fused attention for
+them. A CPU computes stretches of queries, and skips tokens that come after all of them.
 
 Softmax is computed in powers of two (`softmax.py`); for a single row's few scores, by MLX. Below float32, a CPU
 computes every row by MLX's own attention instead, so that a row is rounded in the same way alone, in a batch and in
@@ -18,10 +19,12 @@ mlx-lm.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
 
+from cortexmlx.attention.as_mlx import as_mlx, keys_and_values
 from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.piece_batches import CutPieces
@@ -121,9 +124,9 @@ def attend_pieces(
     if apart or kv.expand is not None:
         return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
     cut, coarse = kv.derived.get(CutPieces, kv.step), rounds_coarsely(queries, kv)
-    found = []
+    found, without_tail = [], replace(kv, tail=None, tail_tokens=0)
     for batch in cut.batches:
-        attended = _attend_together(batch.queries(queries), kv, softmax, batch.index(*_sizes(kv)), coarse)
+        attended = _attend_together(batch.queries(queries), without_tail, softmax, batch.index(*_sizes(kv)), coarse)
         _, heads, _, dim = attended.shape
         found.append(attended.swapaxes(1, 2).reshape(-1, heads, 1, dim))
     found += [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in cut.alone]
@@ -138,51 +141,6 @@ def rounds_coarsely(queries: mx.array, kv: PagedKV) -> bool:
     depend on what is computed beside it.
     """
     return mx.default_device() == mx.cpu and not queries.dtype == kv.dtype == mx.float32
-
-
-def _as_mlx(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    softmax: Softmax,
-    mask: mx.array | str,
-    shared: mx.array | None = None,
-) -> mx.array:
-    """Return attention as mlx-lm's models compute it, with their roundings.
-
-    Queries are `[rows, query_heads, queries, dim]`, keys and values `[rows, kv_heads, tokens, dim]`. `mask` is a bool
-    for each query and token, or "causal". `shared` `[rows, heads, tokens, rest]` is the rotary part of latent
-    attention's keys, whose scores those models add; it has as many heads as are stored.
-    """
-    if shared is not None and softmax.softcap is None:
-        (rows, heads, count, _), dim = queries.shape, keys.shape[-1]
-        grouped = (queries[..., dim:] * softmax.scale).reshape(rows, shared.shape[1], -1, count, shared.shape[-1])
-        rest = (grouped @ shared[:, :, None].swapaxes(-1, -2)).reshape(rows, heads, count, -1)
-        visible = _visible(mask, *rest.shape[-2:])
-        rest = mx.where(visible, rest, mx.array(mx.finfo(rest.dtype).min, rest.dtype))
-        return mx.fast.scaled_dot_product_attention(
-            queries[..., :dim], keys, values, scale=softmax.scale, mask=rest, sinks=softmax.sinks
-        )
-    if shared is not None:
-        keys = mx.concatenate([keys, shared], axis=-1)
-    if softmax.softcap is None:
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=softmax.scale, mask=mask, sinks=softmax.sinks
-        )
-    rows, heads, count, dim = queries.shape
-    grouped = (queries * softmax.scale).reshape(rows, keys.shape[1], -1, count, dim)
-    scores = grouped @ keys[:, :, None].swapaxes(-1, -2)
-    scores = mx.tanh(scores / softmax.softcap) * softmax.softcap
-    mask = _visible(mask, count, keys.shape[2])
-    mask = mask[:, :, None] if mask.ndim == 4 else mask
-    scores = mx.where(mask, scores, mx.array(-mx.inf, scores.dtype))
-    out = mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]
-    return out.reshape(rows, heads, count, -1)
-
-
-def _visible(mask: mx.array | str, count: int, tokens: int) -> mx.array:
-    """Return the mask as bools."""
-    return mx.arange(tokens) <= mx.arange(tokens - count, tokens)[:, None] if isinstance(mask, str) else mask
 
 
 def attend_gathered(queries: mx.array, kv: PagedKV, softmax: Softmax) -> mx.array:
@@ -200,16 +158,8 @@ def _attend_copied(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowI
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
     seen = _plain(kv, seen)
-    keys, values, shared = _apart(seen, kv.value_in_key)
-    return _as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
-
-
-def _apart(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
-    """Return keys, values and, if the values are part of the keys, the rest of the keys."""
-    if value_in_key is None:
-        return seen[0], seen[1], None
-    values = seen[0][..., :value_in_key]
-    return values, values, seen[0][..., value_in_key:]
+    keys, values, shared = keys_and_values(seen, kv.value_in_key)
+    return as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
 
 
 def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
@@ -257,9 +207,7 @@ def multiplies_codes() -> bool:
     return bool(mx.default_device() == mx.cpu)
 
 
-def _attend_codes(
-    queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax, index: RowIndex
-) -> mx.array:
+def _attend_codes(queries: mx.array, kv: PagedKV, form: Quantization, softmax: Softmax, index: RowIndex) -> mx.array:
     """`_attend_blocks` for quantized keys and values on a CPU."""
     slab = kv.arena.blocks_of(kv.layer)
     tail = None if kv.tail is None else [t[:, :, : kv.tail_tokens] for t in kv.tail]
@@ -366,15 +314,15 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     if (softmax.softcap is None and softmax.slopes is None and gpu) or (
         rounds_coarsely(queries, kv) and not softmax.of_no_model
     ):
-        keys, values, rest = _apart(seen, kv.value_in_key)
+        keys, values, rest = keys_and_values(seen, kv.value_in_key)
         if kv.expand is not None:
             keys, values = kv.expand(mx.contiguous(values))
         shared = None if rest is None else rest[None]
         mask = step.mask(piece)
-        return _as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(0, 2)
+        return as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(0, 2)
     keys, values = seen[0], seen[-1]
     if kv.expand is not None:
-        _, latents, rest = _apart(seen, kv.value_in_key)
+        _, latents, rest = keys_and_values(seen, kv.value_in_key)
         assert rest is not None
         keys, values = kv.expand(mx.contiguous(latents))
         keys = mx.concatenate([keys, mx.broadcast_to(rest, (*keys.shape[:-1], rest.shape[-1]))], axis=-1)

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from cortexmlx.arrays import IntArray
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 

@@ -69,9 +69,8 @@ class _Problem:
         piece = np.arange(8 * 10, 8 * 12 + 4) if run else np.array([*range(8, 16), *range(24, 32), *range(88, 92)])
         used = np.concatenate([np.array(b) * BLOCK + i for b in (7, 2, 19, 5) for i in range(BLOCK)], axis=None)
         unused = np.setdiff1d(np.arange(slots), np.concatenate([used, piece]))
-        dead = np.array(
-            [19 * BLOCK + i for i in range(3, BLOCK)]
-        )  # behind the first row's last token: blocks are zeroed
+        rest = np.arange(piece[-1] + 1, (piece[-1] // BLOCK + 1) * BLOCK)
+        dead = np.array([19 * BLOCK + i for i in range(3, BLOCK)] + rest.tolist())  # after last tokens: zeroed
         for i in (1, 2, 4, 5):
             slab[i][:, mx.array(unused)] = float("nan")
             slab[i][:, mx.array(dead)] = 0

@@ -30,6 +30,7 @@ from tests.faults import (
     piece_edges,
     planted,
     products,
+    short_pieces,
     speculation,
     structured,
     suffix,
@@ -40,7 +41,20 @@ from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
-ROOMS = (choices, gains, launches, memory, piece_edges, products, speculation, structured, suffix, tools, warm)
+ROOMS = (
+    choices,
+    gains,
+    launches,
+    memory,
+    piece_edges,
+    products,
+    short_pieces,
+    speculation,
+    structured,
+    suffix,
+    tools,
+    warm,
+)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",

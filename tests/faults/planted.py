@@ -315,8 +315,8 @@ FAULTS = (
     Fault(
         "slopes are not for pieces",
         BACKEND,
-        "reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)",
-        "reference.attend_pieces(queries, kv, scale, sinks, softcap, None)",
+        "reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart",
+        "reference.attend_pieces(queries, kv, scale, sinks, softcap, None, apart",
     ),
     Fault(
         "slopes are no part of a variant's key",

@@ -84,12 +84,13 @@ class ReferenceAttention:
         slopes: mx.array | None = None,
     ) -> mx.array:
         """See `paged_attention`."""
-        way = self._way(queries, kv, sinks, softcap, slopes) if kv.step.rows else None
-        if way is None:
-            return reference.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
-        parts = [PLAIN[way](queries, kv, scale, sinks, softcap, slopes)]
+        parts = []
+        if kv.step.rows:
+            way = self._way(queries, kv, sinks, softcap, slopes) or Way.REFERENCE
+            parts.append(PLAIN[way](queries, kv, scale, sinks, softcap, slopes))
         if kv.step.pieces:
-            parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes)
+            apart = self.choices.reproducible
+            parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
     def _way(

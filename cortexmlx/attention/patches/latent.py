@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, ProbeKV, attend
 from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.piece_batches import is_short
 from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.arena import Slab
@@ -161,7 +163,9 @@ class LatentKV(OwnHandle):
 
 @dataclass(frozen=True)
 class _Part:
-    """Tokens `begin .. end` of a step as a step of their own: the single ones, or one `piece`."""
+    """Tokens `begin .. end` of a step as a step of their own: the single ones, short pieces that follow each other, or
+    one `piece`.
+    """
 
     begin: int
     end: int
@@ -178,6 +182,9 @@ class _Parts:
         if step.rows:
             self.parts.append(_Part(0, step.rows, replace(step, pieces=()), None, Derived()))
         empty = replace(step, tables=step.tables[:0], lengths=np.zeros(0, np.int32), runs=())
-        for piece in step.pieces:
-            alone = replace(empty, pieces=(replace(piece, begin=0, end=piece.end - piece.begin),))
-            self.parts.append(_Part(piece.begin, piece.end, alone, piece, Derived()))
+        for _, found in groupby(enumerate(step.pieces), lambda piece: -1 if is_short(piece[1]) else piece[0]):
+            pieces = [piece for _, piece in found]
+            begin, end = pieces[0].begin, pieces[-1].end
+            own = tuple(replace(piece, begin=piece.begin - begin, end=piece.end - begin) for piece in pieces)
+            alone = pieces[0] if len(pieces) == 1 else None
+            self.parts.append(_Part(begin, end, replace(empty, pieces=own), alone, Derived()))

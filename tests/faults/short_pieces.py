@@ -1,0 +1,86 @@
+"""Faults in how short pieces are attended to together."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+TESTS = ("attention/test_piece_batches.py", "attention/test_token_rows.py", "attention/test_reference_step.py")
+
+STEP, BATCHES = "cortexmlx/attention/reference_step.py", "cortexmlx/attention/piece_batches.py"
+ROWS, BACKEND = "cortexmlx/attention/token_rows.py", "cortexmlx/attention/metal.py"
+
+FAULTS = (
+    Fault(
+        "a verified token sees the one after it",
+        STEP,
+        "seen = (position <= newest)",
+        "seen = (position <= np.minimum(newest + 1, newest.max(axis=1, keepdims=True)))",
+    ),
+    Fault(
+        "all tokens of a short piece have the newest one's window",
+        STEP,
+        "oldest = self._window.oldest(np.maximum(newest + tail, 0))",
+        "oldest = self._window.oldest(np.maximum(newest.max(axis=1, keepdims=True) + tail, 0))",
+    ),
+    Fault(
+        "the window of a short piece is one token longer",
+        STEP,
+        "(position >= oldest)",
+        "(position >= oldest - 1)",
+    ),
+    Fault(
+        "a short piece's first block is that of its newest token",
+        STEP,
+        "np.maximum(queries.min(axis=1), 0)) // block_size",
+        "np.maximum(queries.max(axis=1), 0)) // block_size",
+    ),
+    Fault(
+        "distances of a short piece count from its newest token",
+        STEP,
+        "(self._queries + tail)[:, :, None]",
+        "np.broadcast_to(self._queries[:, -1:] + tail, self._queries.shape)[:, :, None]",
+    ),
+    Fault("short pieces are filled up with the next piece's tokens", BATCHES, ", p.end - 1) for p", ", p.end) for p"),
+    Fault(
+        "short pieces stay in the order of their batches",
+        BATCHES,
+        "None if in_order else mx.array(order",
+        "None if found else mx.array(order",
+    ),
+    Fault(
+        "positions of short pieces count from the step's first token",
+        BATCHES,
+        "piece.first - piece.begin",
+        "piece.first",
+    ),
+    Fault(
+        "a piece of 17 tokens is short",
+        BATCHES,
+        "piece.end - piece.begin <= SHORT",
+        "piece.end - piece.begin - 1 <= SHORT",
+    ),
+    Fault(
+        "a token's row ends where its piece does",
+        ROWS,
+        "np.arange(piece.first + 1, piece.tokens + 1)",
+        "np.full(piece.tokens - piece.first, piece.tokens)",
+    ),
+    Fault(
+        "results stay in the order of the rows",
+        ROWS,
+        "if self._back is None",
+        "if self._back is not None or attended.size",
+    ),
+    Fault(
+        "the rows of all tokens have the first piece's blocks",
+        ROWS,
+        "zip(counts, blocks, strict",
+        "zip(counts, blocks[:1] * len(blocks), strict",
+    ),
+    Fault(
+        "pieces become rows where answers must be repeatable",
+        BACKEND,
+        "not prefill and not apart and",
+        "not prefill and",
+    ),
+)
