@@ -15,15 +15,10 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.opened_model import OpenedModel
-from cortexmlx.speculation.draft_rows import DraftRows
+from cortexmlx.speculation.draft_rows import MOST_AT_ONCE, DraftRows
 from cortexmlx.speculation.drafter import Draft
 
 log = logging.getLogger("cortexmlx")
-
-AT_ONCE = 4
-"""How many tokens are guessed at once. Each costs a pass of the draft model, whether the ones before it are right or
-not.
-"""
 
 PAUSE = 256
 """How many rounds are left out after the system has refused memory to the draft model; twice as many after the next
@@ -102,13 +97,12 @@ class DraftModel:
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
         """See `Drafter`. Nothing may be in flight, in the other model either."""
-        count = min(budget, AT_ONCE)
         if self._pause or self.failed:
             self._pause = max(0, self._pause - 1)
             return [None] * len(jobs)
         try:
-            self._guess(jobs, count)
-            return [self.rows.guess(job, count, self._vocabulary) for job in jobs]
+            self._guess(jobs, budget)
+            return [self.rows.guess(job, budget, self._vocabulary) for job in jobs]
         except Exception:  # an answer needs no guesses
             log.exception("the draft model failed, and guesses nothing from now on")
             self.failed = True
@@ -227,7 +221,7 @@ class DraftModel:
         computed prompts do not count.
         """
         rows, end = len(plan.segments), time.perf_counter()
-        if any(segment.count > AT_ONCE + 1 or not segment.logits for segment in plan.segments) or not rows:
+        if any(segment.count > MOST_AT_ONCE or not segment.logits for segment in plan.segments) or not rows:
             return
         _mean(self._first, rows.bit_length(), first - began)
         if count > 1:
