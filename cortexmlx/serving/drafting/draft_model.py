@@ -112,11 +112,9 @@ class DraftModel:
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows whose texts are computed;
         None if that is not known yet.
         """
-        size = rows.bit_length()
-        first, further = self._first.get(size), self._further.get(size)
-        if first is None or (further is None and tokens > 1):
-            return None
-        return first + (tokens - 1) * (further or 0.0)
+        further = _nearest(self._further, rows.bit_length())
+        first = _nearest(self._first, rows.bit_length()) or further
+        return None if first is None else first + (tokens - 1) * (further or first)
 
     def end(self, job: Job) -> None:
         """See `Drafter`."""
@@ -178,10 +176,13 @@ class DraftModel:
         plan = self.rows.begin(jobs, count)
         if plan is None:
             return
-        new = plan
+        new, collected = plan, None
         if not self._step(plan):
             return
-        collected = None
+        if self.runner.computes_at_dispatch:  # it is done: what comes now is the time of the other steps
+            if not self._collect():
+                return
+            collected = time.perf_counter()
         while (plan := self.rows.decode()) is not None or self._in_flight:
             if plan is not None and not self._step(plan):
                 return
@@ -217,15 +218,21 @@ class DraftModel:
         self.rows.cache.pools.give_all_back()
 
     def _note(self, plan: StepPlan, first: float, began: float, count: int) -> None:
-        """Note how long a round took that began with a step at `began`, which was collected at `first`. Rounds that
-        computed prompts do not count.
+        """Note how long the steps of a round took. It began with a step at `began`, which was collected at `first`, and
+        which does not count if it computed prompts.
         """
-        rows, end = len(plan.segments), time.perf_counter()
-        if any(segment.count > MOST_AT_ONCE or not segment.logits for segment in plan.segments) or not rows:
+        rows, end = sum(bool(segment.logits) for segment in plan.segments), time.perf_counter()
+        if not rows:
             return
-        _mean(self._first, rows.bit_length(), first - began)
+        if all(segment.count <= MOST_AT_ONCE for segment in plan.segments):
+            _mean(self._first, rows.bit_length(), first - began)
         if count > 1:
             _mean(self._further, rows.bit_length(), (end - first) / (count - 1))
+
+
+def _nearest(means: dict[int, float], size: int) -> float | None:
+    """Return the mean of the size, or else of the nearest one."""
+    return means[min(means, key=lambda known: abs(known - size))] if means else None
 
 
 def _mean(means: dict[int, float], size: int, seconds: float) -> None:
