@@ -173,10 +173,11 @@ class OpenedModel:
                 f"the draft model {name} is not used: {self.loaded.name} has recurrent layers, or runs on mlx-lm's own "
                 "caches, and no token can be taken back there",
             )
-        if not self._config.speculate:
+        if not self._config.speculate or self._config.reproducible:
             self.draft.release()
             self.draft = None
-            return (f"the draft model {name} is not used, because nothing is to be drafted (speculate=False)",)
+            why = "reproducible=True" if self._config.reproducible else "speculate=False"
+            return (f"the draft model {name} is not used, because nothing is to be drafted ({why})",)
         return tuple(f"draft model {name}: {note}" for note in self.draft.loaded.notes)
 
     @property

@@ -15,15 +15,10 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.opened_model import OpenedModel
-from cortexmlx.speculation.draft_rows import DraftRows
+from cortexmlx.speculation.draft_rows import MOST_AT_ONCE, DraftRows
 from cortexmlx.speculation.drafter import Draft
 
 log = logging.getLogger("cortexmlx")
-
-AT_ONCE = 4
-"""How many tokens are guessed at once. Each costs a pass of the draft model, whether the ones before it are right or
-not.
-"""
 
 PAUSE = 256
 """How many rounds are left out after the system has refused memory to the draft model; twice as many after the next
@@ -102,13 +97,12 @@ class DraftModel:
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
         """See `Drafter`. Nothing may be in flight, in the other model either."""
-        count = min(budget, AT_ONCE)
         if self._pause or self.failed:
             self._pause = max(0, self._pause - 1)
             return [None] * len(jobs)
         try:
-            self._guess(jobs, count)
-            return [self.rows.guess(job, count, self._vocabulary) for job in jobs]
+            self._guess(jobs, budget)
+            return [self.rows.guess(job, budget, self._vocabulary) for job in jobs]
         except Exception:  # an answer needs no guesses
             log.exception("the draft model failed, and guesses nothing from now on")
             self.failed = True
@@ -118,11 +112,9 @@ class DraftModel:
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows whose texts are computed;
         None if that is not known yet.
         """
-        size = rows.bit_length()
-        first, further = self._first.get(size), self._further.get(size)
-        if first is None or (further is None and tokens > 1):
-            return None
-        return first + (tokens - 1) * (further or 0.0)
+        further = _nearest(self._further, rows.bit_length())
+        first = _nearest(self._first, rows.bit_length()) or further
+        return None if first is None else first + (tokens - 1) * (further or first)
 
     def end(self, job: Job) -> None:
         """See `Drafter`."""
@@ -184,10 +176,13 @@ class DraftModel:
         plan = self.rows.begin(jobs, count)
         if plan is None:
             return
-        new = plan
+        new, collected = plan, None
         if not self._step(plan):
             return
-        collected = None
+        if self.runner.computes_at_dispatch:  # it is done: what comes now is the time of the other steps
+            if not self._collect():
+                return
+            collected = time.perf_counter()
         while (plan := self.rows.decode()) is not None or self._in_flight:
             if plan is not None and not self._step(plan):
                 return
@@ -223,15 +218,21 @@ class DraftModel:
         self.rows.cache.pools.give_all_back()
 
     def _note(self, plan: StepPlan, first: float, began: float, count: int) -> None:
-        """Note how long a round took that began with a step at `began`, which was collected at `first`. Rounds that
-        computed prompts do not count.
+        """Note how long the steps of a round took. It began with a step at `began`, which was collected at `first`, and
+        which does not count if it computed prompts.
         """
-        rows, end = len(plan.segments), time.perf_counter()
-        if any(segment.count > AT_ONCE + 1 or not segment.logits for segment in plan.segments) or not rows:
+        rows, end = sum(bool(segment.logits) for segment in plan.segments), time.perf_counter()
+        if not rows:
             return
-        _mean(self._first, rows.bit_length(), first - began)
+        if all(segment.count <= MOST_AT_ONCE for segment in plan.segments):
+            _mean(self._first, rows.bit_length(), first - began)
         if count > 1:
             _mean(self._further, rows.bit_length(), (end - first) / (count - 1))
+
+
+def _nearest(means: dict[int, float], size: int) -> float | None:
+    """Return the mean of the size, or else of the nearest one."""
+    return means[min(means, key=lambda known: abs(known - size))] if means else None
 
 
 def _mean(means: dict[int, float], size: int, seconds: float) -> None:

@@ -78,6 +78,28 @@ def test_an_adapter_is_counted_with_the_weights(capsys: pytest.CaptureFixture[st
     assert "no adapter_config.json" in capsys.readouterr().err
 
 
+def test_a_draft_model_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder, states = write_tiny(tmp_path / "m"), write_tiny(tmp_path / "states", "qwen3_5")
+    figures = []
+    for line in ([folder], [folder, "--draft", folder], [states, "--draft", folder]):
+        assert run(["plan", *map(str, line), "--kv-memory", "1MB", "--json"]) == 0
+        figures.append(json.loads(capsys.readouterr().out)["here"])
+    alone, drafted, useless = figures
+    assert (
+        (alone["draft_bytes"], alone["draft_kv_bytes"]) == (useless["draft_bytes"], useless["draft_kv_bytes"]) == (0, 0)
+    )
+    assert drafted["draft_bytes"] >= alone["weight_bytes"] and drafted["draft_kv_bytes"] == 500_000
+    assert drafted["free_bytes"] == alone["free_bytes"] - drafted["draft_bytes"]
+    with Engine(folder, draft=folder, kv_memory="1MB") as engine:
+        assert drafted["arena_tokens"] == engine.inspect(lambda core: core.cache.tables.capacity_tokens)
+    assert run(["plan", str(folder), "--draft", str(folder), "--kv-memory", "1MB"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\n  draft model     {format_bytes(drafted['draft_bytes'])} " in shown
+    assert f"\n  draft's arena   {format_bytes(500_000)} " in shown
+    assert run(["plan", str(folder), "--draft", str(states)]) == 1
+    assert f"{states} cannot draft (--draft): its layers do not all keep keys and values" in capsys.readouterr().err
+
+
 def test_a_shape_by_hand_needs_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*SEVEN_B.split(), "--tokens", "8192", "--bytes", "2"]) == 0
     assert capsys.readouterr().out == (

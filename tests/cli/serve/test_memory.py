@@ -44,6 +44,16 @@ def test_kept_models_leave_the_others_the_rest(folder: Path) -> None:
     assert three["b"].memory + three["a"].memory <= 20 * MIB and list(three) == ["a", "b", "c"]
 
 
+def test_a_draft_model_is_planned_as_the_engine_opens_it(folder: Path) -> None:
+    alone, plan = planned(folder, "a", 12 * MIB)["a"], planned(folder, "a", 12 * MIB, draft=folder)["a"]
+    assert plan.memory <= 12 * MIB and plan.fixed == 2 * alone.fixed and plan.kv <= alone.kv
+    assert plan.context_length < alone.context_length
+    with Engine(**vars(plan.config)) as engine:
+        assert engine.longest_request == plan.context_length
+        limits = engine.inspect(lambda core: (core.cache.bytes_limit, core.draft.rows.cache.bytes_limit))
+    assert limits[0] == limits[1] and sum(limits) <= plan.kv
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"kv_memory": "1MB"}, {"keep_last": 100}, {"kv_memory": "2MB", "block_size": 64}]
 )

@@ -141,6 +141,7 @@ def test_settings_are_each_models_own(started: Any) -> None:
         (["--alias", "x"], 1, "does not say of which model: write x=MODEL"),
         (["--model", "three"], 2, "several models, and --model 'three'"),
         (["--adapter", "x"], 2, "an adapter belongs to one model"),
+        (["--draft", "x"], 2, "it drafts for one model, but there are several"),
         (["--think"], 1, "enable_thinking"),
         (["missing-model"], 1, "missing-model"),
     ],

@@ -8,7 +8,9 @@ from typing import Any
 
 from cortexmlx.scheduling.job import Job
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.drafting.draft_model import DraftModel, open_draft
+from cortexmlx.speculation.speculation import Speculation
 from support.models.tiny import VOCAB, write_tiny, write_tokenizer
 
 
@@ -45,3 +47,37 @@ def quantized_copy(model: Path, folder: Path, bits: int = 4) -> Path:
 def wide_tiny(folder: Path, **changes: Any) -> Path:
     """A tiny llama whose weights can be quantized."""
     return write_tiny(folder, hidden_size=64, intermediate_size=64, **changes)
+
+
+class Eager(Speculation):
+    """Speculation that has all rows' next four tokens guessed by the draft model at each step, whether it pays or
+    not.
+    """
+
+    model: DraftModel | None
+    drafted: int
+    accepted: int
+
+    @property
+    def wants_drained(self) -> bool:
+        return self.model is not None and self.model.wants_drained and bool(self._scheduler.draftable)
+
+    def draft(self) -> None:
+        jobs = [job for job in self._scheduler.draftable if not job.drafts]
+        for job, draft in zip(jobs, () if self.model is None else self.model.propose(jobs, 4), strict=False):
+            if draft is not None:
+                self._scheduler.draft(job.id, draft.tokens)
+
+    def took(self, plan: object, seconds: float) -> None:
+        while self._scheduler.verified:
+            verified = self._scheduler.verified.pop()
+            self.drafted += verified.drafted
+            self.accepted += verified.accepted
+
+
+def make_eager(core: EngineCore) -> Eager:
+    """Let a core draft eagerly from now on, until it begins anew."""
+    speculation: Any = core.speculation
+    speculation.__class__ = Eager
+    speculation.model, speculation.drafted, speculation.accepted = core.draft, 0, 0
+    return speculation
