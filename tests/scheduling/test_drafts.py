@@ -224,6 +224,16 @@ def test_a_processor_that_fails_behind_right_drafts_fails_its_request_there(tiny
         driver.result(handle)
 
 
+def test_nothing_is_guessed_for_a_row_with_processors(tiny: Any) -> None:
+    core = (driver := Driver(tiny("llama"))).core
+    own = driver.add(PROMPTS[0], 30, logits_processors=(lambda tokens, logits: logits,))
+    driver.add(PROMPTS[1], 30)
+    driver.step(8)
+    jobs = {job.id: job for job in core.scheduler.jobs}
+    assert [job.processed for job in jobs.values()] == [True, False]
+    assert [job.processed for job in core.scheduler.draftable] == [False] and not own.ended
+
+
 def test_a_processor_that_fails_behind_a_wrong_draft_fails_nobody(tiny: Any) -> None:
     wanted = answers(Driver(tiny("llama")))[0].token_ids
 
