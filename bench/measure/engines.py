@@ -122,12 +122,16 @@ def open_engines(
         if weights is None:
             weights = engine.inspect(lambda core: core.loaded.model.parameters())
         else:
-            _share(engine, weights)
+            _use(engine, weights)
     return engines
 
 
-def _share(engine: Engine, weights: Any) -> None:
-    """Let an engine compute with another engine's weights, and release its own."""
+def share_weights(engine: Engine, other: Engine) -> None:
+    """Let an engine compute with the weights of another engine of the same model, and release its own."""
+    _use(engine, other.inspect(lambda core: core.loaded.model.parameters()))
+
+
+def _use(engine: Engine, weights: Any) -> None:
 
     def share(core: EngineCore) -> None:
         core.loaded.model.update(weights)

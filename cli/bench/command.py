@@ -91,6 +91,7 @@ def bench(
     against: Annotated[
         Peer | None, typer.Option(help="Compare on the same weights, in turns.", show_default=False)
     ] = None,
+    speculate: Annotated[bool, typer.Option("--speculate", help="What drafts save, on texts that are known.")] = False,
     suite: Annotated[Suite, typer.Option(help="What to measure.")] = Suite.basic,
     case: Annotated[
         list[str] | None,
@@ -116,7 +117,7 @@ def bench(
     nothing is cached, but for the shared system prompts of a trace. Suites: basic (tokens per second), serving (what a
     paged engine is for, beside mlx-lm), trace (requests at random times), pool, allocator and kernel (KV memory).
     """
-    chosen, given = sections(suite, against is not None), options.given(ctx)
+    chosen, given = sections(suite, against is not None, speculate), options.given(ctx)
     check_options(given, chosen, suite, against is not None)
     if not 0 < request_rate < float("inf"):
         raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
@@ -133,12 +134,13 @@ def bench(
     blas.preload()  # before the session imports mlx
     from cortexmlx.bench import parts, session
     from cortexmlx.bench.measure.engines import Plan
+    from cortexmlx.bench.replay import report as replay
     from cortexmlx.bench.suites.against import Shape
     from cortexmlx.bench.suites.arrivals import Promise, Traffic
     from cortexmlx.bench.suites.rows import tests
 
     saved = _prepared(save, compare, plot)
-    needs_model = bool({Section.ROWS, Section.RATIOS, Section.TRACE} & set(chosen))
+    needs_model = bool({Section.ROWS, Section.RATIOS, Section.TRACE, Section.SPECULATION} & set(chosen))
     with _model(model, model_option, needs_model) as (path, notes), shown() as on_run:
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
@@ -157,6 +159,7 @@ def bench(
             Section.POOL: lambda: parts.measure_pool(sizes[0], count, on_run),
             Section.ALLOCATOR: lambda: parts.measure_allocator(sizes[0], count, seed, on_run),
             Section.KERNEL: lambda: parts.measure_kernel(sizes[0], attention, count, on_run),
+            Section.SPECULATION: lambda: replay.measure_speculation(plan, batches, sizes[0]),
         }
         report = _all([steps[section] for section in chosen])
     _finish(report, output, save, compare, plot, saved)

@@ -29,9 +29,10 @@ class Section(Enum):
     POOL = "pool"
     ALLOCATOR = "allocator"
     KERNEL = "kernel"
+    SPECULATION = "speculate"
 
 
-_ENGINES = {Section.ROWS, Section.RATIOS, Section.TRACE}
+_ENGINES = {Section.ROWS, Section.RATIOS, Section.TRACE, Section.SPECULATION}
 
 TAKEN: dict[str, Collection[Section]] = {
     "model": _ENGINES,
@@ -40,7 +41,7 @@ TAKEN: dict[str, Collection[Section]] = {
     "draft": _ENGINES,
     "prompt": {Section.ROWS, Section.RATIOS},
     "generate": {Section.ROWS, Section.RATIOS},
-    "batch": {Section.ROWS, Section.RATIOS},
+    "batch": {Section.ROWS, Section.RATIOS, Section.SPECULATION},
     "depth": {Section.ROWS, Section.RATIOS},
     "block_size": set(Section),
     "repetitions": set(Section),
@@ -57,8 +58,15 @@ TAKEN: dict[str, Collection[Section]] = {
 """The sections to which an option applies. An option that is not listed applies to all."""
 
 
-def sections(suite: Suite, against: bool) -> list[Section]:
-    """Return the sections of a suite. Raises typer.BadParameter if the suite is empty with, or without, a peer."""
+def sections(suite: Suite, against: bool, speculate: bool = False) -> list[Section]:
+    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if the suite is empty with, or
+    without, a peer.
+    """
+    if speculate:
+        if against or suite is not Suite.basic:
+            other = "--against" if against else f"--suite {suite.value}"
+            raise typer.BadParameter(f"is measured alone: leave {other} out", param_hint="--speculate")
+        return [Section.SPECULATION]
     speed = Section.RATIOS if against else Section.ROWS
     if suite is Suite.all:
         return [speed, Section.TRACE, Section.POOL, Section.ALLOCATOR, Section.KERNEL]
@@ -78,7 +86,8 @@ def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suit
             if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:
                 raise typer.BadParameter("the cases of --suite serving have sizes of their own", param_hint=_hint(name))
             continue
-        asked = f"--suite {suite.value}" + (" with --against" if against else "")
+        suited = f"--suite {suite.value}" + (" with --against" if against else "")
+        asked = "--speculate" if Section.SPECULATION in chosen else suited
         raise typer.BadParameter(f"says nothing to {asked}: leave it out", param_hint=_hint(name))
 
 

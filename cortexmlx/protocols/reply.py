@@ -31,7 +31,7 @@ class ReplyInfo:
     """Seconds since 1970."""
     token_bytes: TokenBytes
     repeatable: bool = False
-    """Whether to leave out what differs from run to run: how much of the prompt was cached, and of the answer drafted."""
+    """Whether to leave out what differs from run to run: how many tokens were cached, drafted and accepted."""
     seal: Seal | None = None
     """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""
     keep: Keep | None = None

@@ -153,8 +153,8 @@ class Scheduler:
 
     @property
     def draftable(self) -> list[Job]:
-        """The rows whose next tokens may be drafted: see `drafts.can_draft`."""
-        return [job for job in self._running.jobs if drafts.can_draft(job, self.cache)]
+        """The rows whose next tokens may be guessed: see `drafts.can_draft`. No caller's processors see guesses."""
+        return [job for job in self._running.jobs if drafts.can_draft(job, self.cache) and not job.processed]
 
     @property
     def prefilling(self) -> bool:

@@ -149,7 +149,9 @@ def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
         yield family
     blocks = _gauge("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
     drafts = {
-        what: _counter(f"{what}_tokens_total", f"Tokens that were {what}, by where drafts come from.", "model", "source")
+        what: _counter(
+            f"{what}_tokens_total", f"Tokens that were {what}, by where drafts come from.", "model", "source"
+        )
         for what in ("drafted", "accepted")
     }
     verified = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")

@@ -14,7 +14,7 @@ from cortexmlx.cli.bench.sections import TAKEN, Section, Suite, check_options, s
 def test_every_option_is_taken_by_some_section_or_by_all() -> None:
     parameters = set(inspect.signature(bench).parameters)
     assert set(TAKEN) <= parameters
-    assert parameters - set(TAKEN) == {"ctx", "output", "save", "compare", "plot", "against", "suite"}
+    assert parameters - set(TAKEN) == {"ctx", "output", "save", "compare", "plot", "against", "suite", "speculate"}
 
 
 def test_suites_are_made_of_sections() -> None:

@@ -79,7 +79,13 @@ def replies(draw: Any, chat: bool) -> Reply:
     request = Request(prompts, params, raw=not chat, echo=echo, stream=True, include_usage=include_usage)
     streams, answers = [], []
     for prompt in range(len(prompts)):
-        usage = Usage(draw(st.integers(1, 9)), 0, draw(st.integers(0, 3)), thinking_tokens=draw(st.integers(0, 2)), drafted_tokens=7)
+        usage = Usage(
+            draw(st.integers(1, 9)),
+            0,
+            draw(st.integers(0, 3)),
+            thinking_tokens=draw(st.integers(0, 2)),
+            drafted_tokens=7,
+        )
         each = [answer_of(draw, request, index, usage, chat) for index in range(n)]
         kept = [completion for _, completion in each]
         events = merged(draw, [own for own, _ in each])

@@ -1,0 +1,116 @@
+"""The section of `cortexmlx bench --speculate`: what drafts save, for each kind of text and number of rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from cortexmlx.bench.measure.engines import Plan, open_engines, share_weights
+from cortexmlx.bench.measure.machine import Machine
+from cortexmlx.bench.measure.pairs import Better
+from cortexmlx.bench.replay.runs import Measured, measure, workload
+from cortexmlx.bench.replay.texts import Kind
+from cortexmlx.bench.report.report import Report
+from cortexmlx.bench.report.section import Bar, ReportSection, Series, Table
+from cortexmlx.bench.report.text import number
+from cortexmlx.stats import ModelInfo
+
+TOKENS = 256
+"""Tokens of an answer."""
+
+_ROOM = 1_200
+"""Tokens of a prompt and its answer at most. A prompt has a text of up to twice as many tokens as the answer."""
+
+HEADINGS = ("text", "rows", "repeated", "without", "with", "ratio", "least", "most", "drafted", "accepted", "a step")
+BELOW = (
+    "Each kind of text is known before: the model computes every step, and then the known token is taken. "
+    "repeated: the share of the answers' 5-grams that came earlier in prompt or answer. without, with: tokens per "
+    "second without drafts and with them. ratio: the median of the pairs of runs, and the least and the greatest of "
+    "them. a step: tokens that a step of a row gives.",
+)
+
+
+def measure_speculation(plan: Plan, rows: Sequence[int], block_size: int, tokens: int = TOKENS) -> Report:
+    """Measure answers of each kind of text with drafts and without, for each number of rows.
+
+    An interrupt ends it with the complete pairs, if there are any.
+    """
+    machine, found, interrupted = Machine.here(), list[Measured](), False
+    with ExitStack() as stack:
+        sizes = [(block_size, max(rows) * (_ROOM + 2 * block_size))]
+        opened = partial(open_engines, plan, stack, sizes, max(rows), token_target=None)
+        speculating, plain = opened()[block_size], opened(speculate=False)[block_size]
+        share_weights(plain, speculating)
+        info: ModelInfo = plain.info
+        try:
+            for count in rows:
+                works = [workload(kind, plan.repetitions, count, tokens, plain) for kind in Kind]
+                found += measure(plain, speculating, works, plan.tell)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            interrupted = True
+    notes = (*plan.notes, *(("interrupted: what was measured so far",) if interrupted else ()))
+    return Report(machine, info, (part(found),), notes, plan.settings, interrupted=interrupted)
+
+
+def part(found: Sequence[Measured]) -> ReportSection:
+    """Return the section: a row for each kind of text and number of rows."""
+    table = Table(HEADINGS, tuple(map(_cells, found)), 1, ("most", "least", "drafted", "accepted", "without"))
+    series = tuple(Series(_name(each), "of without drafts", Better.HIGHER, each.ratios) for each in found)
+    bars = tuple(
+        Bar(
+            "ratio to no drafts",
+            _name(each),
+            "with drafts over without",
+            each.ratio,
+            min(each.ratios),
+            max(each.ratios),
+        )
+        for each in found
+    )
+    return ReportSection(
+        "speculation", "With drafts and without", (table,), BELOW, tuple(map(_record, found)), bars, series
+    )
+
+
+def _name(found: Measured) -> str:
+    return f"{found.workload.kind.value} x{found.workload.rows}"
+
+
+def _cells(found: Measured) -> tuple[str, ...]:
+    figures = _record(found)
+    return (
+        found.workload.kind.value,
+        str(found.workload.rows),
+        f"{figures['repeated']:.0%}",
+        number(figures["without"]),
+        number(figures["with"]),
+        f"{found.ratio:.2f}x",
+        f"{min(found.ratios):.2f}",
+        f"{max(found.ratios):.2f}",
+        number(figures["drafted"]),
+        number(figures["accepted"]),
+        f"{figures['tokens_per_step']:.2f}",
+    )
+
+
+def _record(found: Measured) -> dict[str, Any]:
+    """Return the figures of a workload: speeds are medians, counts are those of a mean run."""
+    runs = found.speculating
+    return {
+        "text": found.workload.kind.value,
+        "rows": found.workload.rows,
+        "repeated": found.workload.repetition(5),
+        "without": statistics.median(run.rate for run in found.plain),
+        "with": statistics.median(run.rate for run in runs),
+        "ratio": found.ratio,
+        "ratios": found.ratios,
+        "cpu_ratio": found.cpu_ratio,
+        "drafted": statistics.fmean(run.drafts.drafted for run in runs),
+        "accepted": statistics.fmean(run.drafts.accepted for run in runs),
+        "tokens_per_step": statistics.fmean(run.tokens_per_step for run in runs),
+    }

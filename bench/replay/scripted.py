@@ -1,0 +1,70 @@
+"""Scripted answers: a real model computes all steps and chooses tokens, and then a script's tokens are taken instead.
+
+A small model left alone soon repeats itself, which flatters whoever guesses its next tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+
+from cortexmlx.arrays import IntArray
+from cortexmlx.execution import runner
+from cortexmlx.execution.boundary import TokenMask
+from cortexmlx.execution.sampling import BatchSampler, Sampled, TokenIndex
+from cortexmlx.sampling_params import LogitsProcessor
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.scheduling.steps.plan import SamplingRow
+
+Scripts = Mapping[int, Sequence[int]]
+"""The tokens of an answer, by the seed of its request. Other requests, and what comes after a script, are free."""
+
+_FREE = -1
+
+
+class ScriptedSampler:
+    """Computes the choice of a `BatchSampler`, and takes the script's token at each row's index. Penalties would count
+    the model's own tokens.
+    """
+
+    def __init__(
+        self,
+        scripts: Scripts,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        processors: Mapping[JobId, Sequence[LogitsProcessor]],
+    ) -> None:
+        self._own = BatchSampler(rows, vocab_size, processors)
+        self._scripts = [scripts.get(row.seed, ()) for row in rows]
+
+    def __call__(
+        self,
+        logits: mx.array,
+        token_index: TokenIndex,
+        live: Sequence[bool] | None = None,
+        mask: TokenMask | None = None,
+    ) -> Sampled:
+        """See `BatchSampler`. The tokens stay lazy, and depend on the choice that was computed."""
+        sampled = self._own(logits, token_index, live, mask)
+        written = mx.array(self._written(token_index))
+        return replace(sampled, tokens=mx.where(written == _FREE, sampled.tokens, written))
+
+    def _written(self, token_index: TokenIndex) -> IntArray:
+        places = zip(self._scripts, token_index.tolist(), strict=True)
+        return np.array([script[at] if at < len(script) else _FREE for script, at in places], np.int32)
+
+
+@contextmanager
+def scripted(scripts: Scripts) -> Iterator[None]:
+    """Let all engines of this process take the scripts' tokens in this context. No request may run at its ends."""
+    names = vars(runner)
+    own = names["BatchSampler"]
+    names["BatchSampler"] = lambda *arguments: ScriptedSampler(scripts, *arguments)
+    try:
+        yield
+    finally:
+        names["BatchSampler"] = own

@@ -1,0 +1,162 @@
+"""Texts for a replay: prompts, and the answers that a good model could give, of four kinds that repeat more or less.
+
+They are made from this package's own source, always in the same way. Each row has texts of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import cortexmlx
+
+Encode = Callable[[str], Sequence[int]]
+
+_ROW, _FREE, _PROSE = 101, 50, 70
+"""Sentences from those of one row to those of the next, and from a row's page to what no prompt has."""
+
+_NAME = re.compile(r"\b[a-z_]{4,}\b")
+
+
+class Kind(str, Enum):
+    """What an answer is."""
+
+    EDIT = "edit"
+    """A file of the prompt with three changed lines."""
+    QUOTES = "quotes"
+    """Sentences, of which two of three are in the prompt."""
+    JSON = "JSON"
+    """Records with the same keys."""
+    PROSE = "prose"
+    """Sentences that are in no prompt."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A prompt and its answer, in tokens."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+    def repetition(self, order: int) -> float:
+        """Return the share of the answer's n-grams of `order` tokens that occurred earlier in prompt or answer."""
+        text = (*self.prompt, *self.answer)
+        seen: set[tuple[int, ...]] = set()
+        known = 0
+        for end in range(order, len(text) + 1):
+            words = text[end - order : end]
+            known += end > len(self.prompt) and words in seen
+            seen.add(words)
+        return known / max(1, len(self.answer))
+
+
+def replayed(kind: Kind, row: int, tokens: int, encode: Encode) -> Replayed:
+    """Return the texts of one row: an answer of `tokens` tokens at most."""
+    prompt, answer = _MAKERS[kind](row, tokens, encode)
+    begin = tuple(encode(""))  # what the tokenizer puts before each text
+    written = tuple(encode(answer))
+    written = written[len(begin) :] if begin and written[: len(begin)] == begin else written
+    return Replayed(tuple(encode(prompt)), written[:tokens])
+
+
+def _edit(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    files = _files()
+    lines = list(_as_long_as(files[row * len(files) // 17 % len(files)].splitlines(), tokens, encode))
+    changed = list(lines)
+    words = [(place, *found) for place, line in enumerate(lines) if (found := _NAME.findall(line))]
+    for number in range(3):
+        place, *names = words[(2 * number + 1) * len(words) // 6]
+        changed[place] = f"renamed_{row}_{number}".join(lines[place].rsplit(names[-1], 1))
+    file = "\n".join(lines)
+    return f"A file:\n\n{file}\n\nThe file with three lines changed:\n\n", "\n".join(changed)
+
+
+def _quotes(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    page = list(_as_long_as(_sentences(row), 2 * tokens, encode))
+    places = random.Random(row).sample(range(len(page)), len(page))
+    quotes = (f"{page[place - 1]} {page[place]}" for place in places)
+    said = (f'The page says: "{quote}" {free}' for quote, free in zip(quotes, _sentences(row, _FREE), strict=False))
+    return f"A page:\n\n{' '.join(page)}\n\nWhat does it say, and what follows?\n\n", "\n".join(said)
+
+
+def _json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    chance = random.Random(row)
+    words = [word for sentence in islice(_sentences(row), 30) for word in re.findall(r"[a-z]{5,}", sentence)]
+
+    def record() -> dict[str, object]:
+        return {
+            "identifier": chance.randrange(1, 10_000),
+            "customer_name": " ".join(chance.choice(words).title() for _ in range(2)),
+            "subscription_status": chance.choice(["active", "invited", "suspended", "deleted"]),
+            "newsletter_subscribed": chance.random() < 0.5,
+            "shipping_address": {
+                "street_name": f"{chance.choice(words).title()} Street",
+                "postal_code": f"{chance.randrange(100_000):05}",
+                "country_code": chance.choice(["DE", "FR", "GB", "US"]),
+            },
+            "lifetime_value_euros": chance.randrange(100_000),
+        }
+
+    records = [record() for _ in range(2 + tokens // 40)]
+    fields = ", ".join(f"{name} ({type(value).__name__})" for name, value in records[0].items())
+    return f"Shop number {row}. Its customers as JSON, with the fields {fields}:\n\n", json.dumps(records)
+
+
+def _prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    said = _as_long_as(_sentences(row, _PROSE), tokens + 20, encode)
+    return f"Write chapter {row + 1} of the manual, without a heading.\n\n", " ".join(said)
+
+
+_MAKERS: dict[Kind, Callable[[int, int, Encode], tuple[str, str]]] = {
+    Kind.EDIT: _edit,
+    Kind.QUOTES: _quotes,
+    Kind.JSON: _json,
+    Kind.PROSE: _prose,
+}
+
+
+def _as_long_as(pieces: Iterable[str], tokens: int, encode: Encode) -> Iterator[str]:
+    """Yield pieces of a text until they have so many tokens, about."""
+    for piece in pieces:
+        yield piece
+        tokens -= max(1, len(encode(piece)))
+        if tokens <= 0:
+            return
+
+
+def _sentences(row: int, offset: int = 0) -> Iterator[str]:
+    """Yield sentences, from another place for each row, for ever."""
+    every = _prose_of_the_source()
+    place = row * _ROW + offset
+    while True:
+        yield every[place % len(every)]
+        place += 1
+
+
+@cache
+def _files() -> tuple[str, ...]:
+    """Return the modules of this package that are long enough for an edit."""
+    folder = Path(cortexmlx.__file__).parent
+    texts = (path.read_text(encoding="utf-8") for path in sorted(folder.glob("*/*.py")))
+    return tuple(text for text in texts if len(text) > 4_000)
+
+
+@cache
+def _prose_of_the_source() -> tuple[str, ...]:
+    """Return the sentences of the modules' documentation, each once."""
+    found: dict[str, None] = {}
+    for text in _files():
+        for node in ast.walk(ast.parse(text)):
+            said = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+            for sentence in re.split(r"(?<=\.)\s+", " ".join(said.split())) if isinstance(said, str) else ():
+                if 6 <= len(sentence.split()) <= 40:
+                    found[sentence] = None
+    return tuple(found)
