@@ -26,7 +26,6 @@ from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.opened_model import Call, OpenedModel
 from cortexmlx.serving.text.stops import Stops
-from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.stats import EngineStats, UsageSample
 
 _T = TypeVar("_T")
