@@ -32,7 +32,7 @@ class PlaceTable:
         self._places = np.zeros(_SETS * WAYS, np.int64)
         self._next = np.zeros(_SETS, np.uint8)
         """Which place of each set is the oldest, so that the next one takes it."""
-        self._place_at, self._next_at = memoryview(self._places), memoryview(self._next)
+        self._place_at, self._next_at = self._places.data, self._next.data
 
     @property
     def nbytes(self) -> int:

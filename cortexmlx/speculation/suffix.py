@@ -177,10 +177,10 @@ class SuffixDrafter:
         first, second = mine[-2], mine[-1]
         longest, most = ORDER - 1, min(len(mine), LONGEST)
         if row.broken is not None and len(mine) <= row.resumes_until:
-            text, begin = row.broken
-            if place := _after(first, second, text.tokens, begin, begin + NEAR):
-                longest = _alike(mine, text.tokens, place)
-                self._follow(row, text, place, longest, RESUMED)
+            source, begin = row.broken
+            if place := _after(first, second, source.tokens, begin, begin + NEAR):
+                longest = _alike(mine, source.tokens, place)
+                self._follow(row, source, place, longest, RESUMED)
         for each in self._places.after(first, second):
             if longest == most:
                 break

@@ -148,7 +148,7 @@ class Texts:
 
     def shelf(self, salt: str | None) -> Shelf:
         """Return the texts of a client, who is the last to be forgotten now."""
-        shelf = self.shelves[salt] = self.shelves.pop(salt, None) or Shelf()
+        shelf = self.shelves[salt] = self.shelves.pop(salt) if salt in self.shelves else Shelf()
         return shelf
 
     def end(self, salt: str | None, text: Text) -> None:

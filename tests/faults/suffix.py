@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         "an edit is resumed before its break",
         DRAFTER,
-        "text.tokens, begin, begin + NEAR",
-        "text.tokens, 2, begin + NEAR",
+        "source.tokens, begin, begin + NEAR",
+        "source.tokens, 2, begin + NEAR",
     ),
     Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
     Fault("a long prompt is indexed at once", DRAFTER, "begin + most)", "begin + 10**6)"),
