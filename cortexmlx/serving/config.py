@@ -48,7 +48,8 @@ class EngineConfig:
 
     reproducible: bool = False
     """Compute attention in one way whatever is in a step, so that a row's attention has the same bits alone and in any
-    batch. No tokens are drafted then. False: the fastest way serves each kind of step, which may round differently.
+    batch. No tokens are drafted then, `forced_tokens` and `speculate` notwithstanding, since drafted tokens are
+    computed in another way. False: the fastest way serves each kind of step, which may round differently.
     """
 
     prefill_budget: int = 512
