@@ -4,8 +4,8 @@ kernels' judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they are. The slab is reshaped (at no cost) to
 matrices `[kv_heads * blocks, block_size, dim]`, and the block table selects them. Whole blocks are read, so tokens
 after a row's last one are excluded by selection. A block is filled with zeros when its first token is written, because
-`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What a
-longer piece sees is dequantized.
+`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What
+a longer piece sees is dequantized.
 
 Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
 (`piece_batches.py`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of its
