@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.faults import (
     choices,
+    draft_model,
     identity,
     launches,
     memory,
@@ -37,7 +38,7 @@ from tests.faults.planted import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
-ROOMS = (choices, launches, memory, piece_edges, products, structured, tools, warm)
+ROOMS = (choices, draft_model, launches, memory, piece_edges, products, structured, tools, warm)
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
     "kv/test_step.py",
