@@ -153,6 +153,16 @@ class DraftRows:
         if not self._followers:
             self._window.forget()
 
+    def leave_tail(self) -> None:
+        """Forget what is in the tail only: the newest guesses were computed there, and their tokens stay."""
+        for follower in self._followers.values():
+            row = follower.row
+            row.num_computed_tokens = row.state_at = row.num_stored_tokens
+            self.cache.truncate(row.id, row.num_computed_tokens)
+            row.num_planned_outputs = row.max_new_tokens = row.generated
+            row.state = RequestState.PREFILLING
+        self._window.forget()
+
     def forget(self) -> None:
         """Give up all rows and all that is cached, because what a step has written is not known."""
         for follower in self._followers.values():

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.faults import (
     choices,
+    draft_model,
     gains,
     identity,
     launches,
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
 ROOMS = (
     choices,
+    draft_model,
     gains,
     launches,
     memory,

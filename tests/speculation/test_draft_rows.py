@@ -61,6 +61,9 @@ class Story:
                 ended = self.jobs.pop(self.random.randrange(len(self.jobs)))
                 self.model.end(ended)
                 self.model.rows.check_invariants()
+            if self.random.random() < 0.1:
+                self.model.tidy()
+                self.model.rows.check_invariants()
             if self.random.random() < 0.04:
                 self.model.relieve(self.random.random() < 0.5)
             self.round()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.errors import CortexError, ModelUnsupported
@@ -29,8 +29,9 @@ _FORGETTING = 0.2
 """Weight of the newest round in the running means of its times."""
 
 
-def open_draft(config: EngineConfig) -> OpenedModel:
+def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> OpenedModel:
     """Open the draft model of an engine with this configuration. Its keys and values are not kept on disk.
+    `waiting`: see `OpenedModel`.
 
     Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
@@ -47,7 +48,7 @@ def open_draft(config: EngineConfig) -> OpenedModel:
         keep_last=None,
     )
     try:
-        opened = OpenedModel(own, lambda call: None)
+        opened = OpenedModel(own, lambda call: None, waiting)
     except CortexError as error:
         error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
         raise
@@ -158,7 +159,8 @@ class DraftModel:
         self.runner.trim()
 
     def tidy(self) -> None:
-        """Drop the memory of the last step, because none follows soon."""
+        """Drop the tail and the memory of the last step, because none follows soon."""
+        self.rows.leave_tail()
         self.runner.settle(NOTHING)
 
     def release(self) -> None:

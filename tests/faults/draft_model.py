@@ -1,0 +1,53 @@
+"""Faults of the draft model: rows that are cut back wrongly, guesses that others find, tokens that are mixed up."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/serving/drafting/draft_model.py"
+VOCABULARY, OPENED = "cortexmlx/serving/drafting/vocabulary.py", "cortexmlx/serving/opened_model.py"
+
+TESTS = ("speculation/test_draft_rows.py", "serving/drafting")
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("wrong guesses stay computed", ROWS, "min(row.num_computed_tokens, known + same)", "row.num_computed_tokens"),
+    Fault("a row is cut back by one token too few", ROWS, "known + same)\n", "known + same + 1)\n"),
+    Fault("a row is cut back to the text before", ROWS, "known + same)\n", "known)\n"),
+    Fault("the sequence keeps its length", ROWS, "        self.cache.truncate(row.id, row.num_computed_tokens)\n", ""),
+    Fault(
+        "wrong guesses stay in the text", ROWS, "row.tokens[known:] = new + (", "row.tokens[known:] = guessed[:1] + ("
+    ),
+    Fault("the flush comes before the cut", ROWS, "        flush = self._window.close()\n", "        flush = None\n"),
+    Fault("rows of the same beginning do not wait", ROWS, "if key in computed:", "if key in ():"),
+    Fault("all clients share", ROWS, "salt=job.salt)", "salt=None)"),
+    Fault(
+        "guesses are those of the text before",
+        ROWS,
+        "row.tokens[len(job.tokens) :][:count]",
+        "row.tokens[len(job.tokens) - 1 :][:count]",
+    ),
+    Fault("dropped tokens go unnoticed", ROWS, "follower.drops != job.drops:\n", "False:\n"),
+    Fault("unknown tokens are followed", ROWS, "default=0) >= self._vocabulary", "default=0) < 0"),
+    Fault("rows are never given up", MODEL, "        self.rows.end(job.id)\n", "        pass\n"),
+    Fault(
+        "a refusal is not noticed",
+        MODEL,
+        "        if refused is not None:\n            self._refused(refused)\n            return False\n",
+        "",
+    ),
+    Fault(
+        "the arena stays when memory is short",
+        MODEL,
+        "        self._give_all_back()\n        self.runner.trim()\n",
+        "        self.runner.trim()\n",
+    ),
+    Fault("other pieces are accepted", VOCABULARY, "if mine.pieces[i] != theirs.pieces[i]]", "if False]"),
+    Fault("other ends are accepted", VOCABULARY, '        ("end an answer", mine.ends, theirs.ends),\n', ""),
+    Fault(
+        "the draft model's arena has no bound",
+        OPENED,
+        "            memory -= draft.take_share(memory, mode.groups, longest)\n",
+        "",
+    ),
+)
