@@ -48,10 +48,11 @@ def draft(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> N
 
 def fit(job: Job, cache: KVCache) -> None:
     """Keep only the drafts for which there is room, and reserve it: no other row gives up blocks for them."""
-    room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens) if job.can_decode else 1
-    job.drafts = job.drafts[: max(room, 1) - 1]
-    if not job.drafts:
+    if not (job.drafts and job.can_decode):
+        job.drafts = ()
         return
+    room = min(job.plannable, cache.room(job.id) - job.num_computed_tokens)
+    job.drafts = job.drafts[: max(room - 1, 0)]
     tokens = job.num_computed_tokens + 1 + len(job.drafts)
     try:
         cache.reserve(job.id, tokens)
