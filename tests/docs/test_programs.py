@@ -24,8 +24,9 @@ SAID = {
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
     "docs/coming-from.md": [],
     "docs/memory.md": ["StoreStats("],
-    "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "\n1 ", "\n2 ", "\nFREE ", "\nSTORED 0 of "],
+    "docs/python.md": ["enable_thinking", " tokens\n", "in the cache", "1 ", "2 ", "\nFREE ", "\nSTORED 0 of "],
     "docs/quickstart.md": [],
+    "docs/speculation.md": ["\n"],
     "docs/structured.md": ["-"],
     "docs/tools.md": [],
 }

@@ -51,9 +51,11 @@ def line(found: Measured) -> str:
 
 
 def study(model: str, rows: int, tokens: dict[Kind, int], pairs: int, live: bool, **options: Any) -> Iterator[Measured]:
-    """Yield the pairs of each kind of text, for answers of `tokens` tokens. `options` are those of both engines."""
-    config = {"max_rows": rows, "kv_memory": "1GB", "token_target": None} | options
-    with Engine(model, **config, speculate=False) as plain, Engine(model, **config) as speculating:
+    """Yield the pairs of each kind of text, for answers of `tokens` tokens. `options` are those of the engine that
+    speculates.
+    """
+    config: dict[str, Any] = {"max_rows": rows, "kv_memory": "1GB", "token_target": None}
+    with Engine(model, **config, speculate=False) as plain, Engine(model, **config | options) as speculating:
         works = [workload(kind, pairs, rows, most, plain, live) for kind, most in tokens.items()]
         yield from measure(plain, speculating, works, lambda what: print(what, file=sys.stderr))
 
