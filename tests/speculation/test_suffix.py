@@ -86,7 +86,7 @@ def test_a_place_in_its_own_text_is_followed_into_what_it_said_since() -> None:
 
 def test_after_an_edit_it_resumes_where_the_text_was_left() -> None:
     """Of two places with the same two tokens before them, the one after the break wins, though the other is newer."""
-    prompt = [1, 2, 55, *range(100, 120), 1, 2, 3, 4, 50, 1, 2, 60, 61]
+    prompt = [70, 71, 1, 2, 55, *range(100, 120), 1, 2, 3, 4, 50, 1, 2, 60, 61]
     drafter, job = SuffixDrafter(), job_of(0, prompt)
     say(drafter, job, range(100, 120))
     assert likeness(drafter, job) == OWN + 6
