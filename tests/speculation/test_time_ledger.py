@@ -85,3 +85,43 @@ def test_prices_are_unknown_before_a_decode_step_was_seen() -> None:
     assert prices is not None and prices.can_pay
     drained = ledger.prices(1, 4, pending=False)
     assert drained is not None and all(a < b for a, b in zip(drained.costs, prices.costs, strict=True))
+
+
+def test_wrong_drafts_are_taken_out_of_the_purse_by_what_they_cost() -> None:
+    figures = Figures(CPU, [Scripted(lambda job, budget: None)])
+    figures.add(0, TEXTS[0])
+    ledger = figures.speculation.ledger
+    for _ in range(20):
+        figures.step()
+    before, verified = ledger.purse.level, 0
+    while verified < 4:
+        drained = not figures._in_flight
+        for job in figures.scheduler.draftable if drained else ():
+            figures.scheduler.draft(job.id, [0] * 15)
+            verified += 1
+        figures.step()
+    for _ in range(6):
+        figures.step()
+    each = (CPU.mixed(16) - CPU.decode(1)) / CPU.decode(1)
+    assert before - ledger.purse.level == pytest.approx(4 * each, abs=2)
+
+
+def test_a_drained_pipeline_is_taken_out_of_the_purse_though_nothing_was_verified() -> None:
+    """The token in flight contradicts the draft."""
+    figures = Figures(
+        Machine(GPU.decode, GPU.mixed, at_dispatch=False, host=0.004), [Scripted(lambda job, budget: None)]
+    )
+    figures.add(0, TEXTS[0])
+    ledger = figures.speculation.ledger
+    for _ in range(20):
+        figures.step()
+    before, drains = ledger.purse.level, 5
+    for _ in range(drains):
+        (job,) = figures.scheduler.draftable
+        figures.scheduler.draft(job.id, [0] * 15)
+        ledger.begin(pending=True)
+        for _ in range(6):
+            figures.step()
+    assert figures.speculation.steps.steps == 0
+    assert ledger.switch == pytest.approx(0.4, abs=0.25)
+    assert before - ledger.purse.level == pytest.approx(drains * ledger.switch, abs=1)
