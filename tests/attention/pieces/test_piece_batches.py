@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.attention import piece_batches, reference
+from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.piece_batches import SHORT, CutPieces, is_short
+from cortexmlx.attention.pieces import piece_batches
+from cortexmlx.attention.pieces.piece_batches import SHORT, CutPieces, is_short
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
