@@ -8,9 +8,9 @@ after a row's last one are excluded by selection. A block is filled with zeros w
 a longer piece sees is dequantized.
 
 Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
-(`piece_batches.py`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of its
-slots if it has several runs, from the oldest token that a query of the piece sees. A GPU uses MLX's fused attention for
-them. A CPU computes stretches of queries, and skips tokens that come after all of them.
+(`pieces/piece_batches.py`). Longer ones, and a lone one that is one run, read a view of the row's run, or one gather of
+its slots if it has several runs, from the oldest token that a query of the piece sees. A GPU uses MLX's fused attention
+for them. A CPU computes stretches of queries, and skips tokens that come after all of them.
 
 Softmax is computed in powers of two (`softmax.py`); for a single row's few scores, by MLX. Below float32, a CPU
 computes every row by MLX's own attention instead, so that a row is rounded in the same way alone, in a batch and in
@@ -24,12 +24,11 @@ from functools import partial
 
 import mlx.core as mx
 
-from cortexmlx.attention.as_mlx import as_mlx, keys_and_values
 from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.piece_batches import CutPieces
+from cortexmlx.attention.pieces.piece_batches import CutPieces
 from cortexmlx.attention.reference_step import ReferenceStep, RowIndex
-from cortexmlx.attention.softmax import Softmax, divided
+from cortexmlx.attention.softmax import Softmax, as_mlx, divided
 from cortexmlx.kv.arena import PARTS, Quantization, Slab
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import PrefillPiece
@@ -158,8 +157,16 @@ def _attend_copied(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowI
         newest = (t[:, :, : kv.tail_tokens] for t in kv.tail)
         seen = tuple(mx.concatenate(list(both), axis=2) for both in zip(seen, newest, strict=True))
     seen = _plain(kv, seen)
-    keys, values, shared = keys_and_values(seen, kv.value_in_key)
+    keys, values, shared = _keys_and_values(seen, kv.value_in_key)
     return as_mlx(queries, keys, values, softmax, index.visible(kv), shared)
+
+
+def _keys_and_values(seen: Slab, value_in_key: int | None) -> tuple[mx.array, mx.array, mx.array | None]:
+    """Return keys, values and, if the values are part of the keys, the rest of the keys."""
+    if value_in_key is None:
+        return seen[0], seen[1], None
+    values = seen[0][..., :value_in_key]
+    return values, values, seen[0][..., value_in_key:]
 
 
 def _attend_blocks(queries: mx.array, kv: PagedKV, softmax: Softmax, index: RowIndex) -> mx.array:
@@ -314,7 +321,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
     if (softmax.softcap is None and softmax.slopes is None and gpu) or (
         rounds_coarsely(queries, kv) and not softmax.of_no_model
     ):
-        keys, values, rest = keys_and_values(seen, kv.value_in_key)
+        keys, values, rest = _keys_and_values(seen, kv.value_in_key)
         if kv.expand is not None:
             keys, values = kv.expand(mx.contiguous(values))
         shared = None if rest is None else rest[None]
@@ -322,7 +329,7 @@ def _attend_piece(queries: mx.array, kv: PagedKV, piece: PrefillPiece, softmax: 
         return as_mlx(queries.swapaxes(0, 2), keys[None], values[None], softmax, mask, shared).swapaxes(0, 2)
     keys, values = seen[0], seen[-1]
     if kv.expand is not None:
-        _, latents, rest = keys_and_values(seen, kv.value_in_key)
+        _, latents, rest = _keys_and_values(seen, kv.value_in_key)
         assert rest is not None
         keys, values = kv.expand(mx.contiguous(latents))
         keys = mx.concatenate([keys, mx.broadcast_to(rest, (*keys.shape[:-1], rest.shape[-1]))], axis=-1)

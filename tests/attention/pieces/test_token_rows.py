@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Derived, PagedKV
-from cortexmlx.attention.token_rows import FEW, TokenRows
+from cortexmlx.attention.pieces.token_rows import FEW, TokenRows
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.blocks.allocator import KVHandle

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.attention import piece_batches, reference
+from cortexmlx.attention import reference
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.piece_batches import SHORT, CutPieces, is_short
+from cortexmlx.attention.pieces import piece_batches
+from cortexmlx.attention.pieces.piece_batches import SHORT, CutPieces, is_short
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
@@ -87,7 +88,9 @@ def test_below_float32_a_piece_has_the_bits_that_it_has_alone(
 
 
 def test_long_pieces_and_lone_ones_are_computed_one_by_one() -> None:
-    cut = CutPieces(step_of([(0, SHORT + 1), (50, 3), (0, SHORT), (9, 4), (9, 400)]))
+    step = step_of([(0, SHORT + 1), (50, 3), (0, SHORT), (9, 4), (9, 400)])
+    cut = CutPieces(step)
+    assert [is_short(piece) for piece in step.pieces] == [False, True, True, True, False]
     assert [batch.flat.tolist() for batch in cut.batches] == [[[17, 18, 19, 19], [36, 37, 38, 39]]]
     assert [piece.begin for piece in cut.alone] == [20, 0, 40]
     found = [17, 18, 19, 19, 36, 37, 38, 39, *range(20, 36), *range(17), *range(40, 440)]
