@@ -18,10 +18,6 @@ from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats, TimedChoice
 
-FORCED = "forced"
-"""The source of tokens that a form leaves no choice in."""
-
-
 class Reported(Protocol):
     """The parts of an engine's core that `engine_stats` reads."""
 
@@ -110,10 +106,6 @@ def _speculation(core: Reported) -> SpeculationStats:
     """Return what was drafted. What no drafter has drafted, a form has forced."""
     measured = core.measured
     sources = {name: DraftStats(of.drafted, of.accepted) for name, of in core.speculation.counts.items() if of.drafted}
-    drafted = measured.drafted_tokens - sum(of.drafted for of in sources.values())
-    accepted = measured.accepted_tokens - sum(of.accepted for of in sources.values())
-    if drafted:
-        sources[FORCED] = DraftStats(drafted, accepted)
     return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
 
 
