@@ -153,8 +153,12 @@ class Scheduler:
 
     @property
     def draftable(self) -> list[Job]:
-        """The rows whose next tokens may be guessed: see `drafts.can_draft`. No caller's processors see guesses."""
-        return [job for job in self._running.jobs if drafts.can_draft(job, self.cache) and not job.processed]
+        """The rows whose next tokens may be guessed: see `drafts.can_draft`. None while steps are kept small, because
+        one was refused memory.
+        """
+        if self.backoff.holds_back:
+            return []
+        return [job for job in self._running.jobs if drafts.can_draft(job, self.cache)]
 
     @property
     def prefilling(self) -> bool:

@@ -180,6 +180,18 @@ def test_no_more_is_drafted_than_may_be(most: int) -> None:
     shadow.finish(200)
 
 
+def test_nothing_is_drafted_while_steps_are_kept_small_after_a_refusal() -> None:
+    shadow, job = began(answer=100)
+    scheduler = shadow.scheduler
+    assert scheduler.draftable == [job]
+    scheduler.backoff.tighten(1)
+    assert scheduler.draftable == []
+    while scheduler.backoff.holds_back:
+        shadow.step()
+    assert scheduler.draftable == [job] and not job.finish_reason
+    shadow.finish(200)
+
+
 def test_where_functions_of_the_caller_look_nothing_is_drafted() -> None:
     shadow, job = began()
     job.processed = True
