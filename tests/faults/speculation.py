@@ -58,7 +58,10 @@ FAULTS = (
         "prices is not None:",
     ),
     Fault(
-        "verification feeds the estimate for prompts", LATENCY, "plan.loads or all(", "plan.loads or not plan.segments and all("
+        "verification feeds the estimate for prompts",
+        LATENCY,
+        "plan.loads or all(",
+        "not plan.segments and all(",
     ),
     Fault(
         "drafted tokens count as a prompt's",
