@@ -25,7 +25,7 @@ FAULTS = (
     Fault("a slow step counts whole", COSTS, "median_low(self._values)", "max(self._values)"),
     Fault("an estimate is never forgotten", COSTS, "now - self.seen <= (_LATE", "now >= 0 or (_LATE"),
     Fault("the machine's speed is not followed", COSTS, "self.unit *= min", "self.unit *= 1.0 or min"),
-    Fault("costs are those of other rows", COSTS, "self._verifying.get(size(rows), {}), ", ""),
+    Fault("costs are those of other rows", COSTS, "self._verifying.get(size(rows), {}), ", "{}, "),
     Fault("costs go on as they please", COSTS, "min(drafted, max(first, 2 * (max(known) - rows)))", "drafted"),
     Fault("only the first length that pays", LENGTHS, "won > most and", "won > most and not best and"),
     Fault("a row's tokens one by one", LENGTHS, "each = sorted((", "each = list(("),
@@ -58,7 +58,10 @@ FAULTS = (
         "prices is not None:",
     ),
     Fault(
-        "verification feeds the estimate for prompts", LATENCY, "plan.loads or all(", "plan.loads or all([]) and all("
+        "verification feeds the estimate for prompts",
+        LATENCY,
+        "plan.loads or all(",
+        "not plan.segments and all(",
     ),
     Fault(
         "drafted tokens count as a prompt's",
