@@ -48,6 +48,6 @@ FAULTS = (
         "the draft model's arena has no bound",
         OPENED,
         "            memory -= draft.take_share(memory, mode.groups, longest)\n",
-        "",
+        "            memory -= 0\n",
     ),
 )
