@@ -18,6 +18,7 @@ from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats, TimedChoice
 
+
 class Reported(Protocol):
     """The parts of an engine's core that `engine_stats` reads."""
 
