@@ -186,9 +186,7 @@ KVStore = Annotated[
     ),
 ]
 NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep no keys and values on disk.")]
-KVStoreBytes = Annotated[
-    str, typer.Option("--kv-store-bytes", metavar="SIZE", help="Bytes that are kept there at most.")
-]
+KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so many bytes of them.")]
 
 
 SAMPLING = {

@@ -156,9 +156,8 @@ class Scheduler:
         """The rows whose next tokens may be guessed: see `drafts.can_draft`. None while steps are kept small, because
         one was refused memory.
         """
-        if self.backoff.holds_back:
-            return []
-        return [job for job in self._running.jobs if drafts.can_draft(job, self.cache)]
+        rows = () if self.backoff.holds_back else self._running.jobs
+        return [job for job in rows if drafts.can_draft(job, self.cache)]
 
     @property
     def prefilling(self) -> bool:

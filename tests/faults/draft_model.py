@@ -14,7 +14,12 @@ FAULTS = (
     Fault("wrong guesses stay computed", ROWS, "min(row.num_computed_tokens, known + same)", "row.num_computed_tokens"),
     Fault("a row is cut back by one token too few", ROWS, "known + same)\n", "known + same + 1)\n"),
     Fault("a row is cut back to the text before", ROWS, "known + same)\n", "known)\n"),
-    Fault("the sequence keeps its length", ROWS, "        self.cache.truncate(row.id, row.num_computed_tokens)\n", ""),
+    Fault(
+        "the sequence keeps its length",
+        ROWS,
+        "known + same)\n        self.cache.truncate(row.id, row.num_computed_tokens)\n",
+        "known + same)\n",
+    ),
     Fault(
         "wrong guesses stay in the text", ROWS, "row.tokens[known:] = new + (", "row.tokens[known:] = guessed[:1] + ("
     ),
