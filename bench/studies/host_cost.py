@@ -84,7 +84,7 @@ class HostCost:
 
 def measure(model: str, rows: int) -> HostCost:
     """Decode `rows` rows with both, for about `STEPS` steps in which all rows decode."""
-    core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False))
+    core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, pipeline=False, speculate=False))
     timed = _Timed(MetalAttention(stub_factory, check=False))
     assert isinstance(core.runner, ModelRunner), "the host's cost is that of paged attention"
     core.runner._attend = timed.attend

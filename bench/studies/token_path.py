@@ -50,9 +50,10 @@ class TokenPath:
         return f"{self.rows:>4} {self.files:>7} {len(self.calls):>11} {self.calls.total():>7}"
 
 
-def measure(model: str, rows: int) -> TokenPath:
-    """Count the calls of one decode step with `rows` rows."""
-    core = EngineCore(EngineConfig(model, max_rows=rows, prefill_budget=4096, attention="reference"))
+def measure(model: str, rows: int, *, drafts: bool = False) -> TokenPath:
+    """Count the calls of one decode step with `rows` rows. With `drafts`, those who draft are asked for the rows."""
+    options = {"max_rows": rows, "prefill_budget": 4096, "speculate": drafts, "forced_tokens": drafts}
+    core = EngineCore(EngineConfig(model, attention="reference", **options))  # type: ignore[arg-type]
     try:
         params = SamplingParams(max_tokens=3 * WARM_UP, ignore_eos=True, temperature=0.0)
         for row in range(rows):

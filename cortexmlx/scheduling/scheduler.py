@@ -371,7 +371,7 @@ class Scheduler:
         """Take the tokens of a step that took `seconds`, and end the jobs for which a token is the last one: see
         `Job.take`. Return the tokens with their jobs. Those of a job that has lost its row since are dropped.
         """
-        if seconds is not None:
+        if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.learn(plan, seconds)
         for segment in plan.segments if plan.scoring is not None else ():
             if segment.scored and (job := self._of(segment)):

@@ -322,7 +322,8 @@ class EngineCore:
             with self.measured.committing:
                 self._step_seconds = result.seconds
                 self.requests.commit(plan, result)
-            self.measured.drafts(self.scheduler.verified)
+            if self.scheduler.verified:
+                self.measured.drafts(self.scheduler.verified)
             self.speculation.took(plan, self._seconds_of(result.seconds))
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.cancel_asked(plan)

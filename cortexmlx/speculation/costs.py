@@ -111,11 +111,21 @@ class StepCosts:
         `decode`.
         """
         first = max(FIRST, FIRST_OF_ROW * rows)
+        if known := self._known(rows):
+            return _along(known, rows, min(drafted, max(first, 2 * (max(known) - rows))), decode)
+        return [decode + _prior_slope(rows, decode) * more for more in range(1, min(drafted, first) + 1)]
+
+    def measured(self, rows: int) -> bool:
+        """Return whether a verifying step of more tokens than `rows` was measured."""
+        return bool(self._known(rows))
+
+    def _known(self, rows: int) -> dict[int, float]:
+        """Return the times that are known of verifying steps of these rows, or else of any rows, by tokens."""
         for estimates in (self._verifying.get(size(rows), {}), self._of_any):
             known = {at: e.value for at, e in estimates.items() if at > rows and e.fresh(self.now)}
             if known:
-                return _along(known, rows, min(drafted, max(first, 2 * (max(known) - rows))), decode)
-        return [decode + _prior_slope(rows, decode) * more for more in range(1, min(drafted, first) + 1)]
+                return known
+        return {}
 
 
 def _along(known: dict[int, float], rows: int, drafted: int, decode: float) -> list[float]:

@@ -161,7 +161,7 @@ class Speculation:
     @property
     def wants_drained(self) -> bool:
         """Whether nothing should be in flight when `draft` is called, since a slow drafter is to be asked then."""
-        if not any(drafter.wants_drained for drafter in self._slow):
+        if not self._slow or not any(drafter.wants_drained for drafter in self._slow):
             return False
         jobs = self._scheduler.draftable
         prices = self.ledger.prices(len(jobs), MOST_OF_ALL, pending=True) if jobs else None
@@ -252,6 +252,8 @@ class Speculation:
                 counts = self.counts[self._drafted.pop(verified.job.id)[1].name]
                 counts.drafted += verified.drafted
                 counts.accepted += verified.accepted
+        if not self._every:
+            return
         step = self.ledger.took(plan, seconds, accepted)
         if step.drafted:
             self.steps.steps += 1

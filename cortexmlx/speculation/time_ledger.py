@@ -10,7 +10,7 @@ from statistics import median_low
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.speculation.costs import StepCosts
-from cortexmlx.speculation.purse import Purse
+from cortexmlx.speculation.purse import CAP, Purse
 
 UNSEEN = 128
 """After so many verifying steps some tokens are decoded, so that it is still known what that costs."""
@@ -23,6 +23,9 @@ RIDE = 1.5
 
 _WORST_SWITCH = 2.0
 """How many decode steps a switch counts at most."""
+
+_KNOWN = 3
+"""After so many measured switches, the worst of them is the worst one expected."""
 
 _WORST_STEP = 3.0
 """How many times its expected time a step counts at most: more was another program's doing."""
@@ -39,6 +42,8 @@ class Prices:
     costs: Sequence[float]
     """See `lengths.choose`."""
     purse: Purse
+    risk: float = 0.0
+    """How much more it may cost than is expected."""
 
     @property
     def can_pay(self) -> bool:
@@ -47,7 +52,7 @@ class Prices:
 
     def allows(self, cost: float, certain: float) -> bool:
         """See `lengths.choose`."""
-        return self.purse.allows(cost / self.token - certain)
+        return self.purse.allows((cost + self.risk) / self.token - certain)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,19 @@ class TimeLedger:
             return Prices(decode, token, [each * count for count in range(1, drafts + 1)], self.purse)
         switch = self.switch * decode - decode if pending else -decode
         costs = [time + switch for time in self.costs.verify(rows, drafts, decode)]
-        return Prices(decode, token, costs, self.purse)
+        return Prices(decode, token, costs, self.purse, self._risk(rows, pending) * decode)
+
+    def _risk(self, rows: int, pending: bool) -> float:
+        """Return how many decode steps more than expected verifying may cost: with many rows, one bad surprise is more
+        than may be lost.
+        """
+        if not self.costs.measured(rows):
+            worst = _WORST_SWITCH
+        elif pending:
+            worst = max(self._switches) if len(self._switches) >= _KNOWN else _WORST_SWITCH
+        else:
+            return 0.0
+        return worst if worst * rows > CAP else 0.0
 
     def begin(self, pending: bool) -> None:
         """Note that the next step verifies drafts. If steps are `pending`, that takes a switch."""

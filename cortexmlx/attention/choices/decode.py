@@ -86,8 +86,9 @@ class ReferenceAttention:
         """See `paged_attention`."""
         parts = []
         if kv.step.rows:
-            way = self._way(queries, kv, sinks, softcap, slopes) or Way.REFERENCE
-            parts.append(PLAIN[way](queries, kv, scale, sinks, softcap, slopes))
+            way = self._way(queries, kv, sinks, softcap, slopes)
+            attend_rows = reference.attend_rows if way is None else PLAIN[way]
+            parts.append(attend_rows(queries, kv, scale, sinks, softcap, slopes))
         if kv.step.pieces:
             apart = self.choices.reproducible
             parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart=apart)

@@ -77,6 +77,7 @@ class FakeInfo:
     chat_template: bool = True
     notes: tuple[str, ...] = ()
     adapter: str | None = None
+    draft: None = None
     identity: str = "fa4e"
     template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")  # what the fake chat template reads
     sampling: tuple[tuple[str, float], ...] = ()
