@@ -76,11 +76,12 @@ def test_without_speculation_nothing_is_drafted(tiny: Any) -> None:
     assert (usage.drafted_tokens, usage.accepted_tokens, usage.tokens_per_step) == (0, 0, 1.0)
 
 
-def test_what_no_drafter_has_drafted_a_form_has_forced(tiny: Any) -> None:
+def test_drafts_are_counted_as_a_whole_and_by_source(tiny: Any) -> None:
     core = Driver(tiny("llama")).core
     core.measured.drafts([Verified(job_of(0, [1]), 7, 5), Verified(job_of(1, [1]), 2, 2)])
-    assert core.stats().speculation.sources == {"forced": DraftStats(9, 7)}
+    assert core.stats().speculation.sources == {}
     core.speculation.counts["suffix"].drafted, core.speculation.counts["suffix"].accepted = 7, 5
+    core.speculation.counts["forced"].drafted, core.speculation.counts["forced"].accepted = 2, 2
     said = core.stats().speculation
     assert said.sources == {"suffix": DraftStats(7, 5), "forced": DraftStats(2, 2)}
     assert (said.drafted, said.accepted, said.verified, said.tokens_per_step) == (9, 7, 2, 4.5)

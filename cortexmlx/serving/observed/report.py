@@ -104,7 +104,7 @@ def engine_stats(core: Reported) -> EngineStats:
 
 
 def _speculation(core: Reported) -> SpeculationStats:
-    """Return what was drafted. What no drafter has drafted, a form has forced."""
+    """Return what was drafted."""
     measured = core.measured
     sources = {name: DraftStats(of.drafted, of.accepted) for name, of in core.speculation.counts.items() if of.drafted}
     return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
