@@ -1,5 +1,5 @@
-"""One further token takes few calls: these bounds are lowered when the code becomes simpler. They were raised once, by a
-file and a call for each question that speculation asks of a step.
+"""One further token takes few calls. These bounds are lowered when the code becomes simpler. They were raised once, by
+what speculation asks of each step.
 """
 
 from __future__ import annotations
