@@ -77,7 +77,7 @@ def test_without_speculation_nothing_is_drafted(tiny: Any) -> None:
 
 
 def test_drafts_are_counted_as_a_whole_and_by_source(tiny: Any) -> None:
-    core = Driver(tiny("llama")).core
+    core = Driver(tiny("llama"), speculate=True).core
     core.measured.drafts([Verified(job_of(0, [1]), 7, 5), Verified(job_of(1, [1]), 2, 2)])
     assert core.stats().speculation.sources == {}
     core.speculation.counts["suffix"].drafted, core.speculation.counts["suffix"].accepted = 7, 5

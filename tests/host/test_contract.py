@@ -205,6 +205,12 @@ def test_utils_offers_what_loads_folders() -> None:
         utils._get_classes({"model_type": "nonesuch"})
 
 
+def test_utils_offers_what_quantizes_a_model() -> None:
+    utils = mlx_lm_utils()
+    assert parameters(utils.quantize_model)[:4] == ["model", "config", "group_size", "bits"]
+    assert parameters(utils.save_model)[1] == "model" and parameters(utils.save_config)[0] == "config"
+
+
 def test_a_tokenizer_wrapper_makes_its_detokenizers_from_one() -> None:
     tokenizers = module("tokenizer_utils")
     assert inspect.isclass(tokenizers.BPEStreamingDetokenizer)

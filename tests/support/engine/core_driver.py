@@ -35,7 +35,8 @@ class Driver:
         per_token, per_row, alone = _sizes(str(model), config.get("kv_bits"), config.get("kv_group_size"), mode.probe)
         memory = (tokens * per_token or snapshots * per_row) + (per_row if alone else 0)
         # How much a step computes does not depend on how long the last ones took, unless a test wants that.
-        settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32, "token_target": None} | config
+        timeless = {"token_target": None, "speculate": "draft" in config}
+        settings = {"block_size": 8, "max_rows": 4, "prefill_budget": 32} | timeless | config
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.core = EngineCore(EngineConfig(str(model), kv_memory=memory, **settings), self.calls.put)
         self.tokenizer = SharedTokenizer(self.core.loaded.tokenizer)

@@ -85,6 +85,7 @@ class Trial:
             prefill_budget=dice.choice([8, 16, 64]),
             pipeline=dice.random() < 0.8,
             prefix_cache=dice.random() < 0.8,
+            speculate=True,
             **self._settings(),
             **({} if self.store is None else {"kv_store": self.store}),
         )
