@@ -89,7 +89,9 @@ class SpeculationStats:
     verified: int = 0
     """How often a row's drafts were verified, all tokens of a step at once."""
     sources: Mapping[str, DraftStats] = field(default_factory=dict)
-    """By where the drafts come from: "suffix" (repeated text), "forced" (tokens that a form leaves no choice in)."""
+    """By where the drafts come from: "suffix" (repeated text), "forced" (tokens that a form leaves no choice in),
+    "model" (a draft model).
+    """
 
     @property
     def tokens_per_step(self) -> float:

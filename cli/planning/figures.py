@@ -209,7 +209,7 @@ def _draft_here(
     """Return the bytes that a draft model takes without keys and values, and what its layers keep. Nothing if there is
     none, or if it is of no use for `skeleton`, as the engine finds.
     """
-    if draft is None or skeleton.most_rows is not None or sizing.row_bytes(skeleton.groups):
+    if draft is None or not skeleton.can_cut_back:
         return 0, ()
     stored, groups = draft.weight_bytes, draft.widened_groups if machine.on_cpu else draft.groups
     weights, _ = _weights_here(stored, draft, machine)

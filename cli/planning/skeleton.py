@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.quantized import quantized, unquantized
+from cortexmlx.kv.sizing import row_bytes
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
 from cortexmlx.models.context import UNSTATED_CONTEXT, language_configs, stated_context
 from cortexmlx.models.messages import one_line
@@ -47,6 +48,11 @@ class Skeleton:
     """Requests that the model runs at once, at most. None for any number."""
     notes: tuple[str, ...] = ()
     """Why there is such a limit, a line each."""
+
+    @property
+    def can_cut_back(self) -> bool:
+        """Whether a row can take back its newest tokens, as `OpenedModel` says of a loaded model."""
+        return self.most_rows is None and not row_bytes(self.groups)
 
     def quantized(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:
         """Return the same model with quantized keys and values. Raises ModelUnsupported if the engine does."""
@@ -109,11 +115,10 @@ def build_draft(name: str) -> Skeleton:
     engine does not take as one.
     """
     from cortexmlx.cli.planning.source import find
-    from cortexmlx.kv.sizing import row_bytes
 
     draft = build(find(name).config)
     why = draft.refusal
-    if why is None and (draft.most_rows is not None or row_bytes(draft.groups)):
+    if why is None and not draft.can_cut_back:
         why = "its layers do not all keep keys and values, so no wrong token can be taken back"
     if why is not None:
         raise ModelUnsupported(f"{name} cannot draft (--draft): {why}")

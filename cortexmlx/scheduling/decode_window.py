@@ -10,8 +10,9 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
 from cortexmlx.scheduling.job import Job, Lane
 from cortexmlx.scheduling.running import RunningSet
+from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import flush_of
-from cortexmlx.scheduling.steps.plan import Flush
+from cortexmlx.scheduling.steps.plan import Flush, StepPlan
 
 _COLUMNS_WITHOUT_TAIL = 64
 """Steps of a window if a token takes no memory, so that there is nothing to flush. The window must end all the same:
@@ -61,6 +62,23 @@ class DecodeWindow:
         left = self.columns - self.column
         dead = sum([lane.job.generation != lane.generation for lane in self.lanes])
         return not left or bool(dead and dead * left >= len(self.lanes))
+
+    def plan(
+        self, builder: StepBuilder, make_room: Callable[[Job, int], None], flush: Flush | None = None
+    ) -> tuple[StepPlan, Sequence[Job]] | None:
+        """Return the next step of the window, and the jobs that get a token in it; None if there are none. Opens a
+        window if none is: see `open`.
+        """
+        if self.column == 0:
+            self.open(make_room)
+        todo = self.todo
+        if not todo:
+            return None
+        first = next(iter(todo.values()))  # all rows get their tokens in the same steps
+        committed = first.num_planned_outputs == first.generated
+        plan = builder.decode(self.lanes, self.column, self.columns, todo, committed, flush)
+        self.column += 1
+        return plan, list(todo.values())
 
     def open(self, make_room: Callable[[Job, int], None]) -> None:
         """Open a window whose lanes are the decoding rows. `make_room(job, tokens)` makes room for the tokens that a

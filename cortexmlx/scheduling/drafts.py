@@ -42,8 +42,12 @@ def draft(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> N
     Does nothing unless it `can_draft`.
     """
     if can_draft(job, cache):
-        most = tokens[: min(MOST_DRAFTS, job.most_drafts)]
-        job.drafts = tuple(takewhile(lambda token: 0 <= token < vocab_size, most))
+        job.drafts = in_vocabulary(tokens[: min(MOST_DRAFTS, job.most_drafts)], vocab_size)
+
+
+def in_vocabulary(tokens: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Return the tokens up to the first one that is not among the first `vocab_size` of a vocabulary."""
+    return tuple(takewhile(lambda token: 0 <= token < vocab_size, tokens))
 
 
 def fit(job: Job, cache: KVCache) -> None:

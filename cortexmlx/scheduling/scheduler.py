@@ -307,17 +307,11 @@ class Scheduler:
 
     def _plan_decode(self, flush: Flush | None) -> StepPlan | None:
         """One token for every lane of the window; opens a window if none is."""
-        window = self._window
-        if window.column == 0:
-            window.open(self._reserve)
-        todo = window.todo
-        if not todo:
+        planned = self._window.plan(self._builder, self._reserve, flush)
+        if planned is None:
             return None
-        first = next(iter(todo.values()))  # all rows get their tokens in the same steps
-        committed = first.num_planned_outputs == first.generated
-        plan = self._builder.decode(window.lanes, window.column, window.columns, todo, committed, flush)
-        self._planned(plan, [(job, 1) for job in todo.values()])
-        window.column += 1
+        plan, jobs = planned
+        self._planned(plan, [(job, 1) for job in jobs])
         return plan
 
     def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:

@@ -265,7 +265,7 @@ class EngineCore:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
-        if self._in_flight and self.speculation.wants_drained:
+        if self.draft is not None and self._in_flight and self.speculation.wants_drained:
             self._collect()
         if self.disk is not None and not self._in_flight:
             self._unless_refused(self.disk.copy_in_between(self._step_seconds))

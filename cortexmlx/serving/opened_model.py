@@ -165,20 +165,18 @@ class OpenedModel:
         """Return notes about the draft model. It is released if it is of no use here."""
         if self.draft is None:
             return ()
-        name = self.draft.loaded.name
+        name, config = self.draft.loaded.name, self._config
+        if self.can_cut_back and config.speculate and not config.reproducible:
+            return tuple(f"draft model {name}: {note}" for note in self.draft.loaded.notes)
+        self.draft.release()
+        self.draft = None
         if not self.can_cut_back:
-            self.draft.release()
-            self.draft = None
             return (
                 f"the draft model {name} is not used: {self.loaded.name} has recurrent layers, or runs on mlx-lm's own "
                 "caches, and no token can be taken back there",
             )
-        if not self._config.speculate or self._config.reproducible:
-            self.draft.release()
-            self.draft = None
-            why = "reproducible=True" if self._config.reproducible else "speculate=False"
-            return (f"the draft model {name} is not used, because nothing is to be drafted ({why})",)
-        return tuple(f"draft model {name}: {note}" for note in self.draft.loaded.notes)
+        why = "reproducible=True" if config.reproducible else "speculate=False"
+        return (f"the draft model {name} is not used, because nothing is to be drafted ({why})",)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

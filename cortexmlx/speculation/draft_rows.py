@@ -16,6 +16,7 @@ from cortexmlx.request import QueuedRequest, RequestState
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.decode_window import DecodeWindow
+from cortexmlx.scheduling.drafts import in_vocabulary
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.steps.builder import StepBuilder
@@ -101,17 +102,11 @@ class DraftRows:
         """Return the next step of the round, which may run ahead of the one before; None if each row has its
         guesses.
         """
-        window = self._window
-        if window.column == 0:
-            window.open(self._reserve)
-        todo = window.todo
-        if not todo:
+        planned = self._window.plan(self._builder, self._reserve)
+        if planned is None:
             return None
-        first = next(iter(todo.values()))
-        committed = first.num_planned_outputs == first.generated
-        plan = self._builder.decode(window.lanes, window.column, window.columns, todo, committed, None)
-        self._planned(plan, [(row, 1) for row in todo.values()])
-        window.column += 1
+        plan, rows = planned
+        self._planned(plan, [(row, 1) for row in rows])
         return plan
 
     def take(self, plan: StepPlan, tokens: Sequence[int]) -> None:
@@ -126,8 +121,8 @@ class DraftRows:
         if not self._has_guess(job):
             return None
         guessed = self._followers[job.id].row.tokens[len(job.tokens) :][:count]
-        known = next((i for i, token in enumerate(guessed) if not 0 <= token < vocabulary), len(guessed))
-        return Draft(guessed[:known]) if known else None
+        known = in_vocabulary(guessed, vocabulary)
+        return Draft(known) if known else None
 
     # -- rows come and go ---------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""One further token takes few calls. These bounds are lowered when the code becomes simpler. They were raised once, by
-what speculation asks of each step.
+"""One further token takes few calls. These bounds are lowered when the code becomes simpler. One was raised: what
+speculates is a file more.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from cortexmlx.bench.studies.token_path import measure
 
 def test_one_row(tiny: Any) -> None:
     path = measure(str(tiny("llama")), 1)
-    assert path.files <= 25 and path.calls.total() <= 128
+    assert path.files <= 25 and path.calls.total() <= 125
     assert str(path).split() == ["1", str(path.files), str(len(path.calls)), str(path.calls.total())]
 
 
 def test_a_further_row_takes_the_calls_of_its_text_and_few_more(tiny: Any) -> None:
     """Planning, dispatching and collecting are of the step: of each row only its text, its events and its books."""
     one, many = (measure(str(tiny("llama")), rows) for rows in (1, 16))
-    assert many.files <= 31
+    assert many.files <= 30
     more = {name: many.calls[file, name] - one.calls[file, name] for file, name in many.calls}
     of_rows = {name for name, count in more.items() if count >= 15}
     assert sum(more[name] for name in of_rows) <= 15 * 22
