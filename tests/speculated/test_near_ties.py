@@ -30,7 +30,7 @@ def test_of_the_best_logits(gap: float, size: float | None) -> None:
 def test_of_a_seeds_number() -> None:
     """It lies within the part of token 0, near its end or not."""
     number = float(uniforms(np.array([5], np.uint64), np.array([2]))[0, 1])
-    for share, size in ((number + 1e-6, 1e-4), (number + 0.05, None)):
+    for share, size in ((number + 1e-6, 1e-4), ((number + 1) / 2, None)):
         logits = np.full(VOCAB, -50.0, np.float32)
         logits[:2] = np.log([share, 1 - share])
         assert size_of(logits, (0, 1), temperature=1.0) == size
