@@ -11,12 +11,15 @@ for example after a function has returned, before its value has a name. So the n
 queue that is read once. Locks are plain ones, whose `with` is not interrupted between taking and entering. A task that
 raised is called again until it returns.
 
-A forked child has neither these threads nor mlx's own.
+A forked child has neither these threads nor mlx's own. One of them may have been changing an object of mlx when the
+child was made, and a destructor that meets it half changed aborts (the C library then reports a double free). So the
+child ends without the destructors of C++, where the platform lets it (`_skip_destructors`).
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import queue
 import select
@@ -199,7 +202,20 @@ def _in_child() -> None:
     _lock = threading.Lock()
     _parked.clear()
     _every.clear()
-    _mlx_is_lost = _mlx_is_lost or "mlx.core" in sys.modules
+    if not _mlx_is_lost and "mlx.core" in sys.modules:
+        _mlx_is_lost = True
+        _skip_destructors()
+
+
+def _skip_destructors() -> None:
+    """Have the process end with its exit code when Python is finished, before what C and C++ registered for the end in
+    the parent. Buffered output of C is written first. Only Linux can do this, with glibc's `on_exit`; elsewhere
+    `os._exit` is the way to end a forked child.
+    """
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):
+        libc.on_exit(libc._exit, None)
+        libc["__cxa_atexit"](libc.fflush, None, None)  # the last one registered is called first
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
+
+import pytest
 
 from support.programs import outcome
 
@@ -166,6 +169,23 @@ print(codes == [3] * 20, codes)
 """
     code, output, errors = outcome(program, tiny("one layer"))
     assert (code, output[:4], errors) == (0, "True", ""), output
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="only glibc can end a process so")
+def test_a_child_runs_no_destructor_that_the_parent_registered(tiny: Any) -> None:
+    """`abort` stands for a destructor of mlx that meets what another thread was changing. What C has buffered comes."""
+    program = f"""{FORK}
+import ctypes
+libc = ctypes.CDLL(None)
+libc["__cxa_atexit"](libc.abort, None, None)
+e = engine()
+def child():
+    print("of Python")
+    libc.printf(b"of C,")
+print(forked(child), flush=True)
+os._exit(0)
+"""
+    assert outcome(program, tiny("one layer")) == (0, "of Python\nof C,3\n", "")
 
 
 def test_an_engine_that_was_closed_before_the_fork_stays_so(tiny: Any) -> None:
