@@ -103,6 +103,22 @@ class ForkedProcess(EngineClosed):
     """This process was forked from one that uses mlx: engines do not survive that, and none can be made here."""
 
 
+class HostLost(CortexError):
+    """A worker on another machine, or in another process, ended, hung or could not be reached. The requests that ran
+    there did not finish. `host` names it, if one is known.
+    """
+
+    def __init__(self, message: str, *, host: str | None = None) -> None:
+        super().__init__(message)
+        self.host = host
+
+
+class HostRefused(CortexError):
+    """The hosts and this process, or the hosts and the model, do not fit together: other versions or weights, a key
+    that is wrong, or a model that cannot be cut into so many parts.
+    """
+
+
 class ToolchainMissing(CortexError):
     """The kernel simulator found no compiler that it can use."""
 

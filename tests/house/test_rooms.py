@@ -40,6 +40,7 @@ ORDER = (
     "speculation",
     "attention",
     "products",
+    "hosts",
     "execution",
     "serving",
     "sessions",

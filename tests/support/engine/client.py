@@ -33,6 +33,8 @@ from cortexmlx import (
     EngineStats,
     FinishReason,
     ForkedProcess,
+    HostLost,
+    HostRefused,
     GroupBlocks,
     InvalidRequest,
     KernelCompileError,
@@ -272,6 +274,8 @@ def fails(engine: Engine) -> None:
         print(isinstance(error, TimeoutError))
     rest = (
         ForkedProcess,
+        HostLost,
+        HostRefused,
         KVCacheFull,
         MemoryRefused,
         OutOfMemory,

@@ -1,0 +1,23 @@
+"""Channel: one connection between the controller and a worker. Without mlx."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+Message = bytes | bytearray | memoryview
+
+
+class Channel(Protocol):
+    """Carries whole messages in both directions, in order. One thread may send while another receives."""
+
+    name: str
+    """The other side, as a user would name it: a host, and the rank there."""
+
+    def send(self, message: Message) -> None:
+        """Send a message. Returns when the system has taken it. Raises HostLost."""
+
+    def receive(self, timeout: float | None = None) -> bytes:
+        """Wait for the next message, at most `timeout` seconds. Raises HostLost if none came, or if none can come."""
+
+    def close(self) -> None:
+        """End the connection; the other side's calls raise HostLost. Safe to call again."""
