@@ -69,7 +69,7 @@ class Engine(NotCopyable):
             self._worker.start()
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
-            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size)
+            self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
             self._worker.end()
             raise

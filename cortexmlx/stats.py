@@ -190,6 +190,19 @@ class CommandBuffers:
         return self.run_ahead < 1
 
 
+@dataclass(frozen=True)
+class HostStats:
+    """A worker with a part of the model: see docs/hosts.md."""
+
+    name: str
+    weight_bytes: int
+    """Bytes of its weights."""
+    kv_bytes: int
+    """Bytes of its arena now."""
+    active_memory: int
+    """Bytes that MLX has allocated there, weights and arena included."""
+
+
 class StoreState(str, Enum):
     """Whether an engine reads and writes its store."""
 
@@ -369,6 +382,10 @@ class EngineStats:
     """What computes each kind of work, where there are several candidates. Empty if the rules choose everything."""
     draft_kv_bytes: int = 0
     """Bytes of the draft model's arena now."""
+    hosts: tuple[HostStats, ...] = ()
+    """The workers, with `hosts`."""
+    host_losses: int = 0
+    """How often a worker was lost, and all were started anew."""
 
     @property
     def hit_rate(self) -> float:

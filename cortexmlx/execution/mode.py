@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, cast
 
@@ -113,19 +113,33 @@ class PagedMode:
         return self._runner
 
     def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
-        size = prefix.block_size
-        first = tuple(first_blocks(count, size) for count in blocks)
-        granted(self._runner.begin(first))
-        pools = BlockPools(
-            paged(self.groups),
-            first,
-            size,
-            max_blocks=blocks,
-            prefix=prefix,
-            snapshots=None if self._snapshots is None else Snapshots(self._snapshots),
-            may_resize=self._runner.can_resize,
-        )
-        return KVCache(pools)
+        return begin_paged(self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize)
+
+
+def begin_paged(
+    runner: Runner,
+    groups: Sequence[LayerGroup],
+    blocks: Counts,
+    prefix: PrefixCache,
+    snapshots: int | None,
+    may_resize: Callable[[Counts], bool],
+) -> KVCache:
+    """Let a runner begin an empty arena of at most `blocks` blocks of `groups`, with `snapshots` snapshots if there are
+    states. Return the owner of these blocks. Raises MemoryRefused.
+    """
+    size = prefix.block_size
+    first = tuple(first_blocks(count, size) for count in blocks)
+    granted(runner.begin(first))
+    pools = BlockPools(
+        paged(groups),
+        first,
+        size,
+        max_blocks=blocks,
+        prefix=prefix,
+        snapshots=None if snapshots is None else Snapshots(snapshots),
+        may_resize=may_resize,
+    )
+    return KVCache(pools)
 
 
 class SerialMode:

@@ -39,3 +39,12 @@ def stated_context(config: Mapping[str, Any]) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
     return None
+
+
+def context_of(config: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Return the context in tokens that a config.json states, or the one that is assumed, with a note on that."""
+    context = stated_context(config)
+    if context is not None:
+        return context, ()
+    note = f"the model does not state its context length: {UNSTATED_CONTEXT} tokens are assumed"
+    return UNSTATED_CONTEXT, (note,)

@@ -32,6 +32,14 @@ def load_folder(
     Raises ModelNotFound if the folder holds no model, and ModelCorrupt for damaged or missing files. Raises
     ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
     """
+    tokenizer, config, notes = read_folder(folder)
+    return _load_weights(folder, config, on_built), tokenizer, config, notes
+
+
+def read_folder(folder: Path) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
+    """Return the tokenizer, the config and the notes of `load_folder`, after a check of the weights' files. Raises what
+    it raises before it reads weights.
+    """
     config = read_config(folder)
     tensors = check_weights(folder)
     if not tensors:
@@ -42,7 +50,7 @@ def load_folder(
     eos_ids = end_ids(folder, config)
     # The tokenizer comes first because it fails sooner.
     tokenizer, notes = load_tokenizer(folder, eos_ids)
-    return _load_weights(folder, config, on_built), tokenizer, config, (*unread_inputs(config), *notes)
+    return tokenizer, config, (*unread_inputs(config), *notes)
 
 
 def check_settings(folder: Path) -> None:

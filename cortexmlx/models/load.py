@@ -14,7 +14,7 @@ from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
-from cortexmlx.models.context import UNSTATED_CONTEXT, stated_context
+from cortexmlx.models.context import context_of
 from cortexmlx.models.folder_config import recommended_sampling
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
@@ -76,7 +76,7 @@ def load_model(
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen(model, path, slow_below_float32, dequantize)
         notes += blas.notes() if slow_below_float32 else ()
-        sampling, unusable = _sampling(source.kind, path)
+        sampling, unusable = makers_sampling(source.kind, path)
         notes += unusable
         if weights_hash is not None:
             weights_hash.hold(model)
@@ -88,6 +88,47 @@ def load_model(
 
         weights.release(model)
         raise
+
+
+def load_without_weights(
+    name: str | Path, *, adapter: str | Path | None = None, on_progress: OnProgress | None = None
+) -> LoadedModel:
+    """Return what the files of a model say without its weights, which other processes have loaded: the tokenizer, the
+    configuration and the recommended sampling. Sizes are 0 and the dtype is empty, for the caller to replace.
+
+    Parameters and errors are those of `load_model`.
+    """
+    from cortexmlx.host.package import enter_mlx_lm
+
+    enter_mlx_lm()
+    report = on_progress or (lambda progress: None)
+    source = resolve(name)
+    tuned = None if adapter is None else read_adapter(adapter).path
+    path = fetch_model(source, report)
+    if source.kind in (SourceKind.GGUF, SourceKind.STARTER):
+        from cortexmlx.models.gguf.load import read_gguf
+
+        tokenizer, config, notes = read_gguf(path)
+    else:
+        from cortexmlx.models.folder import read_folder
+
+        tokenizer, config, notes = read_folder(path)
+    context, assumed = context_of(config)
+    sampling, unusable = makers_sampling(source.kind, path)
+    return LoadedModel(
+        model=None,
+        tokenizer=tokenizer,
+        config=config,
+        name=source.name,
+        path=path,
+        context_length=context,
+        weight_bytes=0,
+        parameters=0,
+        dtype="",
+        notes=(*notes, *(unused_adapter(path) if tuned is None else ()), *unusable, *assumed),
+        adapter=tuned,
+        sampling=sampling,
+    )
 
 
 def _slow_below_float32() -> bool:
@@ -110,7 +151,7 @@ def _read(
     return load_folder(path, on_built)
 
 
-def _sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
+def makers_sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:
     """Return the sampling that the model's makers recommend, and notes."""
     if kind is SourceKind.STARTER:
         return STARTER_SAMPLING, ()
@@ -135,6 +176,11 @@ def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str
         from cortexmlx.models.adapters.apply import apply_adapter
 
         return (apply_adapter(model, adapter),)
+    return unused_adapter(path)
+
+
+def unused_adapter(path: Path) -> tuple[str, ...]:
+    """Return a note on an adapter beside the model, which is not used."""
     beside = adapter_beside(path)
     return (f"{beside} lies beside the model and is not used: --adapter {path} does",) if beside else ()
 
@@ -194,10 +240,8 @@ def _describe(
 
     from cortexmlx.models import weights
 
-    context = stated_context(config)
-    if context is None:
-        context = UNSTATED_CONTEXT
-        notes += (f"the model does not state its context length: {context} tokens are assumed",)
+    context, assumed = context_of(config)
+    notes += assumed
     floats = [a for _, a in tree_flatten(model.parameters()) if mx.issubdtype(a.dtype, mx.floating)]
     # Norms have the type of the activations. The scales of packed weights may be finer.
     norms = [a for a in floats if a.ndim == 1]

@@ -26,7 +26,7 @@ class LoadedModel:
     """A model and its tokenizer, loaded on the thread that will run the model."""
 
     model: Any = field(repr=False)
-    """An instance of one of mlx-lm's model classes, unedited."""
+    """An instance of one of mlx-lm's model classes, unedited. None if its parts are in the processes of hosts."""
     tokenizer: Any = field(repr=False)
     """mlx-lm's TokenizerWrapper, or a `cortexmlx.models.tokenizers.base.Tokenizer`."""
     config: dict[str, Any] = field(repr=False)

@@ -25,6 +25,16 @@ class EngineConfig:
 
     _: KW_ONLY
 
+    hosts: int | str | Path | None = None
+    """Spread the model over so many processes here, or over the machines of an MLX host file. The library then starts
+    processes. None: all in this process.
+    """
+
+    resume_lost: bool = False
+    """With `hosts`: requests that run while a worker is lost begin again with their tokens, once the workers are back.
+    False: they fail with HostLost.
+    """
+
     adapter: str | Path | None = None
     """The folder of a LoRA or DoRA adapter for the model, or of fine-tuned layers."""
 
@@ -129,6 +139,7 @@ class EngineConfig:
         self._require("attention", isinstance(self.attention, str), 'a text, such as "auto"')
         named = self.draft is None or isinstance(self.draft, (str, Path))
         self._require("draft", named, "a model's name or path, or None")
+        self._check_hosts()
         for name in ("adapter", "kv_store"):
             path = getattr(self, name)
             self._require(name, path is None or isinstance(path, (str, Path)), "the path of a folder or None")
@@ -138,6 +149,17 @@ class EngineConfig:
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
         parse_size(self.kv_store_bytes)
+
+    def _check_hosts(self) -> None:
+        """Raise InvalidRequest for hosts that are none, and for what only a model in this process can have."""
+        hosts = self.hosts
+        named = isinstance(hosts, (str, Path)) and str(hosts).strip() != ""
+        self._require("hosts", hosts is None or named or _is_count(hosts, 1), "a number, a host file's path or None")
+        self._require("resume_lost", isinstance(self.resume_lost, bool), "True or False")
+        if hosts is None:
+            return
+        self._require("draft", self.draft is None, "None with hosts: a draft model runs in this process alone")
+        self._require("kv_store", self.kv_store is None, "None with hosts: their keys and values are not kept on disk")
 
     @property
     def kv_bytes(self) -> int | None:

@@ -7,10 +7,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
-from cortexmlx.errors import CortexError, MemoryRefused
-from cortexmlx.execution.boundary import Refused
+from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.execution.boundary import Refused, granted
 from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.spec import Counts
@@ -19,12 +20,14 @@ from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.begin import begin_speculation
-from cortexmlx.serving.drafting.draft_model import DraftModel, open_draft
+from cortexmlx.serving.drafting.draft_model import DraftModel, begun_anew
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.hosted.recovery import Recovery
+from cortexmlx.serving.loading.open_model import open_model
+from cortexmlx.serving.loading.served_model import Call
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
-from cortexmlx.serving.opened_model import Call, OpenedModel
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.stats import EngineStats, UsageSample
 
@@ -60,12 +63,12 @@ class EngineCore:
         self._step_seconds = 0.0
         self._collected: float | None = None
         try:
-            self._opened_draft = None if config.draft is None else open_draft(config, waiting)
-            self._model = model = OpenedModel(config, wake, waiting, self._opened_draft)
+            self.model = model = open_model(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.choices = model.choices
-            self.draft = self._begun_draft(model.draft)
+            self.draft: DraftModel | None = None
+            if model.draft is not None:
+                self.draft = DraftModel(model.draft, config.max_rows, config.prefill_budget, self.info.vocab_size)
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:
@@ -77,9 +80,10 @@ class EngineCore:
 
     def _begin_empty(self, blocks: Counts) -> None:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
-        self.cache = self._model.begin_cache(blocks)
-        self.scheduler = self._model.begin_scheduler(self.cache)
+        self.cache = self.model.begin_cache(blocks)
+        self.scheduler = self.model.begin_scheduler(self.cache)
         self.measured = Measurements()
+        self.recovery = Recovery(self)
         self.requests = OpenRequests(
             self.scheduler,
             self.measured,
@@ -91,27 +95,13 @@ class EngineCore:
         )
         self.speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
 
-    def _begun_draft(self, opened: OpenedModel | None) -> DraftModel | None:
-        if opened is None:
-            return None
-        return DraftModel(opened, self.config.max_rows, self.config.prefill_budget, self.info.vocab_size)
-
-    def _begin_draft_anew(self) -> None:
-        """Let the draft model begin anew. If it gets no memory for that, there is none any more."""
-        if self.draft is None:
-            return
-        try:
-            self.draft.begin_anew()
-        except MemoryRefused as error:
-            log.warning("the draft model is unloaded, since it is refused memory: %s", error)
-            self.draft.release()
-            self.draft = None
-
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Plan and start the next step, then take the results of the one before it."""
-        with self.measured.busy:
+        with self.recovery, self.measured.busy:
+            if not self.recovery.ready():
+                return
             self.requests.expire(time.perf_counter())
             self._prepare()
             self.speculation.draft()
@@ -148,14 +138,15 @@ class EngineCore:
         """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest if pinning is useless
         here.
         """
-        self._model.check_pins()
+        self.model.check_pins()
         return self.pins.add(tokens, None if self.scheduler.config.share_between_clients else client)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error, and drop everything in flight."""
         self.backend.reconsider()
         self._in_flight.clear()
-        self.runner.forget()
+        with suppress(HostLost):  # the next step begins the runner again
+            self.runner.forget()
         self.scheduler.fail_all()
         self.cache.states.take()
         self.requests.fail_all(error)
@@ -170,10 +161,21 @@ class EngineCore:
         self._in_flight.clear()
         self.requests.forget()
         self.cache.pools.expect_back()
-        self.runner.forget()
-        self._begin_draft_anew()
+        self.model.begin_anew()
+        self.runner = self.model.runner
+        self.draft = begun_anew(self.draft)
         self._begin_empty(self.cache.pools.max_blocks)
         self.pins.move_to(self.cache)
+
+    def reopen(self) -> None:
+        """See `Recoverable`: begin the model anew, with an empty arena and no row."""
+        self._in_flight.clear()
+        self._collected = None
+        self.cache.states.take()
+        self.model.begin_anew()
+        self.runner = self.model.runner
+        self.cache.pools.give_all_back()
+        granted(self.runner.begin(self.cache.pools.blocks))
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or, if `critical`, all of them and the free end of the
@@ -202,14 +204,8 @@ class EngineCore:
             return False
         self._collected = None
         self.cache.pools.expect_back()
-        self._unless_refused(self.runner.settle(self.cache.states.take()))
-        if self.draft is not None:
-            self.draft.tidy()
-        if self.cache.pools.fragmentation > _FRAGMENTED:
-            self._unless_refused(self._move_together())
-        self.scheduler.shrink()
-        if any(count < have for count, have in zip(self.cache.pools.blocks, self.runner.blocks, strict=True)):
-            self._unless_refused(self._give_end_back())
+        with self.recovery:
+            self._tidy_arena()
         if self._at_work:
             self._look(at_work=False)
         return self.disk is not None and bool(self._unless_refused(self.disk.copy_while_idle()))
@@ -232,11 +228,9 @@ class EngineCore:
         if "requests" in parts:
             self.requests.forget()
         try:
-            if "_model" in parts:
-                self._model.release()
+            if "model" in parts:
+                self.model.release()
         finally:
-            if (draft := parts.pop("_opened_draft", None)) is not None:
-                draft.release()
             self.disk = None
             for name in ("runner", "loaded", "draft", "speculation"):
                 parts.pop(name, None)
@@ -373,6 +367,16 @@ class EngineCore:
             self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory(job, refused.why))
 
     # -- the arena between two requests -------------------------------------------------------------------------------
+
+    def _tidy_arena(self) -> None:
+        self._unless_refused(self.runner.settle(self.cache.states.take()))
+        if self.draft is not None:
+            self.draft.tidy()
+        if self.cache.pools.fragmentation > _FRAGMENTED:
+            self._unless_refused(self._move_together())
+        self.scheduler.shrink()
+        if any(count < have for count, have in zip(self.cache.pools.blocks, self.runner.blocks, strict=True)):
+            self._unless_refused(self._give_end_back())
 
     def _move_together(self) -> int | Refused:
         """Move cached blocks together, so that the free blocks are one run. Return how many moved."""

@@ -30,23 +30,21 @@ from cortexmlx.kv.sizing import (
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
-from cortexmlx.models.tokenizers.templates import variables_read
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.vocabulary import check_same_tokens
+from cortexmlx.serving.loading.served_model import Call, check_prefix_cache, described, scheduling_of
 from cortexmlx.serving.loading.warm_up import WarmUp
-from cortexmlx.stats import ModelInfo, TimedChoice
+from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 from cortexmlx.timed_choice.chooser import SECONDS
-
-Call = Callable[[Any], None]
-"""Something to be done with an engine's core between two steps."""
 
 
 class OpenedModel:
     """A model that is ready to be served: its weights, its execution mode, the runner that owns the memory, and the
     store. Only the engine's thread may use it.
     """
+
+    hosts: tuple[HostStats, ...] = ()
 
     def __init__(
         self,
@@ -64,14 +62,14 @@ class OpenedModel:
         """The draft model. If it is of no use here, it is released, and None."""
         self.choices: tuple[TimedChoice, ...] = ()
         """What was chosen to compute attention, and why. Empty where the rules choose everything."""
-        if config.kv_bytes is not None:
-            check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
         self._store: StoreSetup | None = None
-        if config.kv_store is not None and config.prefix_cache:
-            self._store = StoreSetup(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
         self.disk: StoreConnector | None = None
         self._warm_up = WarmUp()
         try:
+            if config.kv_bytes is not None:
+                check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
+            if config.kv_store is not None and config.prefix_cache:
+                self._store = StoreSetup(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
             self._load()
             self._open(wake)
             self._warm_up.finish(config.on_progress or (lambda progress: None))
@@ -142,23 +140,9 @@ class OpenedModel:
         """How many blocks each layer group may have at most."""
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
-        self.info: ModelInfo = ModelInfo(
-            name=loaded.name,
-            path=str(loaded.path),
-            architecture=str(loaded.config.get("model_type", "unknown")),
-            context_length=context,
-            vocab_size=vocab_size,
-            parameters=loaded.parameters,
-            weight_bytes=loaded.weight_bytes,
-            dtype=loaded.dtype,
-            kv_bytes_per_token=bytes_per_token(mode.groups),
-            chat_template=bool(loaded.tokenizer.has_chat_template),
-            notes=loaded.notes + beyond + mode.notes + notes + (not_stored(mode) if config.kv_store else ()),
-            adapter=None if loaded.adapter is None else str(loaded.adapter),
-            identity=loaded.identity,
-            template_vars=_template_vars(loaded),
-            sampling=tuple(loaded.sampling.items()),
-            draft=None if draft is None else draft.info,
+        notes = loaded.notes + beyond + mode.notes + notes + (not_stored(mode) if config.kv_store else ())
+        self.info: ModelInfo = described(
+            loaded, vocab_size, bytes_per_token(mode.groups), notes, None if draft is None else draft.info
         )
 
     def _draft_notes(self) -> tuple[str, ...]:
@@ -245,22 +229,19 @@ class OpenedModel:
 
     def begin_scheduler(self, cache: KVCache) -> Scheduler:
         """Return a scheduler without requests."""
-        config, most = self._config, self._mode.most_rows
-        scheduling = SchedulerConfig(
-            max_rows=min(config.max_rows, most or config.max_rows),
-            prefill_budget=config.prefill_budget,
-            context_length=self.loaded.context_length,
-            vocab_size=self.info.vocab_size,
-            max_request_tokens=config.max_request_tokens,
-            client_tokens=config.client_tokens,
-            token_target=config.token_target,
-            keep=config.keep,
-            pipeline=config.pipeline and self._mode.pipelined,
+        most = self._mode.most_rows
+        scheduling = scheduling_of(self._config, self.loaded.context_length, self.info.vocab_size)
+        scheduling = replace(
+            scheduling,
+            max_rows=min(scheduling.max_rows, most or scheduling.max_rows),
+            pipeline=scheduling.pipeline and self._mode.pipelined,
             long_tail_rows=self._long_tail_rows,
-            share_prefixes=config.prefix_cache,
-            share_between_clients=config.share_prefixes_between_clients,
         )
         return Scheduler(cache, scheduling)
+
+    def begin_anew(self) -> None:
+        """Drop everything in flight. `begin_cache` must follow, which makes the arena anew."""
+        self.runner.forget()
 
     def begin_store(self) -> None:
         """Let the store read and write, once the first cache has begun."""
@@ -275,8 +256,7 @@ class OpenedModel:
             raise InvalidRequest(
                 f"{name} runs on mlx-lm's own caches, which keep the last text alone: none can be pinned"
             )
-        if not self._config.prefix_cache:
-            raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
+        check_prefix_cache(self._config)
 
     def release(self) -> None:
         """Free all memory at once, even if an app still refers to a closed engine, its handles, or an error with a
@@ -286,6 +266,8 @@ class OpenedModel:
         self._warm_up.stop()
         with ExitStack() as ends:  # the last one comes first, and all of them come whatever one raises
             ends.callback(mx.clear_cache)
+            if self.draft is not None:
+                ends.callback(self.draft.release)
             ends.callback(self._forget)
             if "loaded" in parts:
                 ends.callback(weights.release, self.loaded.model)
@@ -298,17 +280,9 @@ class OpenedModel:
 
     def _forget(self) -> None:
         """Drop all parts, also those that could not be emptied: a second `release` would wait for them for ever."""
-        self.disk = None
+        self.disk = self.draft = None
         for name in ("runner", "loaded", "_mode"):
             vars(self).pop(name, None)
-
-
-def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
-    """Return the variables that the chat template reads. A broken template is reported when messages are rendered."""
-    try:
-        return tuple(sorted(variables_read(loaded.tokenizer) or ()))
-    except InvalidRequest:
-        return ()
 
 
 def _checked_vocab_size(loaded: LoadedModel) -> int:

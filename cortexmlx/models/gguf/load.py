@@ -42,18 +42,33 @@ def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[s
     """
     header = read_model_header(path)
     description = describe(header)
-    check_tensor_types(header)
-    names = parameter_names(header, description)
-    tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
+    names, tokenizer, config, notes = _read(header, description)
     preparing = templates.import_in_background() if tokenizer.has_chat_template else None
-    config = description.config | {"eos_token_id": sorted(tokenizer.eos_token_ids)}
     dtype: mx.Dtype = mx.float32 if float32 else getattr(mx, activation_type(header, description))
     try:
         model = _build_model(header, description, names, dtype)
     finally:
         if preparing is not None:
             preparing.join()
-    return model, tokenizer, config, (*description.notes, *notes, *_widened_note(header, dtype))
+    return model, tokenizer, config, (*notes, *_widened_note(header, dtype))
+
+
+def read_gguf(path: Path) -> tuple[Tokenizer, dict[str, Any], tuple[str, ...]]:
+    """Return the tokenizer, the config and the notes of `load_gguf`. Reads no tensor. Raises what it raises."""
+    header = read_model_header(path)
+    _, tokenizer, config, notes = _read(header, describe(header))
+    return tokenizer, config, notes
+
+
+def _read(
+    header: GGUFHeader, description: Description
+) -> tuple[dict[str, str], Tokenizer, dict[str, Any], tuple[str, ...]]:
+    """Return the parameters' names by those of the tensors, the tokenizer, the config and the notes of a file."""
+    check_tensor_types(header)
+    names = parameter_names(header, description)
+    tokenizer, notes = build_tokenizer(header, description.sizes.vocabulary)
+    config = description.config | {"eos_token_id": sorted(tokenizer.eos_token_ids)}
+    return names, tokenizer, config, (*description.notes, *notes)
 
 
 def check_tensor_types(header: GGUFHeader) -> None:

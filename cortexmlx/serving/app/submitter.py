@@ -44,8 +44,10 @@ class Submitter:
     engine's.
     """
 
-    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int) -> None:
+    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int, hosted: bool = False) -> None:
+        """`hosted`: the model is on hosts, where no function of the caller can run."""
         self._worker = worker
+        self._hosted = hosted
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._grammars = GrammarCompiler(tokenizer, vocab_size)
@@ -91,6 +93,12 @@ class Submitter:
         """Tokenize and check a request, and compile its grammar. Raises InvalidRequest or PromptTooLong."""
         params = checked_params(params)
         params.validate(self._vocab_size)
+        if self._hosted and params.logits_processors:
+            raise InvalidRequest(
+                "logits_processors are functions of this process, and with hosts the logits are in others: leave them "
+                "out, or ask for a form (structured), logit_bias or penalties",
+                field="logits_processors",
+            )
         client, timeout = checked_client(options.get("client")), options.get("timeout")
         checked_function("listener", listener)
         check_timeout(timeout)

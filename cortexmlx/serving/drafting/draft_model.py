@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cortexmlx.errors import CortexError, ModelUnsupported
+from cortexmlx.errors import CortexError, MemoryRefused, ModelUnsupported
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.kv.state.snapshots import NOTHING
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.loading.served_model import ServedModel
 from cortexmlx.serving.opened_model import OpenedModel
 from cortexmlx.speculation.draft_rows import MOST_AT_ONCE, DraftRows
 from cortexmlx.speculation.drafter import Draft
@@ -61,6 +62,19 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
     return opened
 
 
+def begun_anew(draft: DraftModel | None) -> DraftModel | None:
+    """Let a draft model begin anew, and return it. If it gets no memory for that, it is unloaded: None."""
+    if draft is None:
+        return None
+    try:
+        draft.begin_anew()
+        return draft
+    except MemoryRefused as error:
+        log.warning("the draft model is unloaded, since it is refused memory: %s", error)
+        draft.release()
+        return None
+
+
 class DraftModel:
     """Guesses the likeliest next tokens of rows with a model of its own, which has its own arena. See `Drafter`.
 
@@ -69,7 +83,7 @@ class DraftModel:
 
     name = "model"
 
-    def __init__(self, opened: OpenedModel, max_rows: int, prefill_budget: int, vocabulary: int) -> None:
+    def __init__(self, opened: ServedModel, max_rows: int, prefill_budget: int, vocabulary: int) -> None:
         """`vocabulary` is how many tokens the other model knows. Raises MemoryRefused."""
         self.opened = opened
         self.runner = opened.runner

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cortexmlx.attention.backends import Backend
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
@@ -14,9 +13,11 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.draft_model import DraftModel
+from cortexmlx.serving.hosted.recovery import Recovery
+from cortexmlx.serving.loading.served_model import AttentionInUse, ServedModel
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.speculation.speculation import Speculation
-from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats, TimedChoice
+from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats
 
 
 class Reported(Protocol):
@@ -27,13 +28,17 @@ class Reported(Protocol):
     cache: KVCache
     scheduler: Scheduler
     runner: Runner
-    backend: Backend
     measured: Measurements
     disk: StoreConnector | None
     pins: Pins
-    choices: tuple[TimedChoice, ...]
+    model: ServedModel
+    recovery: Recovery
     speculation: Speculation
     draft: DraftModel | None
+
+    @property
+    def backend(self) -> AttentionInUse:
+        """What computes attention."""
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -98,7 +103,9 @@ def engine_stats(core: Reported) -> EngineStats:
         timeline=measured.timeline.moments(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
         requests=tuple(map(_numbers, scheduler.jobs)),
-        choices=core.choices,
+        choices=core.model.choices,
+        hosts=core.model.hosts,
+        host_losses=core.recovery.losses,
         draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
 

@@ -1,0 +1,151 @@
+"""HostGroup: the workers of an engine, with the parts of its model opened in them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.hosts.options import RankInfo, RankOptions
+from cortexmlx.hosts.remote_runner import RemoteRunner
+from cortexmlx.hosts.spec import Hosts
+from cortexmlx.hosts.worker_group import WorkerGroup
+from cortexmlx.models import LoadedModel
+from cortexmlx.models.load import LOADING_STEPS
+from cortexmlx.progress import Progress
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.hosted.parts import Part
+
+log = logging.getLogger("cortexmlx")
+
+ATTEMPTS = 3
+"""How often lost workers are started again before their loss is final."""
+
+PAUSE_SECONDS = 1.0
+"""Seconds between the first two attempts; twice as many before each further one."""
+
+_LOOK_SECONDS = 0.1
+"""How often a pause is interrupted to report, so that it notices when the engine is closed."""
+
+OnLost = Callable[[int, HostLost], None]
+"""Called with the epoch of the workers and the loss of one, on any thread."""
+
+
+class HostGroup:
+    """Starts the workers, and has each open its part of the model. It says in words what computes attention in them
+    (`AttentionInUse`). Only the engine's thread may use it.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, on_lost: OnLost) -> None:
+        """Nothing is started yet. `loaded` is the model without its weights. `on_lost` is called when a worker is lost
+        while nobody waits for it, too. Raises HostRefused for hosts that are none.
+        """
+        self._config = config
+        self._loaded = loaded
+        self._on_lost = on_lost
+        self._workers = WorkerGroup(Hosts.parse(str(config.hosts)))
+        self._runner: RemoteRunner
+        self.infos: tuple[RankInfo, ...] = ()
+        """What each worker tells about its part."""
+        self.machines: tuple[str, ...] = tuple(host.ssh for host in self._workers.hosts.hosts)
+        """The machine of each worker."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers by rank, as a user would name them."""
+        return self._workers.names
+
+    @property
+    def epoch(self) -> int:
+        """The number of the last start, from 1."""
+        return self._workers.epoch
+
+    def open(self) -> None:
+        """Start the workers, and open the parts. Raises HostLost, HostRefused and what opening a part raises."""
+        self._workers.reopen()
+        try:
+            epoch = self.epoch
+            for channel in self._workers.channels:
+                channel.when_lost(lambda lost: self._on_lost(epoch, lost))
+            self._runner = RemoteRunner(self._workers.channels, self.names)
+            self.infos = self._runner.open(self._options())
+            for name, info in zip(self.names, self.infos, strict=True):
+                self._check(name, info)
+        except BaseException:
+            self._workers.close()
+            raise
+
+    def reopen(self) -> None:
+        """End all workers and start them again, several times if need be. Raises HostLost, and what else `open` raises
+        at once.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self.open()
+            except HostLost as lost:
+                log.warning("attempt %d of %d to start the workers again failed: %s", attempt, ATTEMPTS, lost)
+                if attempt == ATTEMPTS:
+                    raise
+                self._pause(PAUSE_SECONDS * 2 ** (attempt - 1))
+
+    def arrange(self, parts: Sequence[Part]) -> Runner:
+        """Let each worker make its runner for its layers of all groups. Return the runner of all."""
+        self._runner.arrange(parts)
+        return self._runner
+
+    def close(self) -> None:
+        """End all workers. Safe to call again."""
+        self._workers.close()
+
+    # -- `AttentionInUse` ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return what computes attention in the workers, in one line."""
+        return f"{', '.join(dict.fromkeys(info.backend for info in self.infos))} in {len(self.infos)} workers"
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes on attention are in the workers' own logs."""
+        return ()
+
+    def reconsider(self) -> None:
+        """A worker reconsiders its kernels by itself when its runner is told to forget a step."""
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def _options(self) -> RankOptions:
+        config = self._config
+        return RankOptions(
+            model=_everywhere(self._loaded.name),
+            adapter=None if self._loaded.adapter is None else str(self._loaded.adapter),
+            dequantize=config.dequantize,
+            kv_bits=config.kv_bits,
+            kv_group_size=config.kv_group_size,
+            block_size=config.block_size,
+            attention=config.attention,
+            reproducible=config.reproducible,
+            max_rows=config.max_rows,
+            prefill_budget=config.prefill_budget,
+        )
+
+    def _check(self, name: str, info: RankInfo) -> None:
+        """Raise HostRefused for a worker that has another model than the controller."""
+        if info.identity != self._loaded.identity:
+            raise HostRefused(
+                f"{name} has other files of {self._loaded.name} than this machine: copy the model's folder to every "
+                "host, the same version"
+            )
+
+    def _pause(self, seconds: float) -> None:
+        report, until = self._config.on_progress or (lambda progress: None), time.monotonic() + seconds
+        while time.monotonic() < until:
+            report(Progress("loading", 0, LOADING_STEPS))  # raises if the engine was closed meanwhile
+            time.sleep(_LOOK_SECONDS)
+
+
+def _everywhere(name: str) -> str:
+    """Return the name by which every worker finds a model: an absolute path, or a name that is no path."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name

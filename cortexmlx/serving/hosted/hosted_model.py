@@ -1,0 +1,166 @@
+"""HostedModel: a model whose parts are in workers, in other processes or on other machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.mode import begin_paged
+from cortexmlx.execution.store_connector import StoreConnector
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.sizing import (
+    Load,
+    beyond_note,
+    bytes_per_token,
+    check_kv_memory,
+    default_kv_bytes,
+    long_tail_rows,
+    reserved_bytes,
+)
+from cortexmlx.kv.spec import Counts
+from cortexmlx.models import LoadedModel
+from cortexmlx.models.load import load_without_weights
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.hosted.group import HostGroup
+from cortexmlx.serving.hosted.parts import Part, in_one_order, room_of_all, together
+from cortexmlx.serving.loading.served_model import (
+    AttentionInUse,
+    Call,
+    ServedModel,
+    check_prefix_cache,
+    described,
+    scheduling_of,
+)
+from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+
+
+class HostedModel:
+    """A model that is served by a group of workers. No weights and no keys and values are in this process. See
+    `ServedModel`.
+    """
+
+    draft: ServedModel | None = None
+    disk: StoreConnector | None = None
+    choices: tuple[TimedChoice, ...] = ()
+
+    def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
+        """`wake(call)` has a call carried out between two steps. Threads that watch the workers use it. Raises what
+        `Engine` raises, HostRefused and HostLost.
+        """
+        self._config = config
+        self.runner: Runner
+        loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
+        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
+        try:
+            self._group.open()
+            self._parts = self._arranged()
+            self.loaded = self._whole(loaded)
+            self.info = self._sized()
+        except BaseException:
+            self.release()
+            raise
+
+    def _noticed(self, core: Any, epoch: int, lost: HostLost) -> None:
+        """Recover from a loss that was noticed outside of a step, unless a step has met it since."""
+        if epoch == self._group.epoch:
+            core.recovery.recover(lost)
+
+    def _arranged(self) -> tuple[Part, ...]:
+        """Let the workers make their runners. Return the layer groups of each, in one order."""
+        parts = in_one_order(info.groups for info in self._group.infos)
+        self.runner = self._group.arrange(parts)
+        return parts
+
+    def _whole(self, files: LoadedModel) -> LoadedModel:
+        """Return the model that the parts are together."""
+        infos = self._group.infos
+        return replace(
+            files,
+            weight_bytes=sum(info.weight_bytes for info in infos),
+            parameters=sum(info.parameters for info in infos),
+            dtype=infos[0].dtype,
+            notes=tuple(dict.fromkeys((*files.notes, *(note for info in infos for note in info.notes)))),
+        )
+
+    def _sized(self) -> ModelInfo:
+        """Divide the memory of each worker. Return what an app sees of the model."""
+        config, infos, parts = self._config, self._group.infos, self._parts
+        load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        context, vocab_size = self.loaded.context_length, infos[0].vocab_size
+        longest = context if config.keep is None else min(context, config.keep.most)
+        on_gpus = all(info.backend == "metal" for info in infos)
+        tails = [long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
+        self._long_tail_rows = min(tails)
+        beside = Counter(self._group.machines)
+        memory, notes = [], []
+        for part, info, machine in zip(parts, infos, self._group.machines, strict=True):
+            available = info.memory_bytes // beside[machine]
+            reserved = reserved_bytes(part, load.rows, vocab_size, info.weight_bytes, self._long_tail_rows)
+            if config.kv_bytes is not None:
+                check_kv_memory(config.kv_bytes * beside[machine], info.memory_bytes, info.memory_bytes, machine)
+                notes += beyond_note(config.kv_bytes, max(available - reserved, 0), machine)
+            memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
+        self._room = room_of_all(parts, memory, load, longest)
+        self.blocks = self._room.blocks
+        whole = together(parts)
+        notes = (*self.loaded.notes, *dict.fromkeys(notes), f"{len(infos)} workers: {', '.join(self._group.names)}")
+        return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
+
+    @property
+    def hosts(self) -> tuple[HostStats, ...]:
+        """The workers."""
+        return self._group.stats()
+
+    @property
+    def backend(self) -> AttentionInUse:
+        """What computes attention."""
+        return self._group
+
+    def begin_cache(self, blocks: Counts) -> KVCache:
+        """Begin an empty arena in every worker. Return the owner of its blocks. Raises MemoryRefused and HostLost."""
+        prefix = PrefixCache(self._config.block_size)
+        return begin_paged(
+            self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b)
+        )
+
+    def may_resize(self, blocks: Counts) -> bool:
+        """Return whether all workers could get `blocks` blocks. The answer of a lost group is yes: it is asked in the
+        middle of a plan, and the next step finds the loss.
+        """
+        try:
+            return self.runner.can_resize(blocks)
+        except HostLost:
+            return True
+
+    def begin_scheduler(self, cache: KVCache) -> Scheduler:
+        """Return a scheduler without requests."""
+        scheduling = scheduling_of(self._config, self.loaded.context_length, self.info.vocab_size)
+        return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
+
+    def begin_store(self) -> None:
+        """There is no store."""
+
+    def begin_anew(self) -> None:
+        """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
+        `runner` is another one then, without an arena. Raises HostLost if that fails again and again, and HostRefused
+        if the parts are not the same any more.
+        """
+        before = self._group.infos
+        self._group.reopen()
+        if [info.groups for info in self._group.infos] != [info.groups for info in before]:
+            raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
+        self._arranged()
+
+    def check_pins(self) -> None:
+        """Raise InvalidRequest if pinning a text is useless here."""
+        check_prefix_cache(self._config)
+
+    def release(self) -> None:
+        """End all workers. Safe to call again."""
+        self._group.close()

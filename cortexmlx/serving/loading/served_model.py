@@ -1,0 +1,140 @@
+"""What the engine's core asks of a model, whether its weights are in this process or on hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.store_connector import StoreConnector
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.spec import Counts
+from cortexmlx.models import LoadedModel
+from cortexmlx.models.tokenizers.templates import variables_read
+from cortexmlx.scheduling.config import SchedulerConfig
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+
+Call = Callable[[Any], None]
+"""Something to be done with an engine's core between two steps."""
+
+
+class AttentionInUse(Protocol):
+    """What computes attention, in words."""
+
+    def describe(self) -> str:
+        """Return its name, its kernels and its notes in one line."""
+
+    @property
+    def notes(self) -> Callable[[], tuple[str, ...]]:
+        """Returns what takes the reference path, and why."""
+
+    @property
+    def reconsider(self) -> Callable[[], None]:
+        """Called after a step that failed."""
+
+
+class ServedModel(Protocol):
+    """A model that is ready to be served. Only the engine's thread may use it."""
+
+    loaded: LoadedModel
+    info: ModelInfo
+    runner: Runner
+    disk: StoreConnector | None
+    choices: tuple[TimedChoice, ...]
+    """What was chosen to compute attention, and why. Empty where the rules choose everything."""
+    blocks: Counts
+    """How many blocks each layer group may have at most."""
+
+    @property
+    def hosts(self) -> tuple[HostStats, ...]:
+        """The workers that have its parts. Empty if the model is in this process."""
+
+    @property
+    def draft(self) -> ServedModel | None:
+        """The draft model, if there is one that is of use."""
+
+    @property
+    def backend(self) -> AttentionInUse:
+        """What computes attention."""
+
+    def begin_cache(self, blocks: Counts) -> KVCache:
+        """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
+        MemoryRefused.
+        """
+
+    def begin_scheduler(self, cache: KVCache) -> Scheduler:
+        """Return a scheduler without requests."""
+
+    def begin_store(self) -> None:
+        """Let the store read and write, once the first cache has begun."""
+
+    def begin_anew(self) -> None:
+        """Forget everything but the model, since an exception may have landed anywhere. `begin_cache` must follow."""
+
+    def check_pins(self) -> None:
+        """Raise InvalidRequest if pinning a text is useless here."""
+
+    def release(self) -> None:
+        """Free everything. Safe to call again."""
+
+
+def scheduling_of(config: EngineConfig, context: int, vocab_size: int) -> SchedulerConfig:
+    """Return the bounds and rules of a scheduler for a model with a context of `context` tokens."""
+    return SchedulerConfig(
+        max_rows=config.max_rows,
+        prefill_budget=config.prefill_budget,
+        context_length=context,
+        vocab_size=vocab_size,
+        max_request_tokens=config.max_request_tokens,
+        client_tokens=config.client_tokens,
+        token_target=config.token_target,
+        keep=config.keep,
+        pipeline=config.pipeline,
+        share_prefixes=config.prefix_cache,
+        share_between_clients=config.share_prefixes_between_clients,
+    )
+
+
+def described(
+    loaded: LoadedModel,
+    vocab_size: int,
+    kv_bytes_per_token: int,
+    notes: tuple[str, ...],
+    draft: ModelInfo | None = None,
+) -> ModelInfo:
+    """Return what an app sees of a model."""
+    return ModelInfo(
+        name=loaded.name,
+        path=str(loaded.path),
+        architecture=str(loaded.config.get("model_type", "unknown")),
+        context_length=loaded.context_length,
+        vocab_size=vocab_size,
+        parameters=loaded.parameters,
+        weight_bytes=loaded.weight_bytes,
+        dtype=loaded.dtype,
+        kv_bytes_per_token=kv_bytes_per_token,
+        chat_template=bool(loaded.tokenizer.has_chat_template),
+        notes=notes,
+        adapter=None if loaded.adapter is None else str(loaded.adapter),
+        identity=loaded.identity,
+        template_vars=_template_vars(loaded),
+        sampling=tuple(loaded.sampling.items()),
+        draft=draft,
+    )
+
+
+def check_prefix_cache(config: EngineConfig) -> None:
+    """Raise InvalidRequest if there is no prefix cache to pin a text in."""
+    if not config.prefix_cache:
+        raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
+
+
+def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the variables that the chat template reads. A broken template is reported when messages are rendered."""
+    try:
+        return tuple(sorted(variables_read(loaded.tokenizer) or ()))
+    except InvalidRequest:
+        return ()
