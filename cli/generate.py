@@ -14,7 +14,7 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.figures import figures, summary
 from cortexmlx.cli.limits import ending
-from cortexmlx.cli.prompts import as_prompt
+from cortexmlx.cli.prompts import as_prompt, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.logprobs import listed, table
@@ -68,7 +68,7 @@ def generate(
     """
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
-    variables = options.template_vars(template_var, think, raw=raw)
+    variables = template_vars(template_var, think, raw=raw)
     if model_option is not None and model is not None and model != model_option and not prompt:
         words, model = [model, *(words or ())], None
     params = options.changed(params, n=answers, logprobs=logprobs)

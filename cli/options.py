@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -15,7 +14,6 @@ import typer
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
-from cortexmlx.messages import THINKING
 from cortexmlx.models.hub.names import hub_names
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.sampling_params import SamplingParams
@@ -133,6 +131,15 @@ Draft = Annotated[
         autocompletion=complete_model,
     ),
 ]
+Hosts = Annotated[
+    str | None,
+    typer.Option(
+        "--hosts",
+        metavar="N|FILE",
+        help="Spread the model over N processes here, or the machines of MLX's host file.",
+        show_default=False,
+    ),
+]
 KVMemory = Annotated[
     str | None,
     typer.Option("--kv-memory", metavar="SIZE", help="For keys and values, like 4GB; see `plan`.", show_default=False),
@@ -208,6 +215,7 @@ SAMPLING = {
 """The options that make `SamplingParams`, in the order in which a command's help shows them."""
 
 ENGINE = {
+    "hosts": Hosts,
     "adapter": Adapter,
     "draft": Draft,
     "kv_memory": KVMemory,
@@ -267,7 +275,7 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
     ) -> EngineConfig:
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
-        folder = kv_store or (default_folder() if stored and not no_kv_store else None)
+        folder = kv_store or (default_folder() if stored and not (no_kv_store or others.get("hosts")) else None)
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = memory_size(kv_memory)
         return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
@@ -313,21 +321,6 @@ def model_name(argument: str | None, option: str | None) -> str:
     return argument or option or STARTER
 
 
-def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
-    """Return the variables that --template-var and --think set. Raises typer.BadParameter (wrong usage) for a wrong
-    variable, or if prompts are `raw`.
-    """
-    variables: dict[str, object] = {} if think is None else {THINKING: think}
-    for each in given or ():
-        name, equals, value = each.partition("=")
-        if not (name and equals):
-            raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--template-var")
-        variables[name] = json_or_text(value)
-    if raw and variables:
-        raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
-    return variables
-
-
 def form(schema: str | None, regex: str | None, choice: list[str] | None) -> StructuredOutput | None:
     """Return the form that --schema, --regex or --choice ask for. One --choice is parted at its commas, several are
     taken as they are. Raises typer.BadParameter (wrong usage).
@@ -365,14 +358,6 @@ def form_of_schema(text: str) -> StructuredOutput:
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{text} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return StructuredOutput.json(schema)
-
-
-def json_or_text(value: str) -> object:
-    """Return a value as JSON reads it, such as `false`, `3` and `["a"]`, or else as text."""
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:

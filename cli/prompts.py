@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
+from cortexmlx.messages import NO_VARIABLES, THINKING, ChatPrompt, TemplateVars
 from cortexmlx.protocols.request import Asked, Request
 from cortexmlx.request import Message
 
@@ -34,6 +37,29 @@ def as_prompt(
     if system is not None:
         messages.insert(0, {"role": "system", "content": clean(system, "--system")})
     return ChatPrompt(messages, variables) if variables else messages
+
+
+def template_vars(given: list[str] | None, think: bool | None, *, raw: bool = False) -> dict[str, object]:
+    """Return the variables that --template-var and --think set. Raises typer.BadParameter (wrong usage) for a wrong
+    variable, or if prompts are `raw`.
+    """
+    variables: dict[str, object] = {} if think is None else {THINKING: think}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise typer.BadParameter(f"{each!r} is not NAME=VALUE", param_hint="--template-var")
+        variables[name] = json_or_text(value)
+    if raw and variables:
+        raise typer.BadParameter("--template-var and --think need the chat template, which --raw leaves out")
+    return variables
+
+
+def json_or_text(value: str) -> object:
+    """Return a value as JSON reads it, such as `false`, `3` and `["a"]`, or else as text."""
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def checked(engine: Engine, variables: dict[str, object]) -> dict[str, object]:

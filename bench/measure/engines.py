@@ -42,6 +42,8 @@ class Plan:
     kv_group_size: int | None = None
     draft: str | None = None
     """The draft model."""
+    hosts: str | None = None
+    """The hosts that the model is spread over; None: it is in this process."""
     rounds: int = 1
     """Rounds in which rows are measured, each with engines that were opened for it."""
 
@@ -62,8 +64,13 @@ class Plan:
         kv = (
             "plain" if self.kv_bits is None else f"{self.kv_bits} bits in groups of {self.kv_group_size or 'the usual'}"
         )
-        drafts = {} if self.draft is None else {"draft": self.draft}
-        return {"attention": self.attention, "keys and values": kv, "adapter": self.adapter or "none", **drafts}
+        others = {"draft": self.draft, "hosts": self.hosts}
+        return {
+            "attention": self.attention,
+            "keys and values": kv,
+            "adapter": self.adapter or "none",
+            **{name: value for name, value in others.items() if value is not None},
+        }
 
 
 def open_engines(
@@ -92,6 +99,7 @@ def open_engines(
                 plan.model,
                 adapter=plan.adapter,
                 draft=plan.draft,
+                hosts=plan.hosts,
                 kv_memory=memory,
                 kv_bits=plan.kv_bits,
                 kv_group_size=plan.kv_group_size,
@@ -119,6 +127,8 @@ def open_engines(
                 )
             engine = opened(needed)
         engines[block_size] = stack.enter_context(engine)
+        if plan.hosts is not None:
+            continue  # the weights are in the workers of each engine
         if weights is None:
             weights = engine.inspect(lambda core: core.loaded.model.parameters())
         else:

@@ -17,7 +17,7 @@ from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
-from cortexmlx.cli.prompts import checked, prepared
+from cortexmlx.cli.prompts import checked, prepared, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.protocols.batch import Recorder
@@ -75,7 +75,7 @@ def batch(
     model = options.model_name(before[0] if before else None, model_option)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, which --raw leaves out")
-    variables = options.template_vars(template_var, think, raw=raw)
+    variables = template_vars(template_var, think, raw=raw)
     out = named(output)
     errors = None if errors is None or named(errors) == out == STDOUT else named(errors)
     mode = mode_of(out, resume=resume, retry_errors=retry_errors, force=force)
@@ -96,7 +96,7 @@ def batch(
         if known is not None and known.lines.keys() <= files.done:
             finish(files, ids, source, ordered=ordered, identity=identity)
             return
-        with engines.open_engine(replace(config, model=model)) as engine:
+        with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
             engines.tell(engine)
             checked(engine, variables)
             writer = files.open(replace(identity, weights=engine.info.identity), ids.digests)

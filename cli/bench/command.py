@@ -61,6 +61,7 @@ def bench(
     model_option: options.ModelOption = None,
     adapter: options.Adapter = None,
     draft: options.Draft = None,
+    hosts: options.Hosts = None,
     prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="N,..", help="Prompt tokens; 0: none.")] = "512",
     generate: Annotated[
         str, typer.Option("--generate", "-n", metavar="N,..", help="Tokens to generate; 0: none.")
@@ -145,7 +146,8 @@ def bench(
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
         count = repetitions or REPETITIONS
-        plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft=draft)
+        sides = {"draft": draft, "hosts": hosts}
+        plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, **sides)
         rows = _in_rounds(plan, repetitions) if save is not None or compare is not None else plan
         wanted = tests(prompts, generates, batches, depths)
         same_rows = bool({"batch", "depth"} & set(given))

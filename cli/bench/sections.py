@@ -39,6 +39,7 @@ TAKEN: dict[str, Collection[Section]] = {
     "model_option": _ENGINES,
     "adapter": _ENGINES,
     "draft": _ENGINES,
+    "hosts": {Section.ROWS, Section.TRACE},
     "prompt": {Section.ROWS, Section.RATIOS},
     "generate": {Section.ROWS, Section.RATIOS},
     "batch": {Section.ROWS, Section.RATIOS, Section.SPECULATION},
@@ -81,6 +82,9 @@ def sections(suite: Suite, against: bool, speculate: bool = False) -> list[Secti
 
 def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suite, against: bool) -> None:
     """Raise typer.BadParameter for an option that applies to none of the sections."""
+    names = list(names)
+    if against and "hosts" in names:
+        raise typer.BadParameter("no peer shares weights that are in other processes", param_hint="--hosts")
     for name in names:
         if name not in TAKEN or set(TAKEN[name]) & set(chosen):
             if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:

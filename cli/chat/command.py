@@ -14,7 +14,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, usual
 from cortexmlx.cli.chat.tools.functions_file import tools_of
 from cortexmlx.cli.chats.saved_chats import ChatSaver, find, resume_command, tidy, whereabouts
-from cortexmlx.cli.prompts import checked
+from cortexmlx.cli.prompts import checked, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.cli.terminal.signals import Interrupts, counted_interrupts
@@ -115,7 +115,7 @@ def chat(
     with engines.OpenEngine(config) as host, counted_interrupts() as presses:
         host.undisturbed = lambda: presses.calling(lambda: None)
         conversation = begin(host.engine, options.given_sampling(context, params), system, resumed)
-        if variables := options.template_vars(template_var, think):
+        if variables := template_vars(template_var, think):
             conversation.template_vars = checked(host.engine, conversation.template_vars | variables)
         if pretty and not (piped or once):
             on_disk = whereabouts(keeper, kv_folder(host.engine))

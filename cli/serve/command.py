@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortexmlx.cli import options
+from cortexmlx.cli.prompts import template_vars
 from cortexmlx.cli.serve.duration import seconds_of
 from cortexmlx.cli.serve.keys import KEY, keys_in
 from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
@@ -134,12 +135,16 @@ def serve(
         )
     if host in LOOPBACK and insecure:
         raise typer.BadParameter(f"{host} is reached from this machine only", param_hint="--insecure")
-    asked = Asked(options.given_sampling(context, params), options.template_vars(template_var, think))
+    asked = Asked(options.given_sampling(context, params), template_vars(template_var, think))
     budget, names, seconds = options.memory_size(memory, "--memory"), _named(models, model_option, alias), _idle(idle)
     if len(names.models) > 1 and config.adapter is not None:
         raise typer.BadParameter("an adapter belongs to one model, but there are several", param_hint="--adapter")
     if len(names.models) > 1 and config.draft is not None:
         raise typer.BadParameter("it drafts for one model, but there are several", param_hint="--draft")
+    if len(names.models) > 1 and config.hosts is not None:
+        raise typer.BadParameter("it spreads one model, but there are several", param_hint="--hosts")
+    if memory is not None and config.hosts is not None:
+        raise typer.BadParameter("with --hosts, the model is elsewhere: give --kv-memory", param_hint="--memory")
     kept = {names.of(each, "--keep-loaded"): None for each in keep_loaded or ()}
     listener = listening_socket(host, port)
     from cortexmlx.server import ServerSettings, app
@@ -156,7 +161,7 @@ def serve(
         log=None if log_format is LogFormat.none else partial(tell, log_format),
         secret=kept_secret(),
     )
-    configs = {name: replace(config, model=given) for name, given in names.models.items()}
+    configs = {name: replace(config, model=given, resume_lost=True) for name, given in names.models.items()}
     with (
         listener,
         open_pool(
