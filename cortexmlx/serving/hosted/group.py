@@ -18,6 +18,7 @@ from cortexmlx.models.load import LOADING_STEPS
 from cortexmlx.progress import Progress
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.hosted.parts import Part
+from cortexmlx.stats import HostStats
 
 log = logging.getLogger("cortexmlx")
 
@@ -95,6 +96,14 @@ class HostGroup:
         """Let each worker make its runner for its layers of all groups. Return the runner of all."""
         self._runner.arrange(parts)
         return self._runner
+
+    def stats(self) -> tuple[HostStats, ...]:
+        """Return what each worker holds, as of its newest answer."""
+        held = [state.bytes for state in self._runner.ranks]
+        return tuple(
+            HostStats(name, info.weight_bytes, bytes_.arena, bytes_.active)
+            for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
+        )
 
     def close(self) -> None:
         """End all workers. Safe to call again."""

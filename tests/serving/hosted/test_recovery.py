@@ -1,0 +1,168 @@
+"""What happens to requests when a worker is lost, at every call of a runner, with a model in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.structured.output import StructuredOutput
+from support.engine.core_driver import Driver, assert_nothing_lost
+from support.hosts.local_group import CALLS, LocalGroup
+from support.models.tiny import tokens_of
+
+PROMPTS = [tokens_of(9, seed=1), tokens_of(21, seed=2), tokens_of(40, seed=3)]
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[LocalGroup]:
+    """The groups that were made, which are in this process."""
+    made: list[LocalGroup] = []
+
+    def make(*args: Any) -> LocalGroup:
+        made.append(LocalGroup(*args))
+        return made[-1]
+
+    monkeypatch.setattr("cortexmlx.serving.hosted.hosted_model.HostGroup", make)
+    return made
+
+
+def at(call: str, count: int) -> Any:
+    """A fault at the `count`th such call, once."""
+    left = [count]
+
+    def fault(name: str) -> bool:
+        left[0] -= name == call
+        return name == call and left[0] == 0
+
+    return fault
+
+
+def ask(driver: Driver, groups: list[LocalGroup], call: str, count: int) -> list[Any]:
+    handles = [driver.add(prompt, 30) for prompt in PROMPTS]
+    groups[0].fault = at(call, count)
+    driver.finish()
+    return handles
+
+
+def test_a_hosted_model_answers_as_one_in_this_process(tiny: Any, theirs: Any, groups: list[LocalGroup]) -> None:
+    driver = Driver(tiny("llama"), hosts=1)
+    answers = driver.answers(PROMPTS, 30)
+    assert [list(tokens) for tokens in answers] == [theirs("llama", prompt, 30) for prompt in PROMPTS]
+    assert "a note of the worker" in driver.core.info.notes and "1 worker" in str(driver.core.info.notes)
+    stats = driver.core.stats()
+    assert stats.hosts[0].weight_bytes == driver.core.info.weight_bytes > 0
+    assert driver.core.loaded.model is None and stats.host_losses == 0
+    driver.core.release()
+    assert groups[0].closed
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("begin", "copy", "forward", "choose", "resize")])
+def test_running_requests_begin_again_with_their_tokens(
+    tiny: Any, theirs: Any, groups: list[LocalGroup], call: str, count: int
+) -> None:
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
+    handles = ask(driver, groups, call, count)
+    answers = [list(driver.result(handle).token_ids) for handle in handles]
+    assert answers == [theirs("llama", prompt, 30) for prompt in PROMPTS]
+    met = groups[0].epoch - 1
+    assert met == driver.core.stats().host_losses <= 1 and (met or call in ("can_resize", "settle"))
+    driver.core.check_invariants()
+    driver.core.relieve(True)
+    assert_nothing_lost(driver.core.stats())
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("call", ["dispatch", "collect"])
+def test_running_requests_fail_with_the_host_and_waiting_ones_are_answered(
+    tiny: Any, theirs: Any, groups: list[LocalGroup], call: str, count: int
+) -> None:
+    driver = Driver(tiny("llama"), hosts=1, max_rows=2)
+    handles = ask(driver, groups, call, count)
+    for handle in handles[:2]:
+        with pytest.raises(HostLost, match="worker 1 ended") as lost:
+            driver.result(handle)
+        assert lost.value.host == "worker 1"
+    assert list(driver.result(handles[2]).token_ids) == theirs("llama", PROMPTS[2], 30)
+    assert groups[0].epoch == 2
+
+
+@pytest.mark.parametrize("call", ["forward", "choose"])
+def test_structured_answers_begin_again_in_their_form(tiny: Any, groups: list[LocalGroup], call: str) -> None:
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
+    form = {"structured": StructuredOutput.regex("[0-9]{12}"), "ignore_eos": False}
+    expected = driver.result_of(PROMPTS[0], 30, **form).text
+    groups[0].fault = at(call, 4)
+    assert driver.result_of(PROMPTS[0], 30, **form).text == expected
+    assert groups[0].epoch == 2
+    assert expected.isdigit() and len(expected) == 12
+
+
+def test_a_group_that_is_lost_while_idle_is_started_again_before_the_next_request(
+    tiny: Any, theirs: Any, groups: list[LocalGroup]
+) -> None:
+    driver = Driver(tiny("llama"), hosts=1)
+    groups[0].lose("worker 1 was killed", notice=True)
+    driver.calls.get()(driver.core)
+    assert groups[0].epoch == 2
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
+
+
+def test_a_loss_that_a_step_has_met_already_is_not_noticed_again(tiny: Any, groups: list[LocalGroup]) -> None:
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
+    handle = driver.add(PROMPTS[0], 30)
+    driver.step(3)
+    groups[0].lose("worker 1 was killed", notice=True)
+    driver.step()
+    assert groups[0].epoch == 2
+    driver.finish()
+    assert len(driver.result(handle).token_ids) == 30 and groups[0].epoch == 2
+
+
+def test_a_request_that_ends_its_worker_each_time_fails_in_the_end(
+    tiny: Any, theirs: Any, groups: list[LocalGroup]
+) -> None:
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
+    groups[0].fault = lambda name: name == "collect"
+    handle = driver.add(PROMPTS[0], 30)
+    driver.finish()
+    with pytest.raises(HostLost):
+        driver.result(handle)
+    assert groups[0].epoch == 5
+    groups[0].fault = None
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
+
+
+def test_when_the_workers_cannot_be_started_all_requests_fail_and_the_next_one_tries_again(
+    tiny: Any, theirs: Any, groups: list[LocalGroup]
+) -> None:
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True, max_rows=1)
+    handles = [driver.add(prompt, 30) for prompt in PROMPTS]
+    groups[0].fault, groups[0].refusals = at("dispatch", 3), groups[0].refusals.__class__([HostRefused("other weights")])
+    driver.finish()
+    for handle in handles:
+        with pytest.raises(HostRefused, match="other weights"):
+            driver.result(handle)
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
+    assert groups[0].epoch == 2
+
+
+def test_answers_of_one_request_fail_together(tiny: Any, groups: list[LocalGroup]) -> None:
+    driver = Driver(tiny("llama"), hosts=1)
+    handle = driver.add(PROMPTS[1], 30, n=3, temperature=1.0)
+    groups[0].fault = at("dispatch", 4)
+    driver.finish()
+    with pytest.raises(HostLost):
+        driver.result(handle)
+    assert not driver.core.requests.by_id and not driver.core.scheduler.jobs
+
+
+def test_after_an_interrupt_the_workers_are_started_anew(tiny: Any, theirs: Any, groups: list[LocalGroup]) -> None:
+    driver = Driver(tiny("llama"), hosts=1)
+    driver.add(PROMPTS[0], 30)
+    driver.step(3)
+    driver.core.begin_anew()
+    assert groups[0].epoch == 2
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]

@@ -1,0 +1,124 @@
+"""A group of workers that are none: the whole model in this process, behind the interface of `HostGroup`, and faults at
+chosen calls. So the engine's side of hosts is tested without processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.mode import execution_mode
+from cortexmlx.hosts.options import RankInfo
+from cortexmlx.models import load_model
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.stats import HostStats
+
+CALLS = ("begin", "can_resize", "resize", "copy", "dispatch", "forward", "choose", "collect", "settle")
+"""The calls of a runner that raise HostLost, as those of `RemoteRunner` do."""
+
+ENDS = ("forget", "release", "trim", "close")
+"""The calls that do nothing once the group is lost."""
+
+
+class LosingRunner:
+    """A runner whose group can be lost: before or in the middle of a call. Every call raises HostLost from then on."""
+
+    def __init__(self, runner: Any, group: LocalGroup) -> None:
+        self._runner = runner
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._runner, name)
+        if name in ENDS and self._group.lost is not None:
+            return lambda: None
+        if name not in CALLS:
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._group.check()
+            if self._group.fault is not None and self._group.fault(name):
+                self._group.lose(f"worker 1 ended while it was told to {name}")
+                self._group.check()
+            return found(*args, **kwargs)
+
+        return call
+
+
+class LocalGroup:
+    """The interface of `HostGroup`. `fault(call)` says whether the group is lost when a runner's method is called.
+    `refusals` are raised by the next starts.
+    """
+
+    fault: Callable[[str], bool] | None = None
+
+    def __init__(self, config: EngineConfig, loaded: Any, on_lost: Callable[[int, HostLost], None]) -> None:
+        self._config = config
+        self._on_lost = on_lost
+        self.lost: HostLost | None = None
+        self.epoch = 0
+        self.closed = 0
+        self.refusals: deque[CortexError] = deque()
+        self.names = ("worker 1",)
+        self.machines = ("here",)
+        self.infos: tuple[RankInfo, ...] = ()
+
+    def open(self) -> None:
+        if self.refusals:
+            raise self.refusals.popleft()
+        self.epoch += 1
+        self.lost = None
+        config, self._loaded = self._config, load_model(self._config.model)
+        self._mode = execution_mode(self._loaded.model, config.kv_bits, config.kv_group_size)
+        loaded = self._loaded
+        info = RankInfo(
+            groups=self._mode.groups,
+            vocab_size=int(loaded.model.args.vocab_size),
+            context_length=loaded.context_length,
+            weight_bytes=loaded.weight_bytes,
+            parameters=loaded.parameters,
+            dtype=loaded.dtype,
+            name=loaded.name,
+            architecture=str(loaded.config["model_type"]),
+            notes=("a note of the worker",),
+            identity=loaded.identity,
+            memory_bytes=1 << 33,
+            backend="reference",
+        )
+        self.infos = (info,)
+
+    reopen = open
+
+    def arrange(self, parts: Sequence[Any]) -> Runner:
+        config = self._config
+        mode = self._mode
+        assert parts == (mode.groups,)
+        runner = mode.runner(config.block_size, self.infos[0].vocab_size, mode.backend(config.attention))
+        return LosingRunner(runner, self)  # type: ignore[return-value]
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+    def lose(self, why: str, notice: bool = False) -> None:
+        """Lose the group. With `notice`, the thread that watches it says so."""
+        self.lost = HostLost(why, host="worker 1")
+        if notice:
+            self._on_lost(self.epoch, self.lost)
+
+    def stats(self) -> tuple[HostStats, ...]:
+        return (HostStats("worker 1", self.infos[0].weight_bytes, 0, 0),)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def describe(self) -> str:
+        return "reference in 1 worker"
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
+    def reconsider(self) -> None:
+        pass
