@@ -33,6 +33,9 @@ def join(
 ) -> Link:
     """Connect to the controller at one of `addresses`, again and again until `deadline` (of `time.monotonic`).
 
+    Heartbeats need Python's lock. `mx.eval` gives it up while it waits; `mx.distributed.init` holds it until all ranks
+    are there. So call that when the controller, who sees that all have joined, says so.
+
     Raises HostRefused if the controller refuses this worker or has another key, HostLost if none can be reached.
     """
     check_key(key)
@@ -72,15 +75,17 @@ def _connect(
 ) -> Link:
     session = secrets.token_bytes(16)
     with contextlib.ExitStack() as opened:
-        both = []
-        for purpose in Purpose:
+
+        def connect(purpose: Purpose) -> socket.socket:
             until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
             connection = opened.enter_context(socket.create_connection(address, timeout=_left(until)))
             if connection.getsockname() == connection.getpeername():
                 raise OSError("nobody listens there")  # A port of this machine that met itself.
             _carry(connection, introduce(key, Hello(purpose, rank, epoch, session), identity), until)
-            both.append(connection)
-        link = Link(*both, f"the controller at {_text(address)}", limits)
+            return connection
+
+        messages, pulse = connect(Purpose.MESSAGES), connect(Purpose.HEARTBEATS)
+        link = Link(messages, pulse, f"the controller at {_text(address)}", limits)
         opened.pop_all()
         return link
 

@@ -76,7 +76,7 @@ class Listener:
         `ranks`: the number of workers.
         `identity`: what must be equal on both sides: {"cortexmlx": "0.5.0", "mlx": "0.31.1", "weights": "..."}.
         `allowed_addresses`: IP addresses or networks ("10.0.0.0/24") of the workers. Others are closed at once.
-        `names`: how a user names each rank's host. The default is the address that it connects from.
+        `names`: the workers by rank, as a user would name them. By default the addresses that they connect from.
         `bind`: addresses of this machine, each with a port of its own that the system chooses.
 
         Raises HostRefused if an address is none, or none of this machine.
@@ -284,8 +284,8 @@ class Listener:
 
     def _name(self, rank: int, host: str | None = None) -> str:
         if self._names is not None:
-            host = self._names[rank]
-        return f"rank {rank}" if host is None else f"{host}, rank {rank}"
+            return self._names[rank]
+        return f"rank {rank}" if host is None else f"{host} (rank {rank})"
 
     def _release(self) -> None:
         for visitor in list(self._visitors):
