@@ -41,6 +41,8 @@ TESTED_WITH = {
     "cortexmlx/calls/mistral.py": "tests/calls/test_formats.py",
     "cortexmlx/execution/memory/paged.py": "tests/execution/test_runner.py",
     "cortexmlx/hosts/channel.py": "tests/hosts/test_link.py",
+    "cortexmlx/hosts/frames.py": "tests/hosts/test_link.py",
+    "cortexmlx/hosts/heartbeat.py": "tests/hosts/test_link.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/earlier.py": "tests/server/test_stored.py",

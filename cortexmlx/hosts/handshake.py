@@ -1,0 +1,202 @@
+"""How the controller and a worker prove to each other that they know the group's key, and compare what they run.
+Without mlx, sockets or clocks.
+
+    worker      MAGIC, hello: what the connection is for, rank, epoch, session, a nonce
+    controller  MAGIC, a nonce, proof
+    worker      proof, identity
+    controller  proof, verdict: nothing, or the reason of a refusal
+
+A proof is the HMAC-SHA256, by the group's key, of the speaker's role, all that both sides said so far, and what the
+speaker says with it. Both nonces are in it, so a recorded handshake proves nothing. Nobody learns anything of this
+side's versions without the key. Lengths are two bytes, and are checked before anything is read.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TypeVar
+
+from cortexmlx.errors import HostRefused
+
+KEY_BYTES = 32
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+SAID_BYTES = 8192
+"""The longest identity, and the longest verdict."""
+
+FAMILY = b"cortexmlx hosts "
+MAGIC = FAMILY + b"1\n"
+"""Begins what both sides say. The number is the version of the whole protocol, of its messages too."""
+
+HELLO = struct.Struct(">BIQ16s32s")
+LENGTH = struct.Struct(">H")
+
+Identity = Mapping[str, str]
+"""What must be equal on both sides, by name: versions of packages, the hash of the weights."""
+
+T = TypeVar("T")
+Talk = Generator[int | bytes, bytes, T]
+"""One side of a conversation. It yields bytes to send, or how many bytes (at least 1) it must be given next."""
+
+
+class Purpose(IntEnum):
+    """What a connection is for. A link is one of each."""
+
+    MESSAGES = 1
+    HEARTBEATS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a worker says first."""
+
+    purpose: Purpose
+    rank: int
+    epoch: int
+    session: bytes
+    """16 random bytes, the same for both connections of a link."""
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+
+    def pack(self) -> bytes:
+        return HELLO.pack(self.purpose, self.rank, self.epoch, self.session, self.nonce)
+
+
+class StrangerKind(StrEnum):
+    """Why a connection was refused. One of each kind is logged."""
+
+    ADDRESS = "its address is not one of the group's hosts"
+    NOISE = "it does not speak this protocol"
+    VERSION = "it speaks another version of this protocol: install the same cortexmlx there"
+    LENGTH = "it announced more than is allowed"
+    KEY = "it does not know the group's key"
+    SLOW = "it did not end its handshake in time"
+    CROWD = "too many connections are waiting"
+    LEFT = "it went away before it was known"
+    REFUSED = "it knows the key but is not awaited"
+
+
+class StrangerError(Exception):
+    """The other side is refused without a word, or with no more than the version of this protocol."""
+
+    def __init__(self, kind: StrangerKind, detail: str = "") -> None:
+        super().__init__(f"{kind.value} ({detail})" if detail else kind.value)
+        self.kind = kind
+
+
+def new_key() -> bytes:
+    """A key for one group: 32 random bytes. Give it to workers by environment or file, never by command line."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def check_key(key: bytes) -> None:
+    if len(key) != KEY_BYTES:
+        raise HostRefused(f"the key of a group of hosts has {KEY_BYTES} bytes, and this one {len(key)}: use new_key()")
+
+
+def admit(key: bytes, judge: Callable[[Hello, Identity], str | None]) -> Talk[Hello]:
+    """The controller's side. `judge` is asked about a worker that knows the key; it returns why it is refused, or None.
+
+    Returns the hello of a worker that was accepted. Raises StrangerError.
+    """
+    if (magic := (yield len(MAGIC))) != MAGIC:
+        if magic.startswith(FAMILY):
+            yield MAGIC
+            raise StrangerError(StrangerKind.VERSION)
+        raise StrangerError(StrangerKind.NOISE)
+    fields = yield HELLO.size
+    purpose, rank, epoch, session, nonce = HELLO.unpack(fields)
+    if purpose not in list(Purpose):
+        raise StrangerError(StrangerKind.NOISE)
+    hello = Hello(Purpose(purpose), rank, epoch, session, nonce)
+    challenge = MAGIC + secrets.token_bytes(NONCE_BYTES)
+    said = MAGIC + fields + challenge
+    yield challenge + _proof(key, b"controller", said)
+
+    proof, length = yield from _announced()
+    if length > SAID_BYTES:
+        raise StrangerError(StrangerKind.LENGTH, f"{length} bytes")
+    packed = (yield length) if length else b""
+    said += packed
+    if not hmac.compare_digest(proof, _proof(key, b"worker", said)):
+        raise StrangerError(StrangerKind.KEY)
+
+    reason = judge(hello, _unpack(packed))
+    verdict = _cut(reason or "")
+    yield _proof(key, b"verdict", said + verdict) + LENGTH.pack(len(verdict)) + verdict
+    if reason is not None:
+        raise StrangerError(StrangerKind.REFUSED, reason)
+    return hello
+
+
+def introduce(key: bytes, hello: Hello, identity: Identity) -> Talk[None]:
+    """The worker's side. Raises HostRefused, with what the controller says or why it is not the right one."""
+    fields = hello.pack()
+    yield MAGIC + fields
+    magic = yield len(MAGIC)
+    if magic != MAGIC:
+        if magic.startswith(FAMILY):
+            raise HostRefused("it speaks another version of this protocol: install the same cortexmlx on both machines")
+        raise HostRefused("it is no controller of cortexmlx")
+    nonce = yield NONCE_BYTES
+    said = MAGIC + fields + MAGIC + nonce
+    if not hmac.compare_digest((yield PROOF_BYTES), _proof(key, b"controller", said)):
+        raise HostRefused("it does not know this group's key, or has another one")
+
+    packed = _pack(identity)
+    said += packed
+    yield _proof(key, b"worker", said) + LENGTH.pack(len(packed)) + packed
+    proof, length = yield from _announced()
+    if length > SAID_BYTES:
+        raise HostRefused(f"it announced a verdict of {length} bytes, and {SAID_BYTES} are allowed")
+    verdict = (yield length) if length else b""
+    if not hmac.compare_digest(proof, _proof(key, b"verdict", said + verdict)):
+        raise HostRefused("its verdict is not signed by this group's key")
+    if verdict:
+        raise HostRefused(verdict.decode(errors="replace"))
+
+
+def difference(name: str, theirs: Identity, ours: Identity) -> str | None:
+    """In words, what worker `name` has other than the controller; None if they are equal."""
+    differing = [key for key in sorted(theirs.keys() | ours.keys()) if theirs.get(key) != ours.get(key)]
+    if not differing:
+        return None
+    has = ", ".join(f"{key} {theirs.get(key, 'unknown')}" for key in differing)
+    wanted = ", ".join(f"{key} {ours.get(key, 'unknown')}" for key in differing)
+    return f"{name} has {has}, and the controller has {wanted}: both must be the same"
+
+
+def _announced() -> Talk[tuple[bytes, int]]:
+    """Read a proof, and the length of what it is for."""
+    head = yield PROOF_BYTES + LENGTH.size
+    return head[:PROOF_BYTES], LENGTH.unpack(head[PROOF_BYTES:])[0]
+
+
+def _proof(key: bytes, role: bytes, said: bytes) -> bytes:
+    """No role begins another one, and each side knows the size of all parts but the last, so no two look alike."""
+    return hmac.digest(key, role + said, "sha256")
+
+
+def _pack(identity: Identity) -> bytes:
+    texts = [text.encode() for pair in sorted(identity.items()) for text in pair]
+    if any(len(text) > SAID_BYTES for text in texts) or sum(len(text) + LENGTH.size for text in texts) > SAID_BYTES:
+        raise HostRefused(f"the names and values of an identity have more than {SAID_BYTES} bytes")
+    return b"".join(LENGTH.pack(len(text)) + text for text in texts)
+
+
+def _unpack(packed: bytes) -> dict[str, str]:
+    """The identity of a worker that knows the key. What is damaged differs from any other identity."""
+    texts = []
+    while packed:
+        (length,) = LENGTH.unpack(packed[: LENGTH.size].rjust(LENGTH.size, b"\0"))
+        texts.append(packed[LENGTH.size : LENGTH.size + length].decode(errors="replace"))
+        packed = packed[LENGTH.size + length :]
+    return dict(zip(texts[::2], texts[1::2], strict=False))
+
+
+def _cut(verdict: str) -> bytes:
+    return verdict.encode()[:SAID_BYTES]

@@ -1,0 +1,125 @@
+"""join: a worker's way to its controller. Without mlx."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.hosts.handshake import Hello, Identity, Purpose, Talk, check_key, introduce
+from cortexmlx.hosts.link import DEFAULT_LIMITS, Link, LinkLimits
+from cortexmlx.hosts.listener import HANDSHAKE_SECONDS, Address
+
+_log = logging.getLogger(__name__)
+
+LONGEST_PAUSE_SECONDS = 1.0
+
+
+def join(
+    addresses: Sequence[Address],
+    key: bytes,
+    epoch: int,
+    rank: int,
+    identity: Identity,
+    *,
+    deadline: float,
+    limits: LinkLimits = DEFAULT_LIMITS,
+) -> Link:
+    """Connect to the controller at one of `addresses`, again and again until `deadline` (of `time.monotonic`).
+
+    Heartbeats need Python's lock. `mx.eval` gives it up while it waits; `mx.distributed.init` holds it until all ranks
+    are there. So call that when the controller, who sees that all have joined, says so.
+
+    Raises HostRefused if the controller refuses this worker or has another key, HostLost if none can be reached.
+    """
+    check_key(key)
+    pause = 0.05
+    problem = "there is no address to try"
+    while True:
+        for address in addresses:
+            try:
+                return _connect(address, key, epoch, rank, identity, deadline, limits)
+            except OSError as error:
+                problem = f"{_text(address)}: {error}"
+            except HostRefused as error:
+                raise HostRefused(f"rank {rank} cannot join the controller at {_text(address)}: {error}") from error
+        left = deadline - time.monotonic()
+        if left <= 0 or not addresses:
+            raise HostLost(f"rank {rank} could not join its controller in time. The last problem is {problem}")
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def end_process_when_lost(link: Link, *, grace: float = 3.0) -> None:
+    """End this process `grace` seconds after `link` is lost, if it did not end by itself. For a worker after `join`: a
+    rank that waits in a collective cannot be interrupted, and must not outlive its controller.
+    """
+
+    def end(error: HostLost) -> None:
+        _log.error("this worker ends: %s", error)
+        timer = threading.Timer(grace, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+
+    link.when_lost(end)
+
+
+def _connect(
+    address: Address, key: bytes, epoch: int, rank: int, identity: Identity, deadline: float, limits: LinkLimits
+) -> Link:
+    session = secrets.token_bytes(16)
+    with contextlib.ExitStack() as opened:
+
+        def connect(purpose: Purpose) -> socket.socket:
+            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            connection = opened.enter_context(socket.create_connection(address, timeout=_left(until)))
+            if connection.getsockname() == connection.getpeername():
+                raise OSError("nobody listens there")  # A port of this machine that met itself.
+            _carry(connection, introduce(key, Hello(purpose, rank, epoch, session), identity), until)
+            return connection
+
+        messages, pulse = connect(Purpose.MESSAGES), connect(Purpose.HEARTBEATS)
+        link = Link(messages, pulse, f"the controller at {_text(address)}", limits)
+        opened.pop_all()
+        return link
+
+
+def _carry(connection: socket.socket, talk: Talk[None], until: float) -> None:
+    with contextlib.suppress(StopIteration):
+        wish = next(talk)
+        while True:
+            connection.settimeout(_left(until))
+            if isinstance(wish, bytes):
+                connection.sendall(wish)
+                wish = next(talk)
+            else:
+                wish = talk.send(_read(connection, wish, until))
+
+
+def _read(connection: socket.socket, count: int, until: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        connection.settimeout(_left(until))
+        part = connection.recv(count - len(data))
+        if not part:
+            raise OSError("it closed the connection. Is the address of this machine in the host file?")
+        data += part
+    return data
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
