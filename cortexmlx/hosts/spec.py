@@ -30,7 +30,7 @@ class Host:
     """What ssh connects to."""
     ips: tuple[str, ...] = ()
     """The addresses that the workers reach each other by."""
-    rdma: tuple[None | str | tuple[str, ...], ...] = ()
+    rdma: tuple[str | tuple[str, ...] | None, ...] = ()
     """JACCL's devices to every other host, None for itself; empty without JACCL."""
 
     @property
@@ -78,8 +78,8 @@ class Hosts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The workers by rank, as a user would name them."""
-        return tuple(f"process {rank} here" if h.here else f"{h.ssh} (rank {rank})" for rank, h in enumerate(self.hosts))
+        """The host of each rank, as a user would name it."""
+        return tuple("this machine" if host.here else host.ssh for host in self.hosts)
 
 
 def _backend(name: str, of: str) -> str:
@@ -112,6 +112,9 @@ def _read(path: Path, backend: str | None) -> Hosts:
     chosen = _backend(backend or whole.get("backend") or "ring", name)
     hosts = tuple(_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(whole["hosts"]))
     _check(hosts, chosen, name)
+    if chosen == "mpi":  # it fills one host after the other
+        order = list(dict.fromkeys(host.ssh for host in hosts))
+        hosts = tuple(sorted(hosts, key=lambda host: order.index(host.ssh)))
     return Hosts(hosts, chosen, _environment(whole.get("envs", []), name), path)
 
 
@@ -131,7 +134,7 @@ def _host(entry: Any, of: str) -> Host:
     return Host(ssh, ips, tuple(_devices(each, f'{of}: "rdma"') for each in rdma))
 
 
-def _devices(value: Any, of: str) -> None | str | tuple[str, ...]:
+def _devices(value: Any, of: str) -> str | tuple[str, ...] | None:
     return value if value is None or isinstance(value, str) else _strings(value, of)
 
 
