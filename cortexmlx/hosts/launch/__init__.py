@@ -1,0 +1,1 @@
+"""Starting workers by MLX's own launcher, and ending them without leftovers."""

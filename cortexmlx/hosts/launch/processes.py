@@ -1,0 +1,143 @@
+"""Processes: the workers of one epoch, as MLX's launcher runs them. Without mlx."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from cortexmlx.errors import HostRefused
+from cortexmlx.hosts.launch import supervisor
+from cortexmlx.hosts.launch.assignment import KEY_VARIABLE
+from cortexmlx.hosts.launch.launcher import launch_command, shared_cores, usable_cores
+from cortexmlx.hosts.spec import Hosts
+
+_LINES = 60
+_LINE_CHARACTERS = 400
+
+_ENDED = (
+    re.compile(r"Node with rank (?P<rank>\d+) exited with code (?P<code>-?\d+)"),  # mlx.launch
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node .* exited on (?P<signal>signal \d+)"),  # mpirun
+    re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]"),  # mpirun, of an exit code
+)
+_NOISE = re.compile(r"^[-\s]*$|\[(WARN|INFO)\]")
+
+
+class Processes:
+    """All processes of one epoch: the launcher, and what it started here. Its own session, so that Ctrl-C in the
+    terminal reaches the controller alone.
+    """
+
+    def __init__(self, hosts: Hosts, variables: Sequence[str], key: bytes, worker: Sequence[str]) -> None:
+        """Start `worker`, a command line, for every rank. It finds `variables` (`NAME=VALUE`) in its environment, and
+        the key where `take_key` looks for it. Raises HostRefused.
+        """
+        if not sys.executable:
+            raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
+        self._key = key.hex()
+        short = "/tmp" if hosts.backend == "mpi" else None  # Open MPI makes sockets in it, whose paths must be short
+        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=short))
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        try:
+            command = launch_command(hosts, self._folder, variables, worker)
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", supervisor.__file__, str(self._folder), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment(hosts),
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        assert self._supervisor.stdin is not None and self._supervisor.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._supervisor.stdout,), daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._end_orphans, daemon=True).start()
+        with suppress(OSError):  # it ended already: `ended` says so
+            os.write(self._supervisor.stdin.fileno(), f"{self._key}\n".encode())
+
+    def _environment(self, hosts: Hosts) -> dict[str, str]:
+        changes = {"TMPDIR": str(self._folder), **shared_cores(hosts, os.environ, usable_cores())}
+        if hosts.backend == "mpi":
+            changes[KEY_VARIABLE] = self._key
+        return os.environ | changes
+
+    @property
+    def ended(self) -> bool:
+        """Whether all processes have ended."""
+        return self._supervisor.poll() is not None
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines that the workers wrote, without the launcher's own."""
+        return [line for line in list(self._lines) if not _NOISE.search(line)]
+
+    def ended_ranks(self) -> dict[int, str]:
+        """Return which ranks ended by a failure, and how, as far as the launcher has told."""
+        found: dict[int, str] = {}
+        for line in list(self._lines):
+            for pattern in _ENDED:
+                if match := pattern.search(line):
+                    said = match.groupdict()
+                    how = said.get("signal") or (f"exit code {said['code']}" if "code" in said else "an exit code")
+                    found.setdefault(int(said["rank"]), how)
+        return found
+
+    def close(self) -> None:
+        """End all processes, and remove their temporary files. Waits for a few seconds at most. Safe to call again."""
+        process = self._supervisor
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(supervisor.LONGEST_SECONDS + 2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self._end_orphans()
+        self._reader.join(1)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def wait(self, seconds: float) -> None:
+        """Wait up to `seconds` for the launcher to tell that a rank, or all, ended."""
+        until = time.monotonic() + seconds
+        while not self.ended and not self.ended_ranks() and time.monotonic() < until:
+            time.sleep(0.02)
+        if self.ended:
+            self._reader.join(0.5)
+
+    def _end_orphans(self) -> None:
+        """Wait for the supervisor to end. If it was killed, end what it can no longer end."""
+        if self._supervisor.wait() < 0:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._supervisor.pid, signal.SIGKILL)
+
+    def _read(self, output: IO[bytes]) -> None:
+        """Keep the last lines. Whatever a worker writes, little of it is kept, and nothing that moves a cursor."""
+        rest = b""
+        with output:
+            while data := os.read(output.fileno(), 65536):
+                *whole, rest = (rest + data).split(b"\n")
+                rest = rest[-4 * _LINE_CHARACTERS :]
+                for line in whole[-_LINES:]:
+                    self._keep(line)
+        self._keep(rest)
+
+    def _keep(self, line: bytes) -> None:
+        text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
+        text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        text = "".join(c if c.isprintable() else " " for c in text).strip()[-_LINE_CHARACTERS:]
+        if text:
+            self._lines.append(text)

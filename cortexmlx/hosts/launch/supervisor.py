@@ -1,0 +1,144 @@
+"""A small process between the controller and MLX's launcher: it ends everything when its input closes.
+
+The controller can be killed at any moment, and a launcher that loses its input goes on. So the launcher's parent is
+this process. It passes its own input on. When that ends, because the controller closed it or is gone, or when the
+launcher ends, it ends every process below itself, and removes the folder of their temporary files.
+
+It is run as a file, `python -I supervisor.py FOLDER COMMAND...`, imports nothing but the standard library, and costs
+one idle process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PATIENCE_SECONDS = 2.0
+"""Time between SIGTERM and SIGKILL."""
+LONGEST_SECONDS = 6.0
+"""When to give up on processes that even SIGKILL does not end: those that wait for a device."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(folder: str, command: list[str]) -> int:
+    """Run a command until it ends or this process's input does, end all that it started; return its exit code."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(each, _wake_only)
+    _adopt_orphans()
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE)
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        return 127
+    assert child.stdin is not None
+    _pass_on(child, child.stdin.fileno(), woken)
+    code = child.poll()
+    with suppress(OSError):
+        _end_family()
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0 if code is None else code if code >= 0 else 128 - code
+
+
+def _wake_only(number: int, frame: object) -> None:
+    """Do nothing: the number of the signal is written to the pipe that `_pass_on` waits for."""
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes below this one whose parent ends, where the system can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _pass_on(child: subprocess.Popen[bytes], to: int, woken: int) -> None:
+    """Pass the input on, until it or the child ends, or a signal asks to end."""
+    while child.poll() is None:
+        ready = select.select([0, woken], [], [])[0]
+        if 0 in ready:
+            data = os.read(0, 4096)
+            if not data:
+                return
+            with suppress(OSError):
+                os.write(to, data)
+        if woken in ready and set(os.read(woken, 512)) - {signal.SIGCHLD}:
+            return
+
+
+def _end_family() -> None:
+    """End every process below this one: SIGTERM, then SIGKILL. A stopped process gets SIGCONT, so that it notices."""
+    family = _family()
+    for pid in family:
+        _send(pid, signal.SIGTERM)
+        _send(pid, signal.SIGCONT)
+    start = time.monotonic()
+    while time.monotonic() - start < LONGEST_SECONDS:
+        _reap()
+        table = _table()
+        family = {p: group for p, group in (family | _family(table)).items() if table.get(p, (0, -1))[1] == group}
+        if not family:
+            return
+        if time.monotonic() - start > PATIENCE_SECONDS:
+            for pid in family:
+                _send(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _family(table: dict[int, tuple[int, int]] | None = None) -> dict[int, int]:
+    """The living processes below this one, with their process groups."""
+    table = _table() if table is None else table
+    me = os.getpid()
+    below = {me}
+    while more := {pid for pid, (parent, _) in table.items() if parent in below and pid not in below}:
+        below |= more
+    return {pid: table[pid][1] for pid in below - {me}}
+
+
+def _table() -> dict[int, tuple[int, int]]:
+    """Every living process: its parent and its group."""
+    if Path("/proc/self/stat").exists():
+        return dict(filter(None, map(_from_proc, filter(str.isdigit, os.listdir("/proc")))))
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE) as ps:
+        listed = ps.communicate()[0].decode(errors="replace")
+    return from_ps(listed, without=ps.pid)
+
+
+def from_ps(listed: str, without: int) -> dict[int, tuple[int, int]]:
+    """Read what `ps` prints of every process: its id, its parent, its group and its state."""
+    rows = [line.split() for line in listed.splitlines()]
+    alive = [row for row in rows if len(row) == 4 and not row[3].startswith("Z") and row[0] != str(without)]
+    return {int(pid): (int(parent), int(group)) for pid, parent, group, _ in alive}
+
+
+def _from_proc(pid: str) -> tuple[int, tuple[int, int]] | None:
+    try:
+        state, parent, group = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+    except OSError:
+        return None
+    return None if state == "Z" else (int(pid), (int(parent), int(group)))
+
+
+def _reap() -> None:
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,173 @@
+"""Which machines, or how many processes here, a model is spread over: `--hosts N|FILE`. Without mlx."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import HostRefused
+
+THIS_MACHINE = "127.0.0.1"
+"""The name by which MLX's launcher starts a process without ssh."""
+
+BACKENDS = ("ring", "mpi", "jaccl", "jaccl-ring")
+"""MLX's ways to move numbers between processes that cortexmlx starts."""
+
+MOST_RANKS = 64
+
+_MOST_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Host:
+    """One worker's place: an entry of the host file, or a process here."""
+
+    ssh: str
+    """What ssh connects to."""
+    ips: tuple[str, ...] = ()
+    """The addresses that the workers reach each other by."""
+    rdma: tuple[str | tuple[str, ...] | None, ...] = ()
+    """JACCL's devices to every other host, None for itself; empty without JACCL."""
+
+    @property
+    def here(self) -> bool:
+        """Whether its process starts on this machine, without ssh."""
+        return self.ssh == THIS_MACHINE
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The workers of a group, by rank, and how numbers move between them."""
+
+    hosts: tuple[Host, ...]
+    backend: str
+    """One of `BACKENDS`."""
+    environment: tuple[str, ...] = ()
+    """`NAME=VALUE` for every worker, from the host file."""
+    file: Path | None = None
+    """The host file, if there is one."""
+
+    @classmethod
+    def parse(cls, text: str, backend: str | None = None) -> Hosts:
+        """Read `--hosts`: a number of processes on this machine, with `:BACKEND` behind it if wanted (`2`, `2:mpi`), or
+        the path of a host file of MLX (`mlx.distributed_config` writes one). `backend` overrides what those say. The
+        default is the ring, as in `mlx.launch`. Raises HostRefused.
+        """
+        number, _, suffix = text.strip().partition(":")
+        if number.isascii() and number.isdigit():
+            count = int(number[:9])
+            if not 1 <= count <= MOST_RANKS:
+                raise HostRefused(f"--hosts {text}: give a number of processes from 1 to {MOST_RANKS}, or a host file")
+            here = Host(THIS_MACHINE, (THIS_MACHINE,))
+            return cls((here,) * count, _backend(backend or suffix or "ring", f"--hosts {text}"))
+        return _read(Path(text).expanduser(), backend)
+
+    @property
+    def ranks(self) -> int:
+        """How many workers there are."""
+        return len(self.hosts)
+
+    @property
+    def here(self) -> bool:
+        """Whether all workers start on this machine."""
+        return all(host.here for host in self.hosts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The host of each rank, as a user would name it."""
+        return tuple("this machine" if host.here else host.ssh for host in self.hosts)
+
+
+def _backend(name: str, of: str) -> str:
+    if name not in BACKENDS:
+        raise HostRefused(f"{of}: the backend {name!r} is none of {', '.join(BACKENDS)}")
+    return name
+
+
+def _read(path: Path, backend: str | None) -> Hosts:
+    """Read a host file: `{"backend", "envs", "hosts": [{"ssh", "ips", "rdma"}]}`, or the list of hosts alone."""
+    name = str(path)
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise HostRefused(f"{name} is no host file: it has more than {_MOST_BYTES:,} bytes")
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise HostRefused(
+            f"--hosts {name}: no such file. Give a number of processes on this machine, such as 2, or a host file "
+            "of MLX: mlx.distributed_config writes one"
+        ) from None
+    except OSError as error:
+        raise HostRefused(f"{name}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise HostRefused(f"{name} is no host file: {error}") from None
+    whole = {"hosts": data} if isinstance(data, list) else data
+    if not isinstance(whole, dict) or not isinstance(whole.get("hosts"), list):
+        raise HostRefused(f'{name} is no host file: it needs a list of hosts, such as [{{"ssh": ..., "ips": [...]}}]')
+    if not 1 <= len(whole["hosts"]) <= MOST_RANKS:
+        raise HostRefused(f"{name} has {len(whole['hosts'])} hosts: 1 to {MOST_RANKS} are possible")
+    chosen = _backend(backend or whole.get("backend") or "ring", name)
+    hosts = tuple(_host(entry, f"{name}, host {rank}") for rank, entry in enumerate(whole["hosts"]))
+    _check(hosts, chosen, name)
+    if chosen == "mpi":  # it fills one host after the other
+        order = list(dict.fromkeys(host.ssh for host in hosts))
+        hosts = tuple(sorted(hosts, key=lambda host: order.index(host.ssh)))
+    return Hosts(hosts, chosen, _environment(whole.get("envs", []), name), path)
+
+
+def _host(entry: Any, of: str) -> Host:
+    ssh = entry.get("ssh") if isinstance(entry, dict) else None
+    if not isinstance(ssh, str) or not ssh or ssh.startswith("-") or not ssh.isprintable() or " " in ssh:
+        raise HostRefused(f'{of}: "ssh" must be the name that ssh connects to, not {ssh!r}')
+    ips = _strings(entry.get("ips", []), f'{of}: "ips"')
+    for ip in ips:
+        try:
+            ipaddress.ip_address(ip)
+        except ValueError:
+            raise HostRefused(f'{of}: "ips" has {ip!r}, which is no IP address') from None
+    rdma = entry.get("rdma", [])
+    if not isinstance(rdma, list):
+        raise HostRefused(f'{of}: "rdma" must be a list')
+    return Host(ssh, ips, tuple(_devices(each, f'{of}: "rdma"') for each in rdma))
+
+
+def _devices(value: Any, of: str) -> str | tuple[str, ...] | None:
+    return value if value is None or isinstance(value, str) else _strings(value, of)
+
+
+def _strings(value: Any, of: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise HostRefused(f"{of} must be a list of strings")
+    return tuple(value)
+
+
+def _environment(value: Any, of: str) -> tuple[str, ...]:
+    variables = _strings(value, f'{of}: "envs"')
+    for each in variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", each, re.DOTALL):
+            raise HostRefused(f'{of}: "envs" has {each!r}, which is not NAME=VALUE')
+    return variables
+
+
+def _check(hosts: tuple[Host, ...], backend: str, name: str) -> None:
+    """Refuse what the launcher, or the backend, could only fail at. Raises HostRefused."""
+    if backend == "ring":
+        for rank, host in enumerate(hosts):
+            if not host.ips:
+                raise HostRefused(f'{name}, host {rank}: the ring needs "ips", the addresses of {host.ssh}')
+    if not all(host.here for host in hosts) and backend != "mpi":
+        for rank, host in enumerate(hosts):
+            if any(ipaddress.ip_address(ip).is_loopback for ip in host.ips):
+                raise HostRefused(f'{name}, host {rank}: the other hosts cannot reach {host.ssh} by "ips" {host.ips}')
+    if backend.startswith("jaccl"):
+        if not hosts[0].ips:
+            raise HostRefused(f'{name}, host 0: JACCL needs "ips", an address that every host reaches')
+        for rank, host in enumerate(hosts):
+            if len(host.rdma) != len(hosts) or host.rdma[rank] is not None:
+                raise HostRefused(
+                    f'{name}, host {rank}: "rdma" needs {len(hosts)} entries, one per host, and null for itself: '
+                    "mlx.distributed_config writes them"
+                )

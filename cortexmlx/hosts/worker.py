@@ -1,0 +1,80 @@
+"""A worker: one rank of a group. `python -m cortexmlx.hosts.worker`, which MLX's launcher runs on every host.
+
+It connects to its controller, meets the other ranks, and carries out the controller's calls until the link ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+from cortexmlx.cpu import blas
+from cortexmlx.errors import CortexError, HostRefused
+from cortexmlx.hosts.join import end_process_when_lost, join
+from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
+from cortexmlx.hosts.launch.versions import versions
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run until the controller asks to end, or is lost. Returns the exit code."""
+    here = -1
+    try:
+        here = rank()
+        _run(Assignment.read(), here, take_key(os.environ, sys.stdin))
+    except CortexError as error:
+        print(f"rank {here}: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def end_with_parent() -> None:
+    """End this process when the launcher that started it ends, where the system can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _run(task: Assignment, here: int, key: bytes) -> None:
+    end_with_parent()
+    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
+    end_process_when_lost(link)
+    blas.preload()
+    meet_the_others(task, here)
+    from cortexmlx.hosts.rank import open_rank
+    from cortexmlx.hosts.rank_server import serve
+
+    link.send(READY)
+    serve(link, open_rank)
+
+
+def meet_the_others(task: Assignment, here: int) -> None:
+    """Form MLX's group of all ranks. Raises HostRefused."""
+    import mlx.core as mx
+
+    if task.ranks == 1:
+        return
+    library = task.backend.removesuffix("-ring")
+    if not mx.distributed.is_available(library):
+        raise HostRefused(
+            f"this MLX cannot use the backend {task.backend} on this machine: {_MISSING.get(library, '')}"
+        )
+    try:
+        group = mx.distributed.init(strict=True, backend=library)
+    except (RuntimeError, ValueError) as error:
+        raise HostRefused(f"the ranks cannot reach each other by {task.backend}: {error}") from None
+    if (group.rank(), group.size()) != (here, task.ranks):
+        raise HostRefused(f"rank {here} of {task.ranks} is rank {group.rank()} of {group.size()} by {task.backend}")
+
+
+_MISSING = {
+    "mpi": "install Open MPI; MLX_MPI_LIBNAME names its library",
+    "jaccl": "it needs macOS 26.2, Thunderbolt 5 and `rdma_ctl enable` in recovery mode",
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""Groups of workers: started by the real launchers, with stubs for workers, and ended in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.hosts.launch.versions import versions
+from cortexmlx.hosts.spec import Hosts
+from cortexmlx.hosts.worker_group import WorkerGroup
+from support.hosts.groups import answers, stub
+from support.hosts.processes import alive, commands
+from support.patience import PATIENCE, soon
+
+TWO = Hosts.parse("2")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own for temporary files, in which nothing may be left."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def started(group: WorkerGroup) -> int:
+    """The process group of what a group of workers started."""
+    assert group._processes is not None
+    return group._processes._supervisor.pid
+
+
+def test_workers_start_answer_and_end_and_nothing_is_left(temporary: Path) -> None:
+    with WorkerGroup.open(TWO, worker=stub("meets"), seconds=PATIENCE) as group:
+        assert group.epoch == 1 and group.names == ("this machine, rank 0", "this machine, rank 1")
+        assert [channel.name for channel in group.channels] == list(group.names)
+        processes = answers(group)
+        assert len(set(processes.values())) == 2
+        everything = commands(started(group))
+        assert set(processes.values()) < set(everything) and os.getpid() not in everything
+        assert group._processes is not None
+        key = group._processes._key
+        assert len(key) == 64 and not any(key in command for command in commands().values())
+        assert [oct(path.stat().st_mode & 0o777) for path in temporary.iterdir()] == ["0o700"]
+    assert not alive(everything) and group.channels == ()
+    group.close()
+
+
+def test_a_group_takes_no_port_once_its_workers_are_there() -> None:
+    with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
+        command = next(c for c in commands(started(group)).values() if "mlx.launch" in c)
+        port = int(command.partition('[["127.0.0.1",')[2].partition("]")[0])
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+
+
+def test_a_killed_worker_is_named_with_what_it_wrote_and_the_group_starts_again() -> None:
+    with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
+        before = answers(group)
+        everything = commands(started(group))
+        os.kill(before[1], signal.SIGKILL)
+        with pytest.raises(HostLost, match=r"this machine, rank 1 ended: exit code -9") as lost:
+            group.channels[1].receive(PATIENCE)
+        assert lost.value.host == "this machine, rank 1" and "\n" not in str(lost.value)
+        group.reopen()
+        assert group.epoch == 2 and not alive(everything)
+        assert not set(answers(group).values()) & set(before.values())
+
+
+def test_a_stopped_worker_and_one_that_ignores_everything_end_with_the_group() -> None:
+    with WorkerGroup.open(TWO, worker=stub("deaf"), seconds=PATIENCE) as group:
+        everything = commands(started(group))
+        os.kill(answers(group)[0], signal.SIGSTOP)
+        with pytest.raises(HostLost):
+            group.channels[0].receive(0.1)
+    assert not alive(everything)
+
+
+def test_a_worker_that_ends_at_once_is_named_with_its_last_line() -> None:
+    group = WorkerGroup(TWO, worker=stub("exits"), seconds=PATIENCE)
+    with pytest.raises(HostLost, match="this machine, rank 1 ended: exit code 1.*rank 1: no module named weights"):
+        group.reopen()
+    assert group.channels == ()
+
+
+def test_workers_that_never_join_are_named_when_the_time_is_over() -> None:
+    with pytest.raises(HostLost, match="2 of 2 workers did not join in time: this machine, rank 0"):
+        WorkerGroup.open(TWO, worker=stub("never-joins"), seconds=2)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(HostRefused, match=f"mlx.*0.0.1.*{versions()['mlx']}|mlx.*{versions()['mlx']}.*0.0.1"):
+        WorkerGroup.open(TWO, worker=stub("another-version"), seconds=PATIENCE)
+
+
+def test_something_that_joins_and_is_no_worker_is_refused() -> None:
+    with pytest.raises(HostRefused, match="this machine, rank 0 runs something else"):
+        WorkerGroup.open(TWO, worker=stub("strange"), seconds=PATIENCE)
+
+
+def test_garbage_on_the_output_disturbs_nothing_and_the_key_is_not_shown() -> None:
+    with WorkerGroup.open(TWO, worker=stub("garbage"), seconds=PATIENCE) as group:
+        pids = answers(group)
+        assert group._processes is not None
+        processes = group._processes
+        assert soon(lambda: any("..." in line for line in processes.last_lines))
+        assert not any(processes._key in line for line in processes.last_lines)
+        os.kill(pids[0], signal.SIGKILL)
+        with pytest.raises(HostLost) as lost:
+            group.channels[0].receive(PATIENCE)
+        said = str(lost.value)
+        assert said.isprintable() and len(said) < 2000 and processes._key not in said
+
+
+def test_two_groups_do_not_know_each_other() -> None:
+    with WorkerGroup.open(TWO, worker=stub("meets"), seconds=PATIENCE) as one:
+        with WorkerGroup.open(TWO, worker=stub("meets"), seconds=PATIENCE) as other:
+            assert not set(answers(one).values()) & set(answers(other).values())
+            first = commands(started(other))
+        assert not alive(first)
+        answers(one)
+
+
+CONTROLLER = """
+import signal, sys, threading
+sys.path.insert(0, {tests!r})
+from cortexmlx.hosts.spec import Hosts
+from cortexmlx.hosts.worker_group import WorkerGroup
+from support.hosts.groups import answers, stub
+interrupted = threading.Event()
+signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+group = WorkerGroup.open(Hosts.parse({hosts!r}), worker=stub(), seconds=600)
+print(group._processes._supervisor.pid, *answers(group).values(), flush=True)
+while not interrupted.wait(0.1):
+    pass
+answers(group)
+print("still there", flush=True)
+signal.pause()
+"""
+
+
+def controller(hosts: str, folder: Path) -> subprocess.Popen[str]:
+    """A process with a group of stub workers."""
+    script = CONTROLLER.format(tests=str(Path(__file__).parents[1]), hosts=hosts)
+    environment = os.environ | {"TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment
+    )
+
+
+def test_a_killed_controller_leaves_nothing_and_an_interrupt_reaches_no_worker(temporary: Path) -> None:
+    with controller("2", temporary) as process:
+        assert process.stdout is not None
+        group, *workers = map(int, process.stdout.readline().split())
+        everything = set(commands(group)) | set(workers)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "still there\n"
+        assert alive(everything) == everything and len(everything) == 4
+        process.kill()
+        assert soon(lambda: not alive(everything))
+        assert soon(lambda: not list(temporary.iterdir()))
+
+
+def test_a_killed_supervisor_ends_the_workers_and_the_group_starts_again() -> None:
+    with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
+        everything = commands(started(group))
+        os.kill(started(group), signal.SIGKILL)
+        with pytest.raises(HostLost):
+            group.channels[0].receive(PATIENCE)
+        assert soon(lambda: not alive(everything))
+        group.reopen()
+        answers(group)
+
+
+def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = WorkerGroup(TWO, worker=stub("never-joins"), seconds=PATIENCE)
+    seen: list[int] = []
+
+    def interrupt() -> None:
+        seen.append(started(group))
+        if len(commands(seen[0])) >= 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(group, "_check_started", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        group.reopen()
+    assert not commands(seen[0])
+
+
+SSH = """#!{python}
+import os, pty, sys
+words = sys.argv[1:]
+if words[0] == "-G":
+    print("user me")
+    print("hostname 127.0.0.1")
+    sys.exit()
+assert words[-2] in ("studio-1", "studio-2"), words
+with open({log!r}, "a") as log:
+    log.write(words[-2] + "\\n")
+sys.exit(os.waitstatus_to_exitcode(pty.spawn(["/bin/bash", "-c", words[-1]])))
+"""
+
+
+def test_workers_on_other_hosts_start_by_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ssh is a program of the test that runs the command here, in a terminal, as `ssh -tt` does."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "ssh").write_text(SSH.format(python=sys.executable, log=str(tmp_path / "log")))
+    (tools / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    file = tmp_path / "hosts.json"
+    file.write_text('[{"ssh": "studio-1", "ips": ["192.0.2.1"]}, {"ssh": "studio-2", "ips": ["192.0.2.2"]}]')
+    with WorkerGroup.open(Hosts.parse(str(file)), worker=stub(), seconds=PATIENCE) as group:
+        pids = answers(group)
+        assert group.names == ("studio-1, rank 0", "studio-2, rank 1")
+        assert sorted((tmp_path / "log").read_text().split()) == ["studio-1", "studio-2"]
+        assert group._processes is not None
+        key = group._processes._key
+        assert not any(key in command for command in commands().values())
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(HostLost, match="studio-2, rank 1 ended"):
+            group.channels[1].receive(PATIENCE)
+    assert soon(lambda: not alive(pids.values()))
+
+
+def test_the_time_of_a_start_is_bounded() -> None:
+    start = time.monotonic()
+    with pytest.raises(HostLost):
+        WorkerGroup.open(TWO, worker=[sys.executable, "-c", "input()"], seconds=1)
+    assert time.monotonic() - start < PATIENCE

@@ -1,0 +1,27 @@
+"""Groups of stub workers for tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.hosts.worker_group import WorkerGroup
+
+STUB = Path(__file__).with_name("stub_worker.py")
+
+
+def stub(fault: str = "none") -> list[str]:
+    """The command line of a stub worker."""
+    return [sys.executable, "-P", str(STUB), fault]
+
+
+def answers(group: WorkerGroup) -> dict[int, int]:
+    """Ask every worker, and return the process of each rank."""
+    found = {}
+    for rank, channel in enumerate(group.channels):
+        channel.send(b"hello")
+        told: list[Any] = channel.receive(60).split()
+        assert int(told[0]) == rank and told[2] == b"hello"
+        found[rank] = int(told[1])
+    return found

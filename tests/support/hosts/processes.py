@@ -1,0 +1,19 @@
+"""Which processes of this machine are alive, asked of `ps`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable
+
+
+def commands(group: int | None = None) -> dict[int, str]:
+    """The command line of every living process, or of those in a process group."""
+    asked = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,pgid=,stat=,args="], capture_output=True, check=True)
+    rows = [line.split(maxsplit=3) for line in asked.stdout.decode(errors="replace").splitlines()]
+    alive = [row for row in rows if len(row) == 4 and not row[2].startswith("Z")]
+    return {int(pid): args for pid, of, _, args in alive if group in (None, int(of))}
+
+
+def alive(pids: Iterable[int]) -> set[int]:
+    """Those of some processes that are alive."""
+    return set(pids) & set(commands())

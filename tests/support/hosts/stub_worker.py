@@ -1,0 +1,56 @@
+"""A worker without a model: it joins its controller, and answers each message with its rank, its process and that
+message. Its argument says what goes wrong, or that it is to meet the other ranks by MLX.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from cortexmlx.errors import HostLost
+from cortexmlx.hosts.join import end_process_when_lost, join
+from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
+from cortexmlx.hosts.launch.versions import versions
+from cortexmlx.hosts.worker import end_with_parent, meet_the_others
+
+
+def main(fault: str) -> None:
+    """Join and answer, or go wrong."""
+    end_with_parent()
+    here = rank()
+    if fault == "deaf":
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    task = Assignment.read()
+    key = take_key(os.environ, sys.stdin)
+    if fault == "never-joins":
+        time.sleep(600)
+    if fault == "exits" and here == 1:
+        sys.exit("rank 1: no module named weights")
+    if fault == "garbage":
+        os.write(1, os.urandom(200_000) + b"\x1b[2J\r\n" + key.hex().encode() + b"\n" + b"x" * 100_000)
+    if fault == "another-version":
+        identity = versions() | {"mlx": "0.0.1"}
+    else:
+        identity = versions()
+    link = join(task.addresses, key, task.epoch, here, identity, deadline=time.monotonic() + task.seconds)
+    if fault != "deaf":
+        end_process_when_lost(link)
+    if fault == "meets":
+        meet_the_others(task, here)
+    link.send(b"strange" if fault == "strange" else READY)
+    try:
+        while True:
+            message = link.receive()
+            link.send(b"%d %d %s" % (here, os.getpid(), message))
+    except HostLost:
+        if fault == "deaf":
+            time.sleep(600)
+        print(f"rank {here}: the controller is gone", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
