@@ -84,6 +84,7 @@ class ModelRunner:
             products.install(model)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
+        self._prepared: StepPlan | None = None
         self._groups: tuple[GroupStep, ...] = ()
         self._derived: tuple[Derived, ...] = ()
         self._writes: list[LazyWrite] = []
@@ -121,6 +122,12 @@ class ModelRunner:
         self._start(self._pass(plan) + self._choose(None), started, fed)
 
     @refusable
+    def prepare(self, plan: StepPlan) -> None:
+        """Carry out the memory operations of a step before its pass: see `RankRunner`."""
+        self._prepare(plan)
+        self._prepared = plan
+
+    @refusable
     def forward(self, plan: StepPlan) -> None:
         """Build and start the forward pass of a step: see `dispatch`."""
         started, fed = time.perf_counter(), self._feed.waited
@@ -148,16 +155,21 @@ class ModelRunner:
         self._started = time.perf_counter()
         if plan.kind is StepKind.DECODE and plan.groups is None:  # within a window the arena stays as it is
             return self.build_pass(plan)
-        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
-            mx.synchronize()
-            if plan.flush is None:
-                self.memory.watch.look(self.arena)
-        prepare(plan, self.memory)
+        if plan is not self._prepared:
+            self._prepare(plan)
+        self._prepared = None
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
         self.states.carry_out(plan.states)
         self._plan, self._logits, self._scores_later = plan, None, None
         return []
+
+    def _prepare(self, plan: StepPlan) -> None:
+        if plan.kind is StepKind.MIXED or plan.flush is not None or plan.copies or plan.loads:
+            mx.synchronize()
+            if plan.flush is None:
+                self.memory.watch.look(self.arena)
+        prepare(plan, self.memory)
 
     def build_pass(self, plan: StepPlan) -> list[mx.array]:
         """Build a forward pass as a graph. Only what goes through the feed is computed. Return the arrays to
@@ -226,7 +238,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget the tail and everything of the last step, when there is nothing left to do or a step has failed."""
         self.memory.tail.clear()
-        self._newest = self._sampler = self._plan = self._logits = self._scores_later = None
+        self._newest = self._sampler = self._plan = self._prepared = self._logits = self._scores_later = None
         self._groups = self._derived = ()
         self._writes = []
         self._angles.end()

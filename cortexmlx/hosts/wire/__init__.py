@@ -1,0 +1,1 @@
+"""The messages between the controller and its workers, and their bytes."""

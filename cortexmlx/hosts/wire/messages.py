@@ -1,0 +1,262 @@
+"""Calls of the controller and answers of a worker, with their bytes. Without mlx.
+
+Every message begins with the number of its call. A worker answers all calls, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cortexmlx.errors import CortexError, HostRefused
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
+from cortexmlx.hosts.options import RankInfo, RankOptions
+from cortexmlx.hosts.wire import error_names, sampling  # noqa: F401  (they register their codecs)
+from cortexmlx.hosts.wire.codec import Codec, Reader, broken, codec, read_array, register
+from cortexmlx.hosts.wire.window_step import WindowStep
+from cortexmlx.kv.disk_tier import PieceLoad
+from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.kv.state.snapshots import StateOps
+from cortexmlx.kv.step import BlockCopy
+from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.stats import CommandBuffers
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Open:
+    """Load this rank's part of a model. Answered by a RankInfo."""
+
+    options: RankOptions
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """Make the runner. Answered by Arranged."""
+
+    groups: tuple[LayerGroup, ...]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """`Runner.begin`. As the other calls that are named after a method of `Runner`, it is answered by what that returns."""
+
+    blocks: Counts
+
+
+@dataclass(frozen=True)
+class CanResize:
+    """`Runner.can_resize`."""
+
+    blocks: Counts
+
+
+@dataclass(frozen=True)
+class Resize:
+    """`Runner.resize`."""
+
+    blocks: Counts
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`Runner.copy`."""
+
+    copies: Sequence[BlockCopy]
+
+
+@dataclass(frozen=True)
+class CopyOut:
+    """`Runner.copy_out`, answered by Copies or Refused."""
+
+    group: int
+    names: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Release:
+    """`Runner.release`."""
+
+
+@dataclass(frozen=True)
+class Trim:
+    """`Runner.trim`."""
+
+
+@dataclass(frozen=True)
+class TellCommandBuffers:
+    """`Runner.command_buffers`."""
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """`RankRunner.prepare`."""
+
+    plan: StepPlan
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """`Runner.dispatch`. None: the plan that was prepared."""
+
+    plan: StepPlan | WindowStep | None
+
+
+@dataclass(frozen=True)
+class Forward:
+    """`Runner.forward`. None: the plan that was prepared."""
+
+    plan: StepPlan | WindowStep | None
+
+
+@dataclass(frozen=True)
+class Choose:
+    """`Runner.choose`. Only rank 0 gets the mask, since it chooses the tokens."""
+
+    mask: TokenMask | None
+
+
+@dataclass(frozen=True)
+class Collect:
+    """`Runner.collect`."""
+
+    tell: bool
+    """Whether the result is told. One rank's is enough."""
+
+
+@dataclass(frozen=True)
+class Settle:
+    """`Runner.settle`."""
+
+    ops: StateOps
+
+
+@dataclass(frozen=True)
+class Forget:
+    """`Runner.forget`."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """`Runner.close`. The worker ends after it."""
+
+
+AnyCall = (
+    Open
+    | Arrange
+    | Begin
+    | CanResize
+    | Resize
+    | Copy
+    | CopyOut
+    | Release
+    | Trim
+    | TellCommandBuffers
+    | Prepare
+    | Dispatch
+    | Forward
+    | Choose
+    | Collect
+    | Settle
+    | Forget
+    | Close
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call with its number, which grows."""
+
+    number: int
+    asks: AnyCall
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """What does not change about a runner: see `Runner`."""
+
+    computes_at_dispatch: bool
+    shapes: Sequence[Shapes]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of blocks or snapshots."""
+
+    each: Sequence[Arrays | None]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The call raised. The rank carries out no further call but Close."""
+
+    error: CortexError
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What a rank's runner holds, and how long it has worked so far: see `Runner`."""
+
+    bytes: MemoryInUse
+    blocks: Counts
+    build_seconds: float
+    wait_seconds: float
+
+
+Value = None | bool | RankInfo | Arranged | StepResult | Refused | Copies | CommandBuffers | Failed
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to the call with this number."""
+
+    number: int
+    value: Value
+    state: RankState | None = None
+    """None before `Arrange`, and for the calls that start a part of a step."""
+    digest: bytes | None = None
+    """What the plans so far come to, if they are compared now (`PlanDigest`)."""
+
+
+# -- arrays of blocks, and what is not sent ---------------------------------------------------------------------------
+
+_DTYPES = [np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "float16", "float32")]
+"""Those of the copies of blocks and snapshots."""
+
+
+def _write_array(out: bytearray, array: np.ndarray) -> None:
+    number = _DTYPES.index(array.dtype)
+    out.append(number)
+    codec(np.ndarray[Any, np.dtype[_DTYPES[number].type]]).write(out, array)  # type: ignore[misc]
+
+
+def _read_array(reader: Reader) -> np.ndarray:
+    number = reader.natural()
+    if number >= len(_DTYPES):
+        broken(f"there is no dtype number {number}")
+    return read_array(reader, _DTYPES[number])
+
+
+def _write_load(out: bytearray, load: PieceLoad) -> None:
+    raise HostRefused(
+        "blocks from disk cannot be loaded into a model on hosts: leave kv_store out, or run the model without hosts"
+    )
+
+
+def _read_load(reader: Reader) -> PieceLoad:
+    broken("it has a load from disk")
+
+
+register(np.ndarray, Codec(_write_array, _read_array))
+register(PieceLoad, Codec(_write_load, _read_load))
+
+CALL: Codec[Call] = codec(Call)
+ANSWER: Codec[Answer] = codec(Answer)
+PLAN: Codec[StepPlan] = codec(StepPlan)

@@ -1,0 +1,206 @@
+"""Ranks: sends calls to all ranks of a group, and takes their answers. Without mlx."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.hosts.channel import Channel
+from cortexmlx.hosts.wire.error_names import named
+from cortexmlx.hosts.wire.messages import (
+    ANSWER,
+    CALL,
+    Answer,
+    AnyCall,
+    Arrange,
+    Call,
+    Close,
+    Failed,
+    Open,
+    RankState,
+    Value,
+)
+
+_CLOSE_SECONDS = 2.0
+"""How long `close` waits for the ranks, which may be in a collective that never ends."""
+
+_CAUSE_SECONDS = 0.2
+"""How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
+their collective before its connection is known to be closed.
+"""
+
+
+@dataclass
+class _Expected:
+    """The digest that a step's answers must have."""
+
+    step: int
+    digest: bytes
+    ranks: int
+    """How many ranks have not answered yet."""
+
+
+class Ranks:
+    """The channels to all ranks. Whatever rank answers, fails or is lost first is heard first, since another one may
+    wait for it in a collective for ever. So a thread listens to each channel.
+
+    The first failure of any rank ends the group: it is raised, and every later call raises HostLost. That also holds
+    for an exception that lands while a call is being sent, since some ranks may have it and others not.
+    """
+
+    def __init__(self, channels: Sequence[Channel], names: Sequence[str]) -> None:
+        self.channels, self.names = tuple(channels), tuple(names)
+        self.states: list[RankState | None] = [None] * len(channels)
+        """What each rank told last."""
+        self.wait_seconds = 0.0
+        """Waiting for answers so far."""
+        self._number = 0
+        self._sending = False
+        self._lost: CortexError | None = None
+        self._digests: dict[int, _Expected] = {}
+        self._arrived: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
+        for rank, channel in enumerate(self.channels):
+            listener = threading.Thread(
+                target=self._listen, args=(rank, channel), name=f"cortexmlx-{self.names[rank]}", daemon=True
+            )
+            listener.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the group has ended."""
+        return self._lost is not None or self._sending
+
+    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytearray]:
+        """Send a call to all ranks, or to each its own, or none. Return its number, and the last message that was sent.
+        Raises HostLost.
+        """
+        self._check()
+        self._number += 1
+        each = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
+        messages: dict[int, bytearray] = {}
+        message = bytearray()
+        for one in each:
+            if one is not None and id(one) not in messages:
+                messages[id(one)] = message = CALL.encode(Call(self._number, one))
+        self._sending = True
+        for channel, one in zip(self.channels, each, strict=True):
+            if one is not None:
+                try:
+                    channel.send(messages[id(one)])
+                except HostLost as error:
+                    self._sending = False
+                    raise self._ended(named(error, channel.name)) from error
+        self._sending = False
+        return self._number, message
+
+    def ask(self, asks: AnyCall | Sequence[AnyCall | None]) -> list[Value]:
+        """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost; `Open` and `Arrange`
+        raise what the first rank raised that did, with its name in front.
+        """
+        number, _ = self.send(asks)
+        asked = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
+        return self.answers(number, asked, opening=isinstance(asks, Open | Arrange))
+
+    def answers(self, number: int, ranks: Sequence[int], opening: bool = False) -> list[Value]:
+        """Wait for the answers of some ranks to a call."""
+        started = time.perf_counter()
+        values: dict[int, Value] = {}
+        while not all(rank in values for rank in ranks):
+            self._check()
+            rank, answer = self._next(opening)
+            if answer.number == number:
+                values[rank] = answer.value
+        self.wait_seconds += time.perf_counter() - started
+        return [values[rank] for rank in ranks]
+
+    def expect(self, number: int, step: int, digest: bytes) -> None:
+        """Compare the digest that each rank answers to a call with this one, that of the step `step`."""
+        self._digests[number] = _Expected(step, digest, len(self.channels))
+
+    def close(self) -> None:
+        """Ask the ranks to close, and end the connections. Safe to call again."""
+        if not self.lost:
+            number, _ = self.send(Close())
+            self._await_close(number)
+        self._lost = self._lost or HostLost("the model on the hosts is closed")
+        for channel in self.channels:
+            channel.close()
+
+    def _await_close(self, number: int) -> None:
+        until, waiting = time.monotonic() + _CLOSE_SECONDS, set(range(len(self.channels)))
+        while waiting and (left := until - time.monotonic()) > 0:
+            try:
+                rank, message = self._arrived.get(timeout=left)
+            except queue.Empty:
+                return
+            if isinstance(message, Exception) or ANSWER.decode(message).number == number:
+                waiting.discard(rank)
+
+    def _listen(self, rank: int, channel: Channel) -> None:
+        try:
+            while True:
+                self._arrived.put((rank, channel.receive()))
+        except Exception as error:
+            self._arrived.put((rank, error))
+
+    def _next(self, opening: bool) -> tuple[int, Answer]:
+        """Return the next answer of any rank. Raises what a rank raised, and HostLost."""
+        rank, message = self._arrived.get()
+        name = self.names[rank]
+        if isinstance(message, Exception):
+            raise self._ended(named(message, name))
+        try:
+            answer = ANSWER.decode(message)
+        except HostLost as error:
+            raise self._ended(named(error, name)) from error
+        if isinstance(answer.value, Failed):
+            raise self._ended(self._dead() or named(answer.value.error, name), opening)
+        if answer.state is not None:
+            self.states[rank] = answer.state
+        self._compare(name, answer)
+        return rank, answer
+
+    def _dead(self) -> CortexError | None:
+        """Return the error of a rank whose connection is lost, if that is known within `_CAUSE_SECONDS`."""
+        until = time.monotonic() + _CAUSE_SECONDS
+        while (left := until - time.monotonic()) > 0:
+            try:
+                rank, message = self._arrived.get(timeout=left)
+            except queue.Empty:
+                return None
+            if isinstance(message, Exception):
+                return named(message, self.names[rank])
+        return None
+
+    def _compare(self, name: str, answer: Answer) -> None:
+        expected = self._digests.get(answer.number)
+        if answer.digest != (None if expected is None else expected.digest):
+            at = "" if expected is None else f", as seen at step {expected.step}"
+            raise self._ended(
+                HostLost(
+                    f"{name} has carried out other plans or block tables than were sent{at}: this is a fault of "
+                    "cortexmlx, please report it",
+                    host=name,
+                )
+            )
+        if expected is not None:
+            expected.ranks -= 1
+            if not expected.ranks:
+                del self._digests[answer.number]
+
+    def _check(self) -> None:
+        if self._sending:
+            raise HostLost("a call to the hosts was interrupted, so that only some have it: the group must start anew")
+        if self._lost is not None:
+            raise HostLost(str(self._lost), host=getattr(self._lost, "host", None))
+
+    def _ended(self, error: CortexError, opening: bool = False) -> CortexError:
+        """Note that the group has ended. Return the error to raise: HostLost, unless the model is being opened."""
+        if not isinstance(error, HostLost) and not opening:
+            error = HostLost(f"{type(error).__name__} on {error}")
+        self._lost = error
+        return error

@@ -1,0 +1,111 @@
+"""Sampling rows as bytes: of parameters and texts only what the sampler reads. Without mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cortexmlx.arrays import TokenList
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.hosts.wire.codec import Codec, Reader, broken, codec, register, write_natural
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.scheduling.steps.plan import SamplingRow
+
+CHOOSES: Mapping[str, Any] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+    "repetition_context": int,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+    "logit_bias": Mapping[int, float],
+    "logprobs": int | None,
+}
+"""The parameters that change how a token is chosen. The others are not sent."""
+
+_DEFAULTS = SamplingParams()
+_FIELDS = [(1 << bit, name, getattr(_DEFAULTS, name), codec(kind)) for bit, (name, kind) in enumerate(CHOOSES.items())]
+_INT32 = np.dtype(np.int32)
+_MOST_KEPT = 128
+_params_bytes: Codec[bytes] = codec(bytes)
+_seed: Codec[int] = codec(int)
+
+assert CHOOSES.keys() <= {field.name for field in fields(SamplingParams)}
+
+
+def _encoded(params: SamplingParams) -> bytes:
+    """Return which parameters differ from the defaults, as bits, and their values."""
+    bits, values = 0, bytearray()
+    for bit, name, default, part in _FIELDS:
+        value = getattr(params, name)
+        if value != default:
+            bits |= bit
+            part.write(values, value)
+    out = bytearray()
+    write_natural(out, bits)
+    return bytes(out + values)
+
+
+def _decoded(encoded: bytes) -> SamplingParams:
+    reader = Reader(encoded)
+    bits = reader.natural()
+    given = {name: part.read(reader) for bit, name, _, part in _FIELDS if bits & bit}
+    reader.end()
+    try:
+        return SamplingParams(**given)
+    except InvalidRequest as error:
+        broken(str(error))
+
+
+_kept = lru_cache(64)(_decoded)
+"""Rows of a window mostly have the same parameters, and again in the next window. Checking them takes long."""
+
+
+def read_by_sampler(row: SamplingRow) -> tuple[TokenList, TokenList]:
+    """Return what the sampler reads of a row's prompt and output: the last tokens for a repetition penalty, and the
+    whole output for penalties that count. The tests compare the tokens that it chooses with these and with all.
+    """
+    params = row.params
+    last = params.repetition_context if params.repetition_penalty != 1.0 else 0
+    missing = max(0, last - len(row.output))
+    if not (params.presence_penalty or params.frequency_penalty):
+        return row.prompt[-missing:] if missing else (), row.output[-last:] if last else ()
+    return row.prompt[-missing:] if missing else (), row.output
+
+
+def _write_tokens(out: bytearray, tokens: TokenList) -> None:
+    write_natural(out, len(tokens))
+    out += np.asarray(tokens, _INT32).tobytes()
+
+
+def _read_tokens(reader: Reader) -> TokenList:
+    return np.frombuffer(reader.take(4 * reader.natural()), _INT32)
+
+
+def _write(out: bytearray, row: SamplingRow) -> None:
+    if row.processed_for is not None:
+        raise InvalidRequest(
+            "logits_processors are functions of this process, and the model runs on hosts: leave them out, or run the "
+            "model without hosts",
+            field="logits_processors",
+        )
+    prompt, output = read_by_sampler(row)
+    _params_bytes.write(out, _encoded(row.params))
+    _seed.write(out, row.seed)
+    _write_tokens(out, prompt)
+    _write_tokens(out, output)
+
+
+def _read(reader: Reader) -> SamplingRow:
+    encoded = _params_bytes.read(reader)
+    params = _kept(encoded) if len(encoded) <= _MOST_KEPT else _decoded(encoded)
+    return SamplingRow(params, _seed.read(reader), _read_tokens(reader), _read_tokens(reader))
+
+
+register(SamplingRow, Codec(_write, _read))
