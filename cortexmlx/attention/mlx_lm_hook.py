@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from cortexmlx.attention.paged import AttentionCall, PagedKV, paged_attention
+from cortexmlx.attention.pipeline import Sender
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.host.modules import replace_function
 
@@ -44,7 +45,7 @@ def _several(cache: Any) -> bool:
     return isinstance(cache, CacheList)
 
 
-class LayerCache:
+class LayerCache(Sender):
     """The cache of one leaf as an mlx-lm model sees it. `fetch(layer, keys, values)` stores a step's tokens and returns
     the handle. Without values, they are part of the keys.
     """

@@ -16,6 +16,7 @@ from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import patches
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.paged import AttentionCall
+from cortexmlx.attention.pipeline import let_send
 from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.attention_window import AttentionWindow
@@ -47,7 +48,8 @@ class _ProbeCache(LayerCache):
     @property
     def left_alone(self) -> bool:
         """Whether the model has put nothing into it. (It may have asked for a mask, or for a row's position.)"""
-        now = {name: value for name, value in vars(self).items() if name not in ("_begun", "mask_window")}
+        apart = ("_begun", "mask_window", "sends", "sent")
+        now = {name: value for name, value in vars(self).items() if name not in apart}
         return now.keys() == self._begun.keys() and all(now[name] is value for name, value in self._begun.items())
 
     def make_mask(self, *_: Any, window_size: int | None = None, **__: Any) -> None:
@@ -76,13 +78,16 @@ def probe(model: nn.Module) -> list[KVSpec]:
         return seen[layer]
 
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(attention_windows))]
+    let_send(model, caches)
     try:
         with recurrent.watched():
             logits = model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
         recurrent.install()
         if recurrent.leaves:
             parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(attention_windows))]
-            model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, recurrent.in_a_step(parts)))
+            leaves = recurrent.in_a_step(parts)
+            let_send(model, leaves)
+            model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, leaves))
         states = {leaf: recurrent.spec(leaf, 2) for leaf in recurrent.leaves}
     except ModelUnsupported as error:
         raise NotPaged(f"{_kind(model)}: {error}") from None
@@ -176,6 +181,7 @@ def _lazy_pass(
         NotedState(len(cache.cache), touched) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
         for layer, cache in enumerate(own_caches(model))
     ]
+    let_send(model, caches)
     for cache in caches:
         if positions is not None and isinstance(cache, _ProbeCache):
             cache.offset = positions

@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
+from cortexmlx.attention.pipeline import let_send, take_sent
 from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.attention.state.probe import is_state
 from cortexmlx.attention.tail_write import TailWriter, Written
@@ -27,7 +28,7 @@ from cortexmlx.execution.footprint.command_buffers import command_buffers, limit
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
-from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
+from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
 from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
@@ -44,7 +45,7 @@ from cortexmlx.stats import CommandBuffers
 class ModelRunner:
     """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, and samples. `attend`
     computes attention. A `writer` writes the tail where it can, and `products` computes the quantized products that it
-    serves. The arena has no blocks before `begin`. `Runner` documents the methods.
+    serves. Samplers come from `make_sampler`. The arena has no blocks before `begin`. `Runner` documents the methods.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ModelRunner:
         attend: Attend,
         writer: TailWriter | None = None,
         products: QuantizedProducts | None = None,
+        make_sampler: MakeSampler = BatchSampler,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -72,7 +74,9 @@ class ModelRunner:
         arena = self.memory.arena
         self._forms = {layer: arena.quantization(layer) for layer in arena.group_of}
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
-        self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
+        self._leaves = [every[leaf] for leaf in range(len(own))]
+        let_send(model, self._leaves)
+        self._arranged = arranged(model, self._leaves)
         self._logit_rows = LogitRows(model, lazy_pass)
         self._writer = writer
         if writer is not None:
@@ -88,7 +92,8 @@ class ModelRunner:
         self._groups: tuple[GroupStep, ...] = ()
         self._derived: tuple[Derived, ...] = ()
         self._writes: list[LazyWrite] = []
-        self._sampler: BatchSampler | None = None
+        self._make_sampler = make_sampler
+        self._sampler: Sampler | None = None
         self._started = 0.0
         self._logits: mx.array | None = None
         self._scores_later: Callable[[], TokenScores] | None = None
@@ -202,7 +207,7 @@ class ModelRunner:
         results = self.states.end() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
-        return results
+        return results + take_sent(self._leaves)
 
     def _choose(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
@@ -219,7 +224,7 @@ class ModelRunner:
         if logits is None:
             return None
         if plan.sampling is not None:
-            self._sampler = BatchSampler(plan.sampling, self._vocab_size, self.processors)
+            self._sampler = self._make_sampler(plan.sampling, self._vocab_size, self.processors)
         assert self._sampler is not None
         live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
         self._newest = self._sampler(logits, plan.token_index, live, mask)

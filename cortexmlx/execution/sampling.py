@@ -99,6 +99,22 @@ def _host(array: mx.array) -> Any:
     return array.tolist()
 
 
+class Sampler(Protocol):
+    """Chooses the next token of every row: see `BatchSampler`."""
+
+    def __call__(
+        self,
+        logits: mx.array,
+        token_index: TokenIndex,
+        live: Sequence[bool] | None = None,
+        mask: TokenMask | None = None,
+    ) -> Sampled: ...
+
+
+MakeSampler = Callable[[Sequence[SamplingRow], int, Mapping[JobId, Sequence[LogitsProcessor]]], Sampler]
+"""Makes the sampler of some rows: with the size of the vocabulary, and the functions of jobs that rows name."""
+
+
 class BatchSampler:
     """Chooses the next token of every row, for any number of steps with the same rows in the same order.
 

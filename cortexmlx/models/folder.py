@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from cortexmlx.models.tokenizers.folder import load_tokenizer
 
 
 def load_folder(
-    folder: Path, on_built: Callable[[Any], None] = lambda model: None
+    folder: Path, on_built: Callable[[Any], None] = lambda model: None, *, lazy: bool = False
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
-    """Return the model, tokenizer and config of `folder`, and notes for the user. Weights are evaluated on this thread.
+    """Return the model, tokenizer and config of `folder`, and notes for the user. Weights are evaluated on this thread;
+    with `lazy`, they are not evaluated.
 
     `on_built(model)` is called before the weights are read: their shapes and dtypes are known, and nothing else.
 
@@ -33,7 +35,7 @@ def load_folder(
     ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
     """
     tokenizer, config, notes = read_folder(folder)
-    return _load_weights(folder, config, on_built), tokenizer, config, notes
+    return _load_weights(folder, config, on_built, lazy), tokenizer, config, notes
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
@@ -88,16 +90,27 @@ def _no_weights(folder: Path) -> CortexError:
     return ModelCorrupt(f"{folder} has a config.json but no weights (model*.safetensors). Download it again.")
 
 
-def _load_weights(folder: Path, config: dict[str, Any], on_built: Callable[[Any], None]) -> Any:
+@contextmanager
+def unreadable_weights(folder: Path) -> Iterator[None]:
+    """Raise ModelCorrupt for what mlx raises in this context when it cannot read weights."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error
+
+
+def _load_weights(folder: Path, config: dict[str, Any], on_built: Callable[[Any], None], lazy: bool) -> Any:
     import mlx.core as mx
 
     _check_code(folder, config)
     try:
-        model, _ = mlx_lm_utils().load_model(folder, lazy=True)
-        on_built(model)
-        mx.eval(model.parameters())
-    except (RuntimeError, OSError) as error:
-        raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error
+        with unreadable_weights(folder):
+            model, _ = mlx_lm_utils().load_model(folder, lazy=True)
+            on_built(model)
+            if not lazy:
+                mx.eval(model.parameters())
+    except ModelCorrupt:
+        raise
     except Exception as error:  # mlx-lm's code raises anything for a configuration that it does not expect
         raise _load_error(folder, config, error) from error
     _check_types(folder, model)

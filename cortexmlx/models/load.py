@@ -38,6 +38,7 @@ def load_model(
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
     on_built: Callable[[Any], None] = lambda model: None,
+    cut: Callable[[Any], object] | None = None,
 ) -> LoadedModel:
     """Resolve `name` and load the model, on the thread that will run it (MLX's streams belong to threads).
 
@@ -54,6 +55,9 @@ def load_model(
     `on_built(model)` is called with the model of a folder before its weights are read: see `load_folder`. It must not
     raise.
 
+    `cut(model)` leaves a part of a model whose weights have not been read, and evaluates it: see `models/sharding`.
+    Without it, the whole model is evaluated.
+
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx.cpu import blas
@@ -69,12 +73,13 @@ def load_model(
     path = fetch_model(source, report)
     if weights_hash is not None:
         weights_hash.begin([*weight_files(path), *([] if tuned is None else [tuned.weights])], f"float32={float32}")
-    model, tokenizer, config, notes = _read(path, source.kind, float32, report, on_built)
+    model, tokenizer, config, notes = _read(path, source.kind, float32, report, on_built, lazy=cut is not None)
     try:
         report(Progress("loading", 1, LOADING_STEPS))
         notes += _apply_adapter(model, path, tuned)
         report(Progress("loading", 2, LOADING_STEPS))
         notes += _widen(model, path, slow_below_float32, dequantize)
+        _evaluate(model, path, cut)
         notes += blas.notes() if slow_below_float32 else ()
         sampling, unusable = makers_sampling(source.kind, path)
         notes += unusable
@@ -139,7 +144,7 @@ def _slow_below_float32() -> bool:
 
 
 def _read(
-    path: Path, kind: SourceKind, float32: bool, report: OnProgress, on_built: Callable[[Any], None]
+    path: Path, kind: SourceKind, float32: bool, report: OnProgress, on_built: Callable[[Any], None], lazy: bool
 ) -> tuple[Any, Any, dict[str, Any], tuple[str, ...]]:
     report(Progress("loading", 0, LOADING_STEPS))
     if kind in (SourceKind.GGUF, SourceKind.STARTER):
@@ -148,7 +153,20 @@ def _read(
         return load_gguf(path, float32)
     from cortexmlx.models.folder import load_folder
 
-    return load_folder(path, on_built)
+    return load_folder(path, on_built, lazy=lazy)
+
+
+def _evaluate(model: Any, path: Path, cut: Callable[[Any], object] | None) -> None:
+    """Evaluate the model, or what is left of it when it is cut."""
+    import mlx.core as mx
+
+    if cut is None:
+        mx.eval(model.parameters())
+        return
+    from cortexmlx.models.folder import unreadable_weights
+
+    with unreadable_weights(path):
+        cut(model)
 
 
 def makers_sampling(kind: SourceKind, path: Path) -> tuple[Mapping[str, float], tuple[str, ...]]:

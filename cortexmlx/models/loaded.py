@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.errors import ModelCorrupt
+
 _READ = {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
 """The suffixes of the files in a model's folder that are hashed."""
 
@@ -65,6 +67,21 @@ class LoadedModel:
                 with suppress(OSError):  # the file was removed after the model was loaded
                     _add(digest, file)
         return digest.hexdigest()
+
+
+def check_logits(loaded: LoadedModel) -> int:
+    """Return the width of the model's logits. Raises ModelCorrupt for NaN logits: sampling would answer with the first
+    token of the vocabulary again and again.
+    """
+    import mlx.core as mx
+
+    logits = loaded.model(mx.zeros((1, 1), mx.int32))
+    if mx.any(mx.isnan(logits)).item():
+        raise ModelCorrupt(
+            f"{loaded.name} produces NaN logits: its weights are damaged, or its configuration is not "
+            "theirs. Download it again."
+        )
+    return int(logits.shape[-1])
 
 
 def _files(path: Path) -> list[Path]:

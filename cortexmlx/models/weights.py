@@ -21,7 +21,8 @@ def is_quantized(model: Any) -> bool:
 
 
 def to_float32(model: Any) -> None:
-    """Replace the model's quantized layers by plain ones and make every floating parameter float32, in place.
+    """Replace the model's quantized layers by plain ones and make every floating parameter float32, in place. Nothing
+    is computed yet.
 
     Scales are widened before the weights are expanded, so no bit is lost. Layers of a kind that has no plain twin here
     stay packed, and compute the same.
@@ -39,10 +40,9 @@ def expand(model: Any) -> None:
 
 def activations_to_float32(model: Any) -> None:
     """Make every floating parameter float32, in place, so that activations are float32 too. Packed weights stay
-    packed.
+    packed. Nothing is computed yet.
     """
     model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
 
 
 def _plain_twin(layer: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
-from cortexmlx.errors import InvalidRequest, ModelCorrupt
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.choices.timed_choices import choose, leave_products, times_at_opening
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
@@ -30,6 +30,7 @@ from cortexmlx.kv.sizing import (
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.machine import memory_bytes, working_set_bytes
 from cortexmlx.models import LoadedModel, load_model, weights
+from cortexmlx.models.loaded import check_logits
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.vocabulary import check_same_tokens
@@ -116,7 +117,7 @@ class OpenedModel:
         if "_mode" not in vars(self):
             self._choose_mode(loaded.model)
         mode = self._mode
-        vocab_size = _checked_vocab_size(loaded)
+        vocab_size = check_logits(loaded)
         if self.draft is not None:
             check_same_tokens(loaded, self.draft.loaded, min(vocab_size, self.draft.info.vocab_size))
         self._sizes = load = Load(config.max_rows, config.prefill_budget, config.block_size)
@@ -283,16 +284,3 @@ class OpenedModel:
         self.disk = self.draft = None
         for name in ("runner", "loaded", "_mode"):
             vars(self).pop(name, None)
-
-
-def _checked_vocab_size(loaded: LoadedModel) -> int:
-    """Return the width of the model's logits. Raises ModelCorrupt for NaN logits: sampling would answer with the first
-    token of the vocabulary again and again.
-    """
-    logits = loaded.model(mx.zeros((1, 1), mx.int32))
-    if mx.any(mx.isnan(logits)).item():
-        raise ModelCorrupt(
-            f"{loaded.name} produces NaN logits: its weights are damaged, or its configuration is not "
-            "theirs. Download it again."
-        )
-    return int(logits.shape[-1])

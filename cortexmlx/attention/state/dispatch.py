@@ -18,6 +18,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from cortexmlx.arrays import IntArray
+from cortexmlx.attention.pipeline import Sender
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.host.modules import replace_method
 
@@ -82,7 +83,7 @@ class StateStep:
         return flat if self._place is None else flat[self._place]
 
 
-class StateLeaf:
+class StateLeaf(Sender):
     """A recurrent layer's cache as an mlx-lm model sees it in a step. It has no arrays itself, but `caches`, one of
     mlx-lm's for each part of `step`. Both exist from `begin` to `end`. The arrays with which its module is called go to
     `feed` first.

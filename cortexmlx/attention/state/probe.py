@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.pipeline import PipelineMixin
 
 from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan, install
@@ -54,8 +55,8 @@ class _Touches:
         self.touching: list[nn.Module] = []
 
     def note(self) -> None:
-        """Note that a state is touched now."""
-        if self.running:
+        """Note that a state is touched now. A pipeline touches the last one only to wait until it has sent."""
+        if self.running and not isinstance(self.running[-1], PipelineMixin):
             self.touching.append(self.running[-1])
 
 

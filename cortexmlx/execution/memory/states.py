@@ -180,7 +180,11 @@ class StateStore:
     # -- what is kept -------------------------------------------------------------------------------------------------
 
     def carry_out(self, ops: StateOps) -> None:
-        """Carry out the operations that come before a step."""
+        """Carry out the operations that come before a step. A pipeline's part without recurrent layers has none to
+        carry out: what is planned is for other ranks.
+        """
+        if not self.leaves:
+            return
         saved = [array for save in ops.saves for array in self._keep(save.snapshot, self._place(save))]
         for begin in ops.begins:
             self._newest[begin.row] = StateSlot(self._snapshots[begin.snapshot], 0, begin.tokens)

@@ -1,0 +1,109 @@
+"""One rank: its part of a model, opened, and the runner that computes its share of every step.
+
+All ranks do the same in the same order. `open_rank` enters no collective, so a rank that cannot load its part leaves no
+other waiting. `arrange` enters the first ones, when all parts are known to be loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.errors import HostRefused
+from cortexmlx.execution.choices.timed_choices import choose
+from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.shared_choice import SharedChoice
+from cortexmlx.hosts.options import Cut, RankInfo, RankOptions
+from cortexmlx.kv.spec import LayerGroup, paged
+from cortexmlx.machine import working_set_bytes
+from cortexmlx.models.loaded import LoadedModel, check_logits
+from cortexmlx.models.sharding.part import load_part
+from cortexmlx.models.sharding.ways import Way
+
+log = logging.getLogger("cortexmlx")
+
+_WAYS = {
+    Cut.AUTO: (Way.TENSOR, Way.PIPELINE),
+    Cut.TENSOR: (Way.TENSOR,),
+    Cut.PIPELINE: (Way.PIPELINE,),
+}
+
+
+class OpenedRank:
+    """A rank's part of a model, loaded."""
+
+    def __init__(
+        self, info: RankInfo, loaded: LoadedModel, backend: Backend, options: RankOptions, group: mx.distributed.Group
+    ) -> None:
+        self.info = info
+        self._loaded, self._backend = loaded, backend
+        self._options, self._group = options, group
+
+    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
+        """Return the runner of this part. Its arena has no blocks yet. `groups` are those of all ranks, in one order,
+        with this rank's layers in each: it may have none of some group. Every rank must call it: it computes one token
+        to check the model. Raises ModelCorrupt for NaN logits.
+        """
+        loaded, options, backend = self._loaded, self._options, self._backend
+        check_logits(loaded)
+        runner = ModelRunner(
+            loaded.model,
+            paged(groups),
+            options.block_size,
+            self.info.vocab_size,
+            backend.attend,
+            backend.writer,
+            make_sampler=SharedChoice(self._group),
+        )
+        if backend.writer is not None:
+            _carry_out(backend.writer.checks(loaded.model))
+        if options.reproducible and backend.choosing is not None:
+            backend.choosing.choices.reproducible = True
+            choose(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
+        return runner
+
+
+def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
+    """Load this rank's part of a model, on the thread that will run it.
+
+    Raises HostRefused for a model that cannot be cut for so many ranks, or that runs on mlx-lm's own caches, and
+    whatever `load_model` raises.
+    """
+    loaded = load_part(options.model, group, _WAYS[options.cut], adapter=options.adapter, dequantize=options.dequantize)
+    mode = execution_mode(loaded.model, options.kv_bits, options.kv_group_size)
+    if mode.most_rows is not None:
+        raise HostRefused(f"{loaded.name} cannot run on several hosts: {' '.join(mode.notes)}")
+    backend = mode.backend(options.attention)
+    if options.reproducible:  # as in an engine of one process
+        backend = replace(backend, writer=None)
+    _carry_out(mode.kernel_checks(backend, options.block_size))
+    info = RankInfo(
+        groups=mode.groups,
+        vocab_size=int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1]),  # nothing is computed
+        context_length=loaded.context_length,
+        weight_bytes=loaded.weight_bytes,
+        parameters=loaded.parameters,
+        dtype=loaded.dtype,
+        name=loaded.name,
+        architecture=str(loaded.config.get("model_type", "unknown")),
+        notes=loaded.notes + mode.notes,
+        identity=loaded.identity,
+        memory_bytes=working_set_bytes(),
+        backend=backend.name,
+    )
+    return OpenedRank(info, loaded, backend, options, group)
+
+
+def _carry_out(checks: Sequence[KernelCheck]) -> None:
+    """Compile and check kernels. One that cannot be checked now is checked at its first use."""
+    for check in checks:
+        try:
+            check.run()
+        except Exception:
+            log.exception("attention (%s) could not be checked, and is checked at its first use", check.label)

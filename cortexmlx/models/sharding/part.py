@@ -1,0 +1,71 @@
+"""Load one rank's part of a model. At no time is more in memory than the part and the largest tensor of the files.
+
+The files' tensors are lazy arrays. The class's own code makes the part's arrays of them, lazily, too. Then one array
+after the other is evaluated, and what it was made of is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from cortexmlx.errors import HostRefused
+from cortexmlx.models.load import load_model
+from cortexmlx.models.loaded import LoadedModel
+from cortexmlx.models.sharding.ways import PlannedGroup, Way, choose_way, pipelined_part
+from cortexmlx.progress import OnProgress
+
+Group = mx.distributed.Group | PlannedGroup
+
+
+def load_part(
+    name: str | Path,
+    group: Group,
+    ways: Sequence[Way] = tuple(Way),
+    *,
+    adapter: str | Path | None = None,
+    dequantize: bool | None = None,
+    on_progress: OnProgress | None = None,
+) -> LoadedModel:
+    """Load this rank's part of the model `name`, cut in the first of `ways` that is possible. The other arguments, and
+    what is raised, are those of `load_model`. No rank is asked anything.
+
+    The weights and the parameters of the result are those of the part. A GGUF file is read as a whole before it is cut.
+
+    Raises HostRefused for a model that cannot be cut for so many hosts, before its weights are read, and for an
+    adapter.
+    """
+    if adapter is not None:
+        raise HostRefused(f"the adapter {adapter} cannot be cut: fuse it with `mlx_lm.fuse`, and give the fused model")
+    cut = partial(cut_model, group=group, ways=ways, name=str(name))
+    return load_model(name, dequantize=dequantize, on_progress=on_progress, cut=cut)
+
+
+def cut_model(model: Any, *, group: Group, ways: Sequence[Way], name: str) -> Way:
+    """Leave this rank's part of a `model` whose weights are lazy, and evaluate it. Return how it was cut."""
+    way = choose_way(model, group.size(), ways, name)
+    if way is Way.TENSOR:
+        model.shard(group)
+    else:
+        pipelined_part(model).pipeline(group)
+    evaluate(model)
+    return way
+
+
+def evaluate(model: Any) -> None:
+    """Evaluate a model's arrays, one after the other, so that nothing but the arrays themselves stays in memory: a
+    slice would hold what it was cut from.
+    """
+    kept = mx.set_cache_limit(0)
+    try:
+        for _, module in model.named_modules():
+            for name in [name for name, value in module.items() if isinstance(value, mx.array)]:
+                module[name] = mx.contiguous(module[name], allow_col_major=True)
+                mx.eval(module[name])
+    finally:
+        mx.set_cache_limit(kept)
+    mx.eval(model.parameters())

@@ -1,0 +1,143 @@
+"""How a model's class can be cut into parts, asked of the class itself before any weight is read.
+
+A model whose weights are lazy is copied: the modules, not the arrays. mlx-lm's own code cuts the copy for a group that
+does not exist. What cannot be divided raises there, or is rounded down, which shows in the counts that the class keeps
+(heads, channels).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from mlx.utils import tree_flatten
+from mlx_lm.models.pipeline import PipelineMixin
+
+from cortexmlx.errors import HostRefused
+from cortexmlx.models.messages import one_line
+
+MOST_HOSTS = 16
+"""How many hosts are tried to say which numbers would do."""
+
+
+class Way(Enum):
+    """A way to cut a model."""
+
+    TENSOR = "tensor"
+    """Each rank has a part of every layer's weights, and some of its heads: the class's own `shard`."""
+    PIPELINE = "pipeline"
+    """Each rank has some of the layers, rank 0 the last ones: the class's own `pipeline`."""
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A group that does not exist, seen from one of its ranks. mlx-lm cuts by these two numbers."""
+
+    of_rank: int
+    hosts: int
+
+    def rank(self) -> int:
+        """Return this rank."""
+        return self.of_rank
+
+    def size(self) -> int:
+        """Return how many ranks there are."""
+        return self.hosts
+
+
+def choose_way(model: Any, hosts: int, ways: Sequence[Way], name: str) -> Way:
+    """Return the first of `ways` by which `model` can be cut for so many hosts. Nothing is evaluated, and the model is
+    not changed. Raises HostRefused, with what forbids it and the numbers of hosts that would do.
+    """
+    why = []
+    for way in ways:
+        obstacle = obstacle_to(model, hosts, way)
+        if obstacle is None:
+            return way
+        why.append(obstacle)
+    fit = hosts_that_fit(model, ways)
+    then = f"{_listed(fit)} hosts would do" if fit else "run it on one host"
+    raise HostRefused(f"{name} cannot be cut for {hosts} hosts: {'; '.join(why)}. {then[0].upper()}{then[1:]}.")
+
+
+def hosts_that_fit(model: Any, ways: Sequence[Way] = tuple(Way)) -> list[int]:
+    """Return the numbers of hosts, up to `MOST_HOSTS`, for which the model can be cut in one of these ways."""
+    numbers = range(2, MOST_HOSTS + 1)
+    return [hosts for hosts in numbers if any(obstacle_to(model, hosts, way) is None for way in ways)]
+
+
+def obstacle_to(model: Any, hosts: int, way: Way) -> str | None:
+    """Return what forbids to cut the model in this way; None if nothing does."""
+    return _uneven(model, hosts) if way is Way.TENSOR else _too_few_layers(model, hosts)
+
+
+def pipelined_part(model: Any) -> Any:
+    """Return the module that has the layers, if it can be cut between them; else None."""
+    return next((module for _, module in model.named_modules() if isinstance(module, PipelineMixin)), None)
+
+
+def kind_of(model: Any) -> str:
+    """Return the model's type, as mlx-lm calls it."""
+    return str(getattr(model, "model_type", type(model).__module__.rpartition(".")[2]))
+
+
+def _too_few_layers(model: Any, hosts: int) -> str | None:
+    part = pipelined_part(model)
+    if part is None:
+        return f"mlx-lm has no pipeline for {kind_of(model)!r}"
+    if len(part.layers) < hosts:
+        return f"a pipeline needs a layer for each host, and there are {len(part.layers)}"
+    return None
+
+
+def _uneven(model: Any, hosts: int) -> str | None:
+    """Return what the class's `shard` does not divide evenly."""
+    if not hasattr(model, "shard"):
+        return f"mlx-lm does not cut the tensors of {kind_of(model)!r}"
+    twin = _twin(model)
+    before = _counts(twin)
+    try:
+        twin.shard(PlannedGroup(0, hosts))
+    except Exception as error:  # mlx-lm and mlx raise anything for what cannot be divided
+        failed: Exception | None = error
+    else:
+        failed = None
+    after = _counts(twin)
+    for place, count in before.items():
+        now = after.get(place, count)
+        repeated = now == 1 and count < hosts and hosts % count == 0
+        if now != count and now * hosts != count and not repeated:
+            return f"{count} {_words(place)} cannot be divided by {hosts}"
+    return None if failed is None else f"its tensors cannot be divided by {hosts} ({one_line(failed)})"
+
+
+def _twin(model: Any) -> Any:
+    """Return a copy of the model's modules with the same arrays."""
+    return copy.deepcopy(model, {id(array): array for _, array in tree_flatten(model.parameters())})
+
+
+def _counts(model: Any) -> dict[tuple[str, str], int]:
+    """Return the whole numbers above 0 that the model's modules keep, by the path and the name."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if type(value) is int and value > 0
+    }
+
+
+def _words(place: tuple[str, str]) -> str:
+    path, name = place
+    if name in ("n_kv_heads", "num_key_value_heads", "num_kv_heads"):
+        return "key-value heads"
+    if name in ("n_heads", "num_attention_heads", "num_heads"):
+        return "attention heads"
+    return f"({path.rpartition('.')[2]}.{name})"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} or {last}" if first else last
