@@ -10,12 +10,17 @@ import os
 import signal
 import sys
 import time
+from functools import partial
+from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, HostRefused
 from cortexmlx.hosts.join import end_process_when_lost, join
 from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,20 +48,20 @@ def _run(task: Assignment, here: int, key: bytes) -> None:
     link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
     end_process_when_lost(link)
     blas.preload()
-    meet_the_others(task, here)
+    group = meet_the_others(task, here)
     from cortexmlx.hosts.rank import open_rank
     from cortexmlx.hosts.rank_server import serve
 
     link.send(READY)
-    serve(link, open_rank)
+    serve(link, partial(open_rank, group=group))
 
 
-def meet_the_others(task: Assignment, here: int) -> None:
-    """Form MLX's group of all ranks. Raises HostRefused."""
+def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
+    """Return MLX's group of all ranks. Raises HostRefused."""
     import mlx.core as mx
 
     if task.ranks == 1:
-        return
+        return mx.distributed.init()
     library = task.backend.removesuffix("-ring")
     if not mx.distributed.is_available(library):
         raise HostRefused(
@@ -68,6 +73,7 @@ def meet_the_others(task: Assignment, here: int) -> None:
         raise HostRefused(f"the ranks cannot reach each other by {task.backend}: {error}") from None
     if (group.rank(), group.size()) != (here, task.ranks):
         raise HostRefused(f"rank {here} of {task.ranks} is rank {group.rank()} of {group.size()} by {task.backend}")
+    return group
 
 
 _MISSING = {

@@ -9,10 +9,10 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cortexmlx.errors import CortexError, HostLost, HostRefused
-from cortexmlx.hosts.channel import Channel, Message
+from cortexmlx.hosts.channel import Message
 from cortexmlx.hosts.handshake import new_key
 from cortexmlx.hosts.launch.addresses import addresses
 from cortexmlx.hosts.launch.assignment import READY, Assignment
@@ -53,7 +53,7 @@ class WorkerGroup:
         """The workers by rank, as a user would name them."""
         self.epoch = 0
         """The number of the last start, from 1."""
-        self.channels: tuple[Channel, ...] = ()
+        self.channels: tuple[_WatchedChannel, ...] = ()
         """One channel to each worker, by rank. Each error of theirs has the last lines that the workers wrote."""
         self._identity = dict(versions() if identity is None else identity)
         self._seconds = seconds
@@ -106,6 +106,13 @@ class WorkerGroup:
             listener.close()
         log.info("%d workers run, by %s: %s", len(self.names), self.hosts.backend, "; ".join(self.names))
 
+    def when_lost(self, action: Callable[[HostLost], None]) -> None:
+        """Call `action` when a worker of this epoch is lost, even if nobody sends or receives: on another thread, and
+        perhaps once for each worker.
+        """
+        for channel in self.channels:
+            channel.when_lost(action)
+
     def why(self, lost: HostLost) -> HostLost:
         """Return an error of a link with what is known of its worker: how it ended, and the last lines of output."""
         if self._processes is None:
@@ -136,7 +143,7 @@ class WorkerGroup:
         if self._processes is not None and (self._processes.ended or self._processes.ended_ranks()):
             raise self.why(HostLost("the workers ended before all had connected"))
 
-    def _meet(self, channel: Channel, deadline: float) -> None:
+    def _meet(self, channel: _WatchedChannel, deadline: float) -> None:
         """Wait for a worker to meet the other ranks."""
         if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
             raise HostRefused(f"{channel.name} runs something else than a worker of this version")
@@ -165,6 +172,9 @@ class _WatchedChannel:
             return self._link.receive(timeout)
         except HostLost as lost:
             raise self._group.why(lost) from lost
+
+    def when_lost(self, action: Callable[[HostLost], None]) -> None:
+        self._link.when_lost(lambda lost: action(self._group.why(lost)))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

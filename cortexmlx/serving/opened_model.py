@@ -29,7 +29,7 @@ from cortexmlx.kv.sizing import (
 )
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.machine import memory_bytes, working_set_bytes
-from cortexmlx.models import LoadedModel, load_model, weights
+from cortexmlx.models import load_model, weights
 from cortexmlx.models.loaded import check_logits
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig

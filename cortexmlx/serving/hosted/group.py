@@ -69,8 +69,7 @@ class HostGroup:
         self._workers.reopen()
         try:
             epoch = self.epoch
-            for channel in self._workers.channels:
-                channel.when_lost(lambda lost: self._on_lost(epoch, lost))
+            self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
             self._runner = RemoteRunner(self._workers.channels, self.names)
             self.infos = self._runner.open(self._options())
             for name, info in zip(self.names, self.infos, strict=True):
