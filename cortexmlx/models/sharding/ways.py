@@ -1,6 +1,6 @@
 """How a model's class can be cut into parts, asked of the class itself before any weight is read.
 
-A model whose weights are lazy is copied: the modules, not the arrays. mlx-lm's own code cuts the copy for a group that
+A model whose weights are lazy is copied: the modules, not what their arrays hold. mlx-lm's own code cuts the copy for a group that
 does not exist. What cannot be divided raises there, or is rounded down, which shows in the counts that the class keeps
 (heads, channels).
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.pipeline import PipelineMixin
 
@@ -115,8 +116,8 @@ def _uneven(model: Any, hosts: int) -> str | None:
 
 
 def _twin(model: Any) -> Any:
-    """Return a copy of the model's modules with the same arrays."""
-    return copy.deepcopy(model, {id(array): array for _, array in tree_flatten(model.parameters())})
+    """Return a copy of the model's modules. Its arrays are lazy aliases: mlx-lm changes some in place."""
+    return copy.deepcopy(model, {id(array): mx.stop_gradient(array) for _, array in tree_flatten(model.parameters())})
 
 
 def _counts(model: Any) -> dict[tuple[str, str], int]:

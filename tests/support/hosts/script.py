@@ -1,0 +1,74 @@
+"""What is asked of a core, and when, as plain data: the same in one process and in every rank."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from support.engine.core_driver import Driver
+from support.models.tiny import tokens_of
+from support.speculation.guided import guide
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: `after` steps since the one before."""
+
+    prompt: list[int]
+    max_tokens: int = 24
+    after: int = 0
+    seed: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+    cancel_after: int | None = None
+    """Steps after which it is cancelled."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Requests to a core with the settings `config`."""
+
+    asked: list[Asked]
+    config: dict[str, Any] = field(default_factory=dict)
+    drafts: int = 0
+    """How many tokens are guessed for every answer before every step: those of its prompt, again and again."""
+
+    def plain(self) -> dict[str, Any]:
+        """The script as what JSON has."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Script:
+        """The inverse of `plain`."""
+        return cls(**plain | {"asked": [Asked(**each) for each in plain["asked"]]})
+
+    def run(self, driver: Driver) -> list[list[int]]:
+        """Ask everything, and return the tokens of the answers."""
+        if self.drafts:
+            guide(driver, lambda job: [job.prompt[len(job.output) % len(job.prompt)]] * self.drafts)
+        handles: list[Any] = []
+        ends: list[tuple[int, Any]] = []
+        steps = 0
+        for each in self.asked:
+            for _ in range(each.after):
+                driver.step()
+                steps += 1
+            handles.append(driver.add(each.prompt, each.max_tokens, each.seed, **each.params))
+            if each.cancel_after is not None:
+                ends.append((steps + each.cancel_after, handles[-1]))
+        for when, handle in sorted(ends, key=lambda end: end[0]):
+            driver.step(max(when - steps, 0))
+            steps = max(when, steps)
+            driver.core.cancel(handle.id)
+        driver.finish()
+        return [list(driver.result(handle).token_ids) for handle in handles]
+
+
+def ragged(seeded: bool = False) -> list[Asked]:
+    """Prompts of many lengths at different times; some begin alike."""
+    common = tokens_of(24, seed=77)
+    params = {"temperature": 0.8, "top_p": 0.9} if seeded else {"temperature": 0.0}
+    lengths = (3, 17, 32, 9, 26, 40)
+    return [
+        Asked([*common[: n // 2], *tokens_of(n - n // 2, seed=n)], 20, after=2 * i, seed=i, params=params)
+        for i, n in enumerate(lengths)
+    ]
