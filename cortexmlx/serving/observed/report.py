@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
@@ -17,7 +18,7 @@ from cortexmlx.serving.hosted.recovery import Recovery
 from cortexmlx.serving.loading.served_model import AttentionInUse, ServedModel
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.speculation.speculation import Speculation
-from cortexmlx.stats import DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats
+from cortexmlx.stats import CommandBuffers, DraftStats, EngineStats, ModelInfo, RequestStats, SpeculationStats
 
 
 class Reported(Protocol):
@@ -98,7 +99,7 @@ def engine_stats(core: Reported) -> EngineStats:
         active_memory=held.active,
         peak_memory=held.peak,
         arena_writes=held.writes,
-        command_buffers=runner.command_buffers,
+        command_buffers=_command_buffers(runner),
         kv_store=None if core.disk is None else core.disk.stats(),
         timeline=measured.timeline.moments(),
         sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
@@ -108,6 +109,14 @@ def engine_stats(core: Reported) -> EngineStats:
         host_losses=core.recovery.losses,
         draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
     )
+
+
+def _command_buffers(runner: Runner) -> CommandBuffers | None:
+    """Return those of a runner. A lost host is met by the next step, not by who looks."""
+    try:
+        return runner.command_buffers
+    except HostLost:
+        return None
 
 
 def _speculation(core: Reported) -> SpeculationStats:

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.hosts.local_group import CALLS, LocalGroup
+from support.hosts.local_group import LocalGroup
 from support.models.tiny import tokens_of
 
 PROMPTS = [tokens_of(9, seed=1), tokens_of(21, seed=2), tokens_of(40, seed=3)]
@@ -59,7 +59,9 @@ def test_a_hosted_model_answers_as_one_in_this_process(tiny: Any, theirs: Any, g
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("begin", "copy", "forward", "choose", "resize")])
+@pytest.mark.parametrize(
+    "call", [call for call in CALLS if call not in ("begin", "copy", "forward", "choose", "resize")]
+)
 def test_running_requests_begin_again_with_their_tokens(
     tiny: Any, theirs: Any, groups: list[LocalGroup], call: str, count: int
 ) -> None:
@@ -140,7 +142,10 @@ def test_when_the_workers_cannot_be_started_all_requests_fail_and_the_next_one_t
 ) -> None:
     driver = Driver(tiny("llama"), hosts=1, resume_lost=True, max_rows=1)
     handles = [driver.add(prompt, 30) for prompt in PROMPTS]
-    groups[0].fault, groups[0].refusals = at("dispatch", 3), groups[0].refusals.__class__([HostRefused("other weights")])
+    groups[0].fault, groups[0].refusals = (
+        at("dispatch", 3),
+        groups[0].refusals.__class__([HostRefused("other weights")]),
+    )
     driver.finish()
     for handle in handles:
         with pytest.raises(HostRefused, match="other weights"):
