@@ -152,8 +152,7 @@ class ModelRunner:
         results.clear()  # an app may keep an error of its own, and with it this step's frames: they keep no arena then
         fed = self._feed.waited - fed
         self.build_seconds += built - started - fed
-        # Handing over blocks while too much is queued: that is waiting for the device, too.
-        self.wait_seconds += time.perf_counter() - built + fed
+        self.wait_seconds += time.perf_counter() - built + fed  # handing over blocks while too much is queued
 
     def _pass(self, plan: StepPlan) -> list[mx.array]:
         """Prepare the memory of a step, and build its forward pass as a graph. Return the arrays to compute."""

@@ -23,6 +23,7 @@ TABLES = ["TokenEvent", "Completion", "Usage", "Timings", "TokenLogprob", "Progr
 """Classes whose fields have a table of their own."""
 
 INSIDE = {
+    "HostStats": "hosts",
     "Latency": "time_to_first_token",
     "RequestStats": "requests",
     "SpeculationStats": "speculation",

@@ -10,6 +10,7 @@ BUILDER, RUNNING = "cortexmlx/scheduling/steps/builder.py", "cortexmlx/schedulin
 CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/serving/open_requests.py"
 MATCHER, BUDGET = "cortexmlx/grammar/matcher.py", "cortexmlx/serving/text/budget.py"
 ANSWERS, OPENED = "cortexmlx/serving/answers.py", "cortexmlx/serving/opened_model.py"
+SERVED = "cortexmlx/serving/loading/served_model.py"
 
 TESTS = (
     "scheduling/test_drafts.py",
@@ -53,9 +54,9 @@ VERIFICATION = (
     Fault("the vocabulary is one token larger", DRAFTS, "0 <= token < vocab_size", "0 <= token <= vocab_size"),
     Fault(
         "the engine names no vocabulary",
-        OPENED,
-        "            vocab_size=self.info.vocab_size,\n            max",
-        "            max",
+        SERVED,
+        "        vocab_size=vocab_size,\n        max_request",
+        "        max_request",
     ),
     Fault("the caller's functions see drafts", DRAFTS, " and not job.processed", ""),
     Fault("recurrent rows speculate", DRAFTS, " and not cache.needs_ends", ""),

@@ -39,6 +39,8 @@ def test_what_needs_a_peer_or_has_none_is_refused(suite: Suite, against: bool) -
         (["requests"], Suite.basic, False),
         (["prompt"], Suite.serving, True),
         (["kv_bits"], Suite.kernel, False),
+        (["hosts"], Suite.basic, True),
+        (["hosts"], Suite.trace, True),
     ],
 )
 def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, against: bool) -> None:
@@ -48,4 +50,6 @@ def test_an_option_that_says_nothing_is_refused(names: list[str], suite: Suite, 
 
 def test_what_says_something_is_not() -> None:
     check_options(["batch", "depth", "save"], [Section.ROWS], Suite.basic, False)
-    check_options(list(TAKEN), [Section.ROWS, *sections(Suite.all, True)], Suite.all, True)
+    check_options(["hosts"], sections(Suite.all, False), Suite.all, False)
+    names = [name for name in TAKEN if name != "hosts"]
+    check_options(names, [Section.ROWS, *sections(Suite.all, True)], Suite.all, True)

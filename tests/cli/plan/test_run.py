@@ -29,7 +29,7 @@ def test_what_stays_in_a_run_is_what_the_engine_has(
     options = ["--kv-memory", "1MB", "--max-rows", "3", "--block-size", "16", "--prefill-budget", "64"]
     (planned,) = runs_of(folder, capsys, "--context", "200", *options)
     driver = Driver(folder, max_rows=3, block_size=16, prefill_budget=64)
-    way = driver.core._model._mode
+    way = driver.core.model._mode
     blocks = way.blocks(10**6, Load(3, 64, 16), 512)
     bytes_per_block = [16 * group.bytes_per_token for group in paged(way.groups)]
     assert planned["arena_bytes"] == sum((n + 2) * size for n, size in zip(blocks, bytes_per_block, strict=True))

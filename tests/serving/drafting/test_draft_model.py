@@ -293,7 +293,7 @@ def test_the_default_memory_leaves_room_for_the_draft_model(tiny: Any, monkeypat
     from cortexmlx.serving import opened_model
 
     with Engine(tiny("llama"), draft=tiny("llama"), max_rows=4, kv_memory="1MB") as engine:
-        reserved = engine.inspect(lambda core: core._model.reserved + core._model.draft.reserved)
+        reserved = engine.inspect(lambda core: core.model.reserved + core.model.draft.reserved)
     monkeypatch.setattr(opened_model, "working_set_bytes", lambda: reserved + 2**20)
     with Engine(tiny("llama"), draft=tiny("llama"), max_rows=4) as engine:
         limits = engine.inspect(lambda core: (core.cache.bytes_limit, core.draft.rows.cache.bytes_limit))

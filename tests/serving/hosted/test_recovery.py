@@ -59,9 +59,7 @@ def test_a_hosted_model_answers_as_one_in_this_process(tiny: Any, theirs: Any, g
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize(
-    "call", [call for call in CALLS if call not in ("begin", "copy", "forward", "choose", "resize")]
-)
+@pytest.mark.parametrize("call", ["can_resize", "dispatch", "collect", "settle"])
 def test_running_requests_begin_again_with_their_tokens(
     tiny: Any, theirs: Any, groups: list[LocalGroup], call: str, count: int
 ) -> None:

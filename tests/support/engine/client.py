@@ -36,6 +36,7 @@ from cortexmlx import (
     GroupBlocks,
     HostLost,
     HostRefused,
+    HostStats,
     InvalidRequest,
     KernelCompileError,
     KernelFault,
@@ -250,6 +251,8 @@ def looks(engine: Engine) -> None:
     print(writes.measured, writes.copied_bytes, buffers is not None and buffers.cut, engine.closed)
     requests: tuple[RequestStats, ...] = stats.requests
     print([(each.state, each.computed_tokens) for each in requests])
+    workers: tuple[HostStats, ...] = stats.hosts
+    print([(each.name, each.kv_bytes) for each in workers], stats.host_losses)
     store: StoreStats | None = stats.kv_store
     print(store is not None and store.state is StoreState.HASHING and store.hashed)
     print(latency.p99, stats.hit_rate, len(moments), moments[-1].used_blocks, store.path if store else "no disk")
