@@ -9,7 +9,7 @@ SCHEDULER, GATE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/gat
 BUILDER, RUNNING = "cortexmlx/scheduling/steps/builder.py", "cortexmlx/scheduling/running.py"
 CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/serving/open_requests.py"
 MATCHER, BUDGET = "cortexmlx/grammar/matcher.py", "cortexmlx/serving/text/budget.py"
-ANSWERS, OPENED = "cortexmlx/serving/answers.py", "cortexmlx/serving/opened_model.py"
+ANSWERS = "cortexmlx/serving/answers.py"
 SERVED = "cortexmlx/serving/loading/served_model.py"
 
 TESTS = (
