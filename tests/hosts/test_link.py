@@ -307,8 +307,9 @@ def test_threads_that_send_and_close_at_random_mix_no_messages_and_all_end() -> 
             for message in taken.result():
                 value = message[0]
                 assert message == bytes([value]) * len(message) and len(message) in sizes[value]
-        assert soon(lambda: not one._watcher.is_alive() and not other._watcher.is_alive())
-        assert all(connection.fileno() == -1 for link in (one, other) for connection in link._sockets)
+        for link in (one, other):
+            link._watcher.join(PATIENCE)
+            assert [connection.fileno() for connection in link._sockets] == [-1, -1]
 
 
 def test_a_worker_that_is_killed_is_lost_at_once() -> None:
