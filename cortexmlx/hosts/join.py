@@ -49,10 +49,10 @@ def join(
                 problem = f"{_text(address)}: {error}"
             except HostRefused as error:
                 raise HostRefused(f"rank {rank} cannot join the controller at {_text(address)}: {error}") from error
-        left = deadline - time.monotonic()
-        if left <= 0 or not addresses:
+        if addresses:
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        if not addresses or time.monotonic() >= deadline:
             raise HostLost(f"rank {rank} could not join its controller in time. The last problem is {problem}")
-        time.sleep(min(pause, left))
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
@@ -81,7 +81,10 @@ def _connect(
             connection = opened.enter_context(socket.create_connection(address, timeout=_left(until)))
             if connection.getsockname() == connection.getpeername():
                 raise OSError("nobody listens there")  # A port of this machine that met itself.
-            _carry(connection, introduce(key, Hello(purpose, rank, epoch, session), identity), until)
+            try:
+                _carry(connection, introduce(key, Hello(purpose, rank, epoch, session), identity), until)
+            except (ConnectionError, EOFError) as error:
+                raise OSError("it closed the connection. Does the host file name this machine?") from error
             return connection
 
         messages, pulse = connect(Purpose.MESSAGES), connect(Purpose.HEARTBEATS)
@@ -108,7 +111,7 @@ def _read(connection: socket.socket, count: int, until: float) -> bytes:
         connection.settimeout(_left(until))
         part = connection.recv(count - len(data))
         if not part:
-            raise OSError("it closed the connection. Is the address of this machine in the host file?")
+            raise EOFError
         data += part
     return data
 

@@ -314,7 +314,7 @@ def _door(address: str) -> socket.socket:
         raise HostRefused(f"cannot listen on {address}: {error}") from error
     try:
         door.bind(where)
-        door.listen(VISITORS)
+        door.listen(socket.SOMAXCONN)
     except OSError as error:
         door.close()
         raise HostRefused(f"cannot listen on {address}: {error}. It must be an address of this machine") from error

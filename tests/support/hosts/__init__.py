@@ -1,1 +1,1 @@
-"""What the tests of several hosts share."""
+"""Groups of hosts for tests: workers in this process, in other processes, and over MPI."""
