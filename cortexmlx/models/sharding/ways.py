@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.pipeline import PipelineMixin
 
 from cortexmlx.errors import HostRefused
@@ -91,6 +92,14 @@ def _too_few_layers(model: Any, hosts: int) -> str | None:
         return f"mlx-lm has no pipeline for {kind_of(model)!r}"
     if len(part.layers) < hosts:
         return f"a pipeline needs a layer for each host, and there are {len(part.layers)}"
+    twin = _twin(model)
+    try:
+        pipelined_part(twin).pipeline(PlannedGroup(0, hosts))
+    except Exception as error:  # mlx-lm raises anything for what cannot be divided
+        return f"its layers cannot be divided by {hosts} ({one_line(error)})"
+    gone = len(part.layers) - len(pipelined_part(twin).pipeline_layers)
+    if len(make_prompt_cache(twin)) != len(make_prompt_cache(model)) - gone:
+        return f"mlx-lm's pipeline is not for {kind_of(model)!r}, whose caches it does not divide"
     return None
 
 
@@ -109,6 +118,8 @@ def _uneven(model: Any, hosts: int) -> str | None:
     after = _counts(twin)
     for place, count in before.items():
         now = after.get(place, count)
+        if count <= 0:
+            continue
         repeated = now == 1 and count < hosts and hosts % count == 0
         if now != count and now * hosts != count and not repeated:
             return f"{count} {_words(place)} cannot be divided by {hosts}"
@@ -121,12 +132,12 @@ def _twin(model: Any) -> Any:
 
 
 def _counts(model: Any) -> dict[tuple[str, str], int]:
-    """Return the whole numbers above 0 that the model's modules keep, by the path and the name."""
+    """Return the whole numbers that the model's modules keep, by the path and the name."""
     return {
         (path, name): value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if type(value) is int and value > 0
+        if type(value) is int
     }
 
 
