@@ -25,6 +25,12 @@ MOST_HOSTS = 16
 """How many hosts are tried to say which numbers would do."""
 
 
+_HEADS = dict.fromkeys(("n_heads", "num_attention_heads", "num_heads"), "attention heads") | dict.fromkeys(
+    ("n_kv_heads", "num_key_value_heads", "num_kv_heads"), "key-value heads"
+)
+"""The names that classes give to their numbers of heads."""
+
+
 class Way(Enum):
     """A way to cut a model."""
 
@@ -116,14 +122,22 @@ def _uneven(model: Any, hosts: int) -> str | None:
     else:
         failed = None
     after = _counts(twin)
-    for place, count in before.items():
-        now = after.get(place, count)
-        if count <= 0:
-            continue
-        repeated = now == 1 and count < hosts and hosts % count == 0
-        if now != count and now * hosts != count and not repeated:
-            return f"{count} {_words(place)} cannot be divided by {hosts}"
+    uneven = dict.fromkeys(
+        f"{count} {_words(place)}"
+        for place, count in before.items()
+        if not _divided(count, after.get(place, count), hosts) or (failed and place[1] in _HEADS and count % hosts)
+    )
+    if uneven:
+        return f"{' and '.join(uneven)} cannot be divided by {hosts}"
     return None if failed is None else f"its tensors cannot be divided by {hosts} ({one_line(failed)})"
+
+
+def _divided(count: int, now: int, hosts: int) -> bool:
+    """Return whether a count was left alone, or divided evenly; or whether each rank has one of fewer than there are
+    ranks, which the class repeats.
+    """
+    repeated = now == 1 and 0 < count < hosts and hosts % count == 0
+    return now == count or now * hosts == count or repeated
 
 
 def _twin(model: Any) -> Any:
@@ -143,11 +157,7 @@ def _counts(model: Any) -> dict[tuple[str, str], int]:
 
 def _words(place: tuple[str, str]) -> str:
     path, name = place
-    if name in ("n_kv_heads", "num_key_value_heads", "num_kv_heads"):
-        return "key-value heads"
-    if name in ("n_heads", "num_attention_heads", "num_heads"):
-        return "attention heads"
-    return f"({path.rpartition('.')[2]}.{name})"
+    return _HEADS.get(name) or f"({path.rpartition('.')[2]}.{name})"
 
 
 def _listed(numbers: Sequence[int]) -> str:

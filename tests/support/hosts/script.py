@@ -71,6 +71,33 @@ class Script:
         return [token ^ (place % 3 == 0) for place, token in enumerate(answer) if done <= place < done + self.drafts]
 
 
+def hardships(guesses: list[list[int]]) -> dict[str, Script]:
+    """What may happen to answers on their way. `guesses` are those of `ragged(seeded=True)`."""
+    person = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 5}},
+        "required": ["a", "b"],
+    }
+    formed = {"temperature": 0.7, "structured": person, "ignore_eos": False}
+    picky = {"temperature": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.2, "top_k": 12}
+    prompts = [tokens_of(9 + 7 * i, seed=i) for i in range(5)]
+    return {
+        "greedy": Script(ragged()),
+        "seeded": Script(ragged(seeded=True)),
+        "preempted": Script(ragged(seeded=True), {"tokens": 112, "max_rows": 8}),
+        "drafted": Script(ragged(seeded=True), {"forced_tokens": False}, drafts=3, guesses=guesses),
+        "structured": Script(
+            [Asked(p, 32, after=i, seed=i, params=formed if i % 2 else {}) for i, p in enumerate(prompts)]
+        ),
+        "cancelled": Script(
+            [
+                Asked(p, 30, after=1, seed=i, params=picky, cancel_after=6 + i if i % 2 else None)
+                for i, p in enumerate(prompts)
+            ]
+        ),
+    }
+
+
 def ragged(seeded: bool = False) -> list[Asked]:
     """Prompts of many lengths at different times; some begin alike."""
     common = tokens_of(24, seed=77)
