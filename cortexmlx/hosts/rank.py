@@ -13,14 +13,16 @@ from dataclasses import replace
 import mlx.core as mx
 
 from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.errors import HostRefused
 from cortexmlx.execution.choices.timed_choices import choose
-from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.mode import PagedMode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.shared_choice import SharedChoice
 from cortexmlx.hosts.options import Cut, RankInfo, RankOptions
-from cortexmlx.kv.spec import LayerGroup, paged
+from cortexmlx.kv.quantized import quantized
+from cortexmlx.kv.spec import LayerGroup, group_layers, paged
 from cortexmlx.machine import working_set_bytes
 from cortexmlx.models.loaded import LoadedModel, check_logits
 from cortexmlx.models.sharding.part import load_part
@@ -76,9 +78,11 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     whatever `load_model` raises.
     """
     loaded = load_part(options.model, group, _WAYS[options.cut], adapter=options.adapter, dequantize=options.dequantize)
-    mode = execution_mode(loaded.model, options.kv_bits, options.kv_group_size)
-    if mode.most_rows is not None:
-        raise HostRefused(f"{loaded.name} cannot run on several hosts: {' '.join(mode.notes)}")
+    try:
+        groups = quantized(group_layers(probe(loaded.model)), options.kv_bits, options.kv_group_size)
+    except NotPaged as why:
+        raise HostRefused(f"{loaded.name} cannot run on several hosts: {why}") from why
+    mode = PagedMode(loaded.model, groups)
     backend = mode.backend(options.attention)
     if options.reproducible:  # as in an engine of one process
         backend = replace(backend, writer=None)

@@ -45,15 +45,14 @@ def load_part(
     return load_model(name, dequantize=dequantize, on_progress=on_progress, cut=cut)
 
 
-def cut_model(model: Any, *, group: Group, ways: Sequence[Way], name: str) -> Way:
-    """Leave this rank's part of a `model` whose weights are lazy, and evaluate it. Return how it was cut."""
-    way = choose_way(model, group.size(), ways, name)
-    if way is Way.TENSOR:
-        model.shard(group)
-    else:
-        pipelined_part(model).pipeline(group)
+def cut_model(model: Any, *, group: Group, ways: Sequence[Way], name: str) -> None:
+    """Leave this rank's part of a `model` whose weights are lazy, and evaluate it. One rank has all of it."""
+    if group.size() > 1:
+        if choose_way(model, group.size(), ways, name) is Way.TENSOR:
+            model.shard(group)
+        else:
+            pipelined_part(model).pipeline(group)
     evaluate(model)
-    return way
 
 
 def evaluate(model: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.pipeline import PipelineMixin
 
 from cortexmlx.errors import HostRefused
@@ -22,6 +23,12 @@ from cortexmlx.models.messages import one_line
 
 MOST_HOSTS = 16
 """How many hosts are tried to say which numbers would do."""
+
+
+_HEADS = dict.fromkeys(("n_heads", "num_attention_heads", "num_heads"), "attention heads") | dict.fromkeys(
+    ("n_kv_heads", "num_key_value_heads", "num_kv_heads"), "key-value heads"
+)
+"""The names that classes give to their numbers of heads."""
 
 
 class Way(Enum):
@@ -91,6 +98,14 @@ def _too_few_layers(model: Any, hosts: int) -> str | None:
         return f"mlx-lm has no pipeline for {kind_of(model)!r}"
     if len(part.layers) < hosts:
         return f"a pipeline needs a layer for each host, and there are {len(part.layers)}"
+    twin = _twin(model)
+    try:
+        pipelined_part(twin).pipeline(PlannedGroup(0, hosts))
+    except Exception as error:  # mlx-lm raises anything for what cannot be divided
+        return f"its layers cannot be divided by {hosts} ({one_line(error)})"
+    gone = len(part.layers) - len(pipelined_part(twin).pipeline_layers)
+    if len(make_prompt_cache(twin)) != len(make_prompt_cache(model)) - gone:
+        return f"mlx-lm's pipeline is not for {kind_of(model)!r}, whose caches it does not divide"
     return None
 
 
@@ -107,12 +122,22 @@ def _uneven(model: Any, hosts: int) -> str | None:
     else:
         failed = None
     after = _counts(twin)
-    for place, count in before.items():
-        now = after.get(place, count)
-        repeated = now == 1 and count < hosts and hosts % count == 0
-        if now != count and now * hosts != count and not repeated:
-            return f"{count} {_words(place)} cannot be divided by {hosts}"
+    uneven = dict.fromkeys(
+        f"{count} {_words(place)}"
+        for place, count in before.items()
+        if not _divided(count, after.get(place, count), hosts) or (failed and place[1] in _HEADS and count % hosts)
+    )
+    if uneven:
+        return f"{' and '.join(uneven)} cannot be divided by {hosts}"
     return None if failed is None else f"its tensors cannot be divided by {hosts} ({one_line(failed)})"
+
+
+def _divided(count: int, now: int, hosts: int) -> bool:
+    """Return whether a count was left alone, or divided evenly; or whether each rank has one of fewer than there are
+    ranks, which the class repeats.
+    """
+    repeated = now == 1 and 0 < count < hosts and hosts % count == 0
+    return now == count or now * hosts == count or repeated
 
 
 def _twin(model: Any) -> Any:
@@ -121,22 +146,18 @@ def _twin(model: Any) -> Any:
 
 
 def _counts(model: Any) -> dict[tuple[str, str], int]:
-    """Return the whole numbers above 0 that the model's modules keep, by the path and the name."""
+    """Return the whole numbers that the model's modules keep, by the path and the name."""
     return {
         (path, name): value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if type(value) is int and value > 0
+        if type(value) is int
     }
 
 
 def _words(place: tuple[str, str]) -> str:
     path, name = place
-    if name in ("n_kv_heads", "num_key_value_heads", "num_kv_heads"):
-        return "key-value heads"
-    if name in ("n_heads", "num_attention_heads", "num_heads"):
-        return "attention heads"
-    return f"({path.rpartition('.')[2]}.{name})"
+    return _HEADS.get(name) or f"({path.rpartition('.')[2]}.{name})"
 
 
 def _listed(numbers: Sequence[int]) -> str:

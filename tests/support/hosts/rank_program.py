@@ -18,7 +18,6 @@ blas.preload()
 
 import mlx.core as mx  # noqa: E402
 
-from cortexmlx.errors import CortexError  # noqa: E402
 from cortexmlx.hosts.options import Cut  # noqa: E402
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan  # noqa: E402
 from cortexmlx.serving import core as core_module  # noqa: E402
@@ -68,7 +67,7 @@ def answered(job: dict[str, Any], group: mx.distributed.Group, collectives: Coll
     core_driver._sizes = lambda *_: (1, 1, False)
     try:
         driver = core_driver.Driver(Path(job["model"]), **config)
-    except CortexError as error:
+    except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     steps: list[Counter[str]] = []
     runner, pass_ = driver.core.runner, driver.core.runner.dispatch
