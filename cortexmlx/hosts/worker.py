@@ -10,12 +10,16 @@ import os
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, HostRefused
 from cortexmlx.hosts.join import end_process_when_lost, join
 from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,36 +42,35 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _run(task: Assignment, here: int, key: bytes) -> None:
-    end_with_parent()
-    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
-    end_process_when_lost(link)
-    blas.preload()
-    meet_the_others(task, here)
-    from cortexmlx.hosts.rank import open_rank
-    from cortexmlx.hosts.rank_server import serve
-
-    link.send(READY)
-    serve(link, open_rank)
-
-
-def meet_the_others(task: Assignment, here: int) -> None:
-    """Form MLX's group of all ranks. Raises HostRefused."""
+def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
+    """Form MLX's group of all ranks, and return it. Raises HostRefused."""
     import mlx.core as mx
 
     if task.ranks == 1:
-        return
+        return mx.distributed.init()
     library = task.backend.removesuffix("-ring")
     if not mx.distributed.is_available(library):
-        raise HostRefused(
-            f"this MLX cannot use the backend {task.backend} on this machine: {_MISSING.get(library, '')}"
-        )
+        raise HostRefused(f"this MLX cannot use {task.backend} on this machine: {_MISSING.get(library, 'try another')}")
     try:
         group = mx.distributed.init(strict=True, backend=library)
     except (RuntimeError, ValueError) as error:
         raise HostRefused(f"the ranks cannot reach each other by {task.backend}: {error}") from None
     if (group.rank(), group.size()) != (here, task.ranks):
         raise HostRefused(f"rank {here} of {task.ranks} is rank {group.rank()} of {group.size()} by {task.backend}")
+    return group
+
+
+def _run(task: Assignment, here: int, key: bytes) -> None:
+    end_with_parent()
+    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
+    end_process_when_lost(link)
+    blas.preload()
+    group = meet_the_others(task, here)
+    from cortexmlx.hosts.rank import open_rank
+    from cortexmlx.hosts.rank_server import serve
+
+    link.send(READY)
+    serve(link, lambda options: open_rank(options, group))
 
 
 _MISSING = {
