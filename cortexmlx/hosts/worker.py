@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, HostRefused
 from cortexmlx.hosts.join import end_process_when_lost, join
-from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
+from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def end_with_parent() -> None:
 
 
 def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
-    """Form MLX's group of all ranks, and return it. Raises HostRefused."""
+    """Form MLX's group of all ranks, and return it. Other threads of this process wait meanwhile: `init` holds Python's
+    lock. Raises HostRefused.
+    """
     import mlx.core as mx
 
     if task.ranks == 1:
@@ -62,15 +65,17 @@ def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
 
 def _run(task: Assignment, here: int, key: bytes) -> None:
     end_with_parent()
-    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
-    end_process_when_lost(link)
     blas.preload()
-    group = meet_the_others(task, here)
-    from cortexmlx.hosts.rank import open_rank
+    from cortexmlx.hosts.rank import open_rank  # imports mlx, which takes a while: the link begins after it
     from cortexmlx.hosts.rank_server import serve
 
+    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
+    end_process_when_lost(link)
+    if link.receive() != MEET:
+        raise HostRefused("the controller runs another version than this worker")
+    group = meet_the_others(task, here)
     link.send(READY)
-    serve(link, lambda options: open_rank(options, group))
+    serve(link, partial(open_rank, group=group))
 
 
 _MISSING = {

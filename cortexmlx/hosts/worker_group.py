@@ -14,7 +14,7 @@ from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.channel import Message
 from cortexmlx.hosts.handshake import new_key
 from cortexmlx.hosts.launch.addresses import addresses
-from cortexmlx.hosts.launch.assignment import READY, Assignment
+from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment
 from cortexmlx.hosts.launch.processes import Processes
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.link import Link
@@ -95,8 +95,7 @@ class WorkerGroup:
             self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
             links = listener.accept(deadline, check=self._check_started)
             self.channels = tuple(WatchedChannel(link, self._processes, self.names) for link in links)
-            for channel in self.channels:
-                self._meet(channel, deadline)
+            self._meet(deadline)
         except BaseException as error:
             said = _said(self._processes) if isinstance(error, HostLost) and self._processes is not None else ""
             self.close()
@@ -106,6 +105,13 @@ class WorkerGroup:
         finally:
             listener.close()
         log.info("%d workers run, by %s: %s", len(self.names), self.hosts.backend, "; ".join(self.names))
+
+    def when_lost(self, action: Callable[[HostLost], None]) -> None:
+        """Call `action` when a worker of this epoch is lost, even if nobody sends or receives: on another thread, and
+        perhaps once for each worker.
+        """
+        for channel in self.channels:
+            channel.when_lost(action)
 
     def close(self) -> None:
         """End all workers. Nothing is left: no process, no port, no temporary file. Safe to call again."""
@@ -128,10 +134,13 @@ class WorkerGroup:
         if self._processes is not None and (self._processes.ended or self._processes.ended_ranks()):
             raise why(HostLost("the workers ended before all had connected"), self._processes, self.names)
 
-    def _meet(self, channel: WatchedChannel, deadline: float) -> None:
-        """Wait for a worker to meet the other ranks."""
-        if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
-            raise HostRefused(f"{channel.name} runs something else than a worker of this version")
+    def _meet(self, deadline: float) -> None:
+        """Let the workers meet each other, now that all are there."""
+        for channel in self.channels:
+            channel.send(MEET)
+        for channel in self.channels:
+            if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
+                raise HostRefused(f"{channel.name} runs something else than a worker of this version")
 
 
 class WatchedChannel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import socket
@@ -18,9 +19,9 @@ from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup
-from support.hosts.groups import answers, stub
+from support.hosts.launch.groups import answers, stub
+from support.hosts.launch.processes import alive, commands
 from support.hosts.mpi import mpi
-from support.hosts.processes import alive, commands
 from support.patience import PATIENCE, soon
 
 TWO = Hosts.parse("2")
@@ -65,7 +66,10 @@ def test_a_killed_worker_is_named_with_what_it_wrote_and_the_group_starts_again(
     with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
         before = answers(group)
         everything = commands(started(group))
+        noticed: queue.SimpleQueue[HostLost] = queue.SimpleQueue()
+        group.when_lost(noticed.put)
         os.kill(before[1], signal.SIGKILL)
+        assert "this machine, rank 1 ended: exit code -9" in str(noticed.get(timeout=PATIENCE))
         with pytest.raises(HostLost, match=r"this machine, rank 1 ended: exit code -9") as lost:
             group.channels[1].receive(PATIENCE)
         assert lost.value.host == "this machine, rank 1" and "\n" not in str(lost.value)
@@ -135,7 +139,7 @@ import signal, sys, threading
 sys.path.insert(0, {tests!r})
 from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup
-from support.hosts.groups import answers, stub
+from support.hosts.launch.groups import answers, stub
 interrupted = threading.Event()
 signal.signal(signal.SIGINT, lambda *_: interrupted.set())
 group = WorkerGroup.open(Hosts.parse({hosts!r}), worker=stub(), seconds=600)
@@ -182,16 +186,15 @@ def test_a_killed_supervisor_ends_the_workers_and_the_group_starts_again() -> No
         answers(group)
 
 
-def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = WorkerGroup(TWO, worker=stub("never-joins"), seconds=PATIENCE)
+def test_a_start_that_is_called_off_leaves_nothing() -> None:
     seen: list[int] = []
 
-    def interrupt() -> None:
+    def check() -> None:
         seen.append(started(group))
         if len(commands(seen[0])) >= 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(group, "_check_started", interrupt)
+    group = WorkerGroup(TWO, worker=stub("never-joins"), seconds=PATIENCE, check=check)
     with pytest.raises(KeyboardInterrupt):
         group.reopen()
     assert not commands(seen[0])

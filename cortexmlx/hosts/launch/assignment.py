@@ -20,8 +20,11 @@ KEY_VARIABLE = "CORTEXMLX_WORKER_KEY"
 the key is the first line of the standard input. Neither is on a command line.
 """
 
+MEET = b"meet"
+"""The controller's first message: all workers have joined, so each can meet the others by MLX."""
+
 READY = b"ready"
-"""A worker's first message: it has met the other ranks."""
+"""A worker's first message: it has met the others."""
 
 _KEY_CHARACTERS = 200
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.hosts.launch import supervisor
-from support.hosts.processes import alive, commands
+from support.hosts.launch.processes import alive, commands
 from support.patience import soon
 
 STUBBORN = (
