@@ -13,6 +13,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.plan.text import kv_lines, line, page
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.hosts.spec import Hosts
 from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -22,9 +23,10 @@ from cortexmlx.serving.config import EngineConfig
 if TYPE_CHECKING:
     from cortexmlx.cli.plan.run import Run
     from cortexmlx.cli.planning.figures import Plan
+    from cortexmlx.cli.planning.hosts import HostsFigures
 
 
-_OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last")
+_OF_A_MACHINE = ("memory", "kv_memory", "block_size", "max_rows", "prefill_budget", "keep_first", "keep_last", "hosts")
 """Parameters of a machine, which do not apply to a shape alone."""
 
 
@@ -57,6 +59,15 @@ def plan(
         str | None,
         typer.Option(
             "--memory", metavar="SIZE", help="On a Mac with so much, like 64GB, instead of here.", show_default=False
+        ),
+    ] = None,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--hosts",
+            metavar="N|FILE",
+            help="What each of so many machines has, if the model is spread over them.",
+            show_default=False,
         ),
     ] = None,
     kv_memory: options.KVMemory = None,
@@ -116,6 +127,8 @@ def plan(
         (group,) = quantized((LayerGroup(spec, range(layers)),), config.kv_bits, config.kv_group_size)
         plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
         return
+    if hosts is not None and (adapter is not None or draft is not None):
+        raise typer.BadParameter("adapters and draft models run on one machine only", param_hint="--hosts")
     plan_model(
         options.model_name(model, model_option),
         adapter,
@@ -124,6 +137,7 @@ def plan(
         itemsize,
         as_json,
         _sold(memory),
+        None if hosts is None else Hosts.parse(hosts).ranks,
     )
 
 
@@ -157,12 +171,14 @@ def plan_model(
     itemsize: int | None,
     as_json: bool,
     memory: int | None = None,
+    hosts: int | None = None,
 ) -> None:
     """Print the plan of a model for an engine with this configuration, and for runs of sequences of these lengths. The
-    machine is this one, or a Mac with `memory` bytes.
+    machine is this one, or a Mac with `memory` bytes. With `hosts`, say what each of so many such machines has.
     """
     from cortexmlx.cli.plan.run import plan_runs
     from cortexmlx.cli.planning.figures import make_plan
+    from cortexmlx.cli.planning.hosts import plan_hosts
     from cortexmlx.cli.planning.machine import mac, this_machine
     from cortexmlx.cli.planning.skeleton import build, build_draft
     from cortexmlx.cli.planning.source import find
@@ -186,19 +202,25 @@ def plan_model(
         lengths=lengths,
         draft=draft,
     )
-    replayed = draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
+    spread = None
+    if hosts is not None:
+        kv = (config.kv_bits, config.kv_group_size)
+        spread = plan_hosts(source.name, skeleton, machine, figures.here, load, hosts, kv)
+    replayed = hosts is None and draft is None and itemsize is None and machine.on_cpu == this_machine().on_cpu
     runs = plan_runs(skeleton, machine, figures.here, config, load, lengths) if replayed else ()
     if as_json:
-        console.say(json.dumps(json_figures(figures, runs)))
+        console.say(json.dumps(json_figures(figures, runs, spread)))
         return
-    console.say(page(figures, runs))
-    if lengths and machine.on_cpu != this_machine().on_cpu:
+    console.say(page(figures, runs, spread))
+    if lengths and hosts is None and machine.on_cpu != this_machine().on_cpu:
         console.say("\nWhat a run takes beside this, step by step, can be planned on a Mac only.")
 
 
-def json_figures(figures: Plan, runs: Sequence[Run] = ()) -> dict[str, Any]:
+def json_figures(figures: Plan, runs: Sequence[Run] = (), spread: HostsFigures | None = None) -> dict[str, Any]:
     """Return the figures for `--json`. Layers that keep the same numbers share one entry of `shapes`."""
     data = {**asdict(figures), "runs": [asdict(run) for run in runs]}
+    if spread is not None:
+        data["hosts"] = asdict(spread)
     groups = data["model"].pop("groups")
     data["model"]["shapes"] = [
         {

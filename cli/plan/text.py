@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from cortexmlx.cli.plan.run import Run
 from cortexmlx.cli.planning.figures import MachineFigures, ModelFigures, Plan
+from cortexmlx.cli.planning.hosts import HostsFigures
 from cortexmlx.cli.planning.machine import called
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.kv import sizing
@@ -18,9 +19,14 @@ VALUE = 12
 WIDTH = 80
 
 
-def page(plan: Plan, runs: Sequence[Run] = ()) -> str:
+_WAYS = {"tensor": "each has a part of every layer (tensor parallel)", "pipeline": "each has some layers (pipeline)"}
+
+
+def page(plan: Plan, runs: Sequence[Run] = (), spread: HostsFigures | None = None) -> str:
     """Return the whole plan, at most 80 columns wide for ordinary models."""
-    return "\n".join([*_model(plan.model), "", *_here(plan.here, plan.model.context_length), *_runs(runs)])
+    here = _here(plan.here, plan.model.context_length)
+    hosts = () if spread is None else _hosts(spread, called(not plan.here.assumed))
+    return "\n".join([*_model(plan.model), "", *here, *_runs(runs), *hosts])
 
 
 def _model(model: ModelFigures) -> Iterator[str]:
@@ -92,6 +98,28 @@ def _runs(runs: Sequence[Run]) -> Iterator[str]:
         yield line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
         yield line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
         yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory, within 2 % plus 8 MiB")
+
+
+def _hosts(spread: HostsFigures, machine: str) -> Iterator[str]:
+    yield ""
+    if spread.refusal is not None:
+        yield from textwrap.wrap(in_a_line(spread.refusal), WIDTH)
+        return
+    like = "like this one" if machine == "this machine" else "of that size"
+    yield f"On {spread.hosts} machines {like}: {_WAYS[str(spread.way)]}"
+    yield f"{'rank':>6}  {'layers':>6}  {'weights':>10}  {'KV per token':>12}  {'left for KV':>11}  one sequence"
+    for host in spread.ranks:
+        sizes = [format_bytes(n) for n in (host.weight_bytes, host.kv_bytes_per_token, host.free_bytes)]
+        fits = "any length" if host.fits is None else f"{host.fits:,} tokens" if host.free_bytes else "does not fit"
+        yield f"{host.rank:>6}  {host.layers:>6}  {sizes[0]:>10}  {sizes[1]:>12}  {sizes[2]:>11}  {fits}"
+    *first, last = map(str, spread.would_do)
+    numbers = f"{', '.join(first)} or {last}" if first else last
+    yield from textwrap.wrap(
+        f"It can be cut for {numbers} machines. Several processes on one machine share its memory.",
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+    )
 
 
 def line(label: str, value: str, remark: str) -> str:

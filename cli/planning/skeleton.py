@@ -86,7 +86,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         stored, widened = weight_bytes(model), weight_bytes(model, widened=True)
         if mx.default_device() == mx.cpu and unsupported_on_cpu(model) is not None:
             expand(model)  # as the engine does
-        vocab_size, groups = _caches(model, dtype)
+        vocab_size, groups = caches_of(model, dtype)
     except Exception as error:
         why = f"{type(error).__name__}: {one_line(error)}"
         kind = config["model_type"]
@@ -102,7 +102,7 @@ def build(config: Mapping[str, Any]) -> Skeleton:
         context_length=stated_context(config) or UNSTATED_CONTEXT,
         dtype=dtype,
         groups=groups,
-        widened_groups=_caches(model, "float32")[1],
+        widened_groups=caches_of(model, "float32")[1],
         model=model,
         refusal=refusal,
         most_rows=way.most_rows if way is not None else None,
@@ -184,7 +184,7 @@ def _quantize(model: Any, config: Mapping[str, Any]) -> None:
     )
 
 
-def _caches(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
+def caches_of(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
     """Return the width of the logits, and what one token leaves in mlx-lm's own caches."""
     import mlx.core as mx
     from mlx_lm.models.cache import make_prompt_cache

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, HostRefused
 from cortexmlx.hosts.join import end_process_when_lost, join
-from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
+from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
 
 if TYPE_CHECKING:
@@ -43,30 +43,17 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _run(task: Assignment, here: int, key: bytes) -> None:
-    end_with_parent()
-    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
-    end_process_when_lost(link)
-    blas.preload()
-    group = meet_the_others(task, here)
-    from cortexmlx.hosts.rank import open_rank
-    from cortexmlx.hosts.rank_server import serve
-
-    link.send(READY)
-    serve(link, partial(open_rank, group=group))
-
-
 def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
-    """Return MLX's group of all ranks. Raises HostRefused."""
+    """Form MLX's group of all ranks, and return it. Other threads of this process wait meanwhile: `init` holds Python's
+    lock. Raises HostRefused.
+    """
     import mlx.core as mx
 
     if task.ranks == 1:
         return mx.distributed.init()
     library = task.backend.removesuffix("-ring")
     if not mx.distributed.is_available(library):
-        raise HostRefused(
-            f"this MLX cannot use the backend {task.backend} on this machine: {_MISSING.get(library, '')}"
-        )
+        raise HostRefused(f"this MLX cannot use {task.backend} on this machine: {_MISSING.get(library, 'try another')}")
     try:
         group = mx.distributed.init(strict=True, backend=library)
     except (RuntimeError, ValueError) as error:
@@ -74,6 +61,21 @@ def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
     if (group.rank(), group.size()) != (here, task.ranks):
         raise HostRefused(f"rank {here} of {task.ranks} is rank {group.rank()} of {group.size()} by {task.backend}")
     return group
+
+
+def _run(task: Assignment, here: int, key: bytes) -> None:
+    end_with_parent()
+    blas.preload()
+    from cortexmlx.hosts.rank import open_rank  # imports mlx, which takes a while: the link begins after it
+    from cortexmlx.hosts.rank_server import serve
+
+    link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
+    end_process_when_lost(link)
+    if link.receive() != MEET:
+        raise HostRefused("the controller runs another version than this worker")
+    group = meet_the_others(task, here)
+    link.send(READY)
+    serve(link, partial(open_rank, group=group))
 
 
 _MISSING = {

@@ -5,17 +5,16 @@ Each start is an epoch, with a key of its own. A worker of an earlier epoch that
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cortexmlx.errors import CortexError, HostLost, HostRefused
+from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.channel import Message
 from cortexmlx.hosts.handshake import new_key
 from cortexmlx.hosts.launch.addresses import addresses
-from cortexmlx.hosts.launch.assignment import READY, Assignment
+from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment
 from cortexmlx.hosts.launch.processes import Processes
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.link import Link
@@ -29,8 +28,6 @@ WORKER = (sys.executable, "-P", "-m", "cortexmlx.hosts.worker")
 
 START_SECONDS = 90.0
 
-_NOTICE_SECONDS = 1.5
-"""How long to wait for the launcher to tell how a lost worker ended."""
 _SHOWN_LINES = 3
 
 
@@ -44,20 +41,23 @@ class WorkerGroup:
         *,
         seconds: float = START_SECONDS,
         worker: Sequence[str] = WORKER,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Prepare a group; `reopen` starts it. `identity` is what must be equal on all hosts, by default the versions.
-        `seconds`: how long a start may take. `worker`: the command line of a worker.
+        `seconds`: how long a start may take. `worker`: the command line of a worker. `check` is called several times a
+        second while workers are awaited, and may raise to end the wait.
         """
         self.hosts = hosts
         self.names = tuple(f"{name}, rank {rank}" for rank, name in enumerate(hosts.names))
         """The workers by rank, as a user would name them."""
         self.epoch = 0
         """The number of the last start, from 1."""
-        self.channels: tuple[_WatchedChannel, ...] = ()
+        self.channels: tuple[WatchedChannel, ...] = ()
         """One channel to each worker, by rank. Each error of theirs has the last lines that the workers wrote."""
         self._identity = dict(versions() if identity is None else identity)
         self._seconds = seconds
         self._worker = list(worker)
+        self._check = check or (lambda: None)
         self._processes: Processes | None = None
 
     @classmethod
@@ -68,9 +68,10 @@ class WorkerGroup:
         *,
         seconds: float = START_SECONDS,
         worker: Sequence[str] = WORKER,
+        check: Callable[[], None] | None = None,
     ) -> WorkerGroup:
         """Start a group. Arguments as for the constructor; errors as of `reopen`."""
-        group = cls(hosts, identity, seconds=seconds, worker=worker)
+        group = cls(hosts, identity, seconds=seconds, worker=worker, check=check)
         group.reopen()
         return group
 
@@ -86,20 +87,19 @@ class WorkerGroup:
         key = new_key()
         places = addresses(self.hosts)
         listener = Listener(
-            key, self.epoch, self.hosts.ranks, self._identity, places.workers, names=self.hosts.names, bind=places.own
+            key, self.epoch, self.hosts.ranks, self._identity, places.workers, names=self.names, bind=places.own
         )
         try:
             where = tuple((host, port) for host, port in listener.addresses)
             task = Assignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
             self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
             links = listener.accept(deadline, check=self._check_started)
-            self.channels = tuple(_WatchedChannel(link, self) for link in links)
-            for channel in self.channels:
-                self._meet(channel, deadline)
+            self.channels = tuple(WatchedChannel(link, self._processes, self.names) for link in links)
+            self._meet(deadline)
         except BaseException as error:
-            said = self._lines() if isinstance(error, CortexError) else ""
+            said = _said(self._processes) if isinstance(error, HostLost) and self._processes is not None else ""
             self.close()
-            if isinstance(error, HostLost) and said and said not in str(error):
+            if said and isinstance(error, HostLost) and said not in str(error):
                 raise HostLost(f"{error}{said}", host=error.host) from error
             raise
         finally:
@@ -112,16 +112,6 @@ class WorkerGroup:
         """
         for channel in self.channels:
             channel.when_lost(action)
-
-    def why(self, lost: HostLost) -> HostLost:
-        """Return an error of a link with what is known of its worker: how it ended, and the last lines of output."""
-        if self._processes is None:
-            return lost
-        self._processes.wait(_NOTICE_SECONDS)
-        ended = self._processes.ended_ranks()
-        how = "; ".join(f"{self.names[rank]} ended: {how}" for rank, how in ended.items() if rank < len(self.names))
-        host = self.names[next(iter(ended))] if ended and max(ended) < len(self.names) else lost.host
-        return HostLost(f"{lost}{f' ({how})' if how else ''}{self._lines()}", host=host)
 
     def close(self) -> None:
         """End all workers. Nothing is left: no process, no port, no temporary file. Safe to call again."""
@@ -140,42 +130,62 @@ class WorkerGroup:
 
     def _check_started(self) -> None:
         """Raise HostLost if a worker has ended while others are awaited."""
+        self._check()
         if self._processes is not None and (self._processes.ended or self._processes.ended_ranks()):
-            raise self.why(HostLost("the workers ended before all had connected"))
+            raise why(HostLost("the workers ended before all had connected"), self._processes, self.names)
 
-    def _meet(self, channel: _WatchedChannel, deadline: float) -> None:
-        """Wait for a worker to meet the other ranks."""
-        if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
-            raise HostRefused(f"{channel.name} runs something else than a worker of this version")
+    def _meet(self, deadline: float) -> None:
+        """Let the workers meet each other, now that all are there."""
+        for channel in self.channels:
+            channel.send(MEET)
+        for channel in self.channels:
+            if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
+                raise HostRefused(f"{channel.name} runs something else than a worker of this version")
 
-    def _lines(self) -> str:
-        lines = [] if self._processes is None else self._processes.last_lines[-_SHOWN_LINES:]
-        return f". Its last lines: {' | '.join(lines)}" if lines else ""
 
+class WatchedChannel:
+    """A link whose errors say how the worker ended, and what it wrote at last."""
 
-class _WatchedChannel:
-    """A link whose errors say how the worker ended."""
-
-    def __init__(self, link: Link, group: WorkerGroup) -> None:
+    def __init__(self, link: Link, processes: Processes, names: Sequence[str]) -> None:
         self.name = link.name
         self._link = link
-        self._group = group
+        self._processes = processes
+        self._names = names
 
     def send(self, message: Message) -> None:
+        """As `Channel.send`."""
         try:
             self._link.send(message)
         except HostLost as lost:
-            raise self._group.why(lost) from lost
+            raise self._why(lost) from lost
 
     def receive(self, timeout: float | None = None) -> bytes:
+        """As `Channel.receive`."""
         try:
             return self._link.receive(timeout)
         except HostLost as lost:
-            raise self._group.why(lost) from lost
+            raise self._why(lost) from lost
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
-        self._link.when_lost(lambda lost: action(self._group.why(lost)))
+        """As `Link.when_lost`."""
+        self._link.when_lost(lambda lost: action(self._why(lost)))
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._link.close()
+        """As `Channel.close`."""
+        self._link.close()
+
+    def _why(self, lost: HostLost) -> HostLost:
+        return why(lost, self._processes, self._names)
+
+
+def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
+    """Return an error with what is known of the workers: which ended, how, and the last lines of their output."""
+    processes.await_news()
+    ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
+    how = "; ".join(f"{name} ended: {how}" for name, how in ended.items())
+    return HostLost(f"{lost}{f' ({how})' if how else ''}{_said(processes)}", host=next(iter(ended), lost.host))
+
+
+def _said(processes: Processes) -> str:
+    lines = processes.last_lines[-_SHOWN_LINES:]
+    return f". Its last lines: {' | '.join(lines)}" if lines else ""

@@ -113,7 +113,7 @@ def test_what_is_neither_a_number_nor_a_file_is_refused(
     tmp_path: Path, monkeypatch: Any, text: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(HostRefused, match="hosts|directory") as refused:
+    with pytest.raises(HostRefused, match=r"hosts|directory") as refused:
         Hosts.parse(text)
     assert words in str(refused.value)
 

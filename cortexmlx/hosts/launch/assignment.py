@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from cortexmlx.errors import HostRefused
+from cortexmlx.hosts.handshake import KEY_BYTES
 
 VARIABLE = "CORTEXMLX_WORKER"
 """The environment variable that holds an assignment. Everybody on a machine may see it, so it has no key."""
 
 KEY_VARIABLE = "CORTEXMLX_WORKER_KEY"
-"""The environment variable that holds the group's key with MPI, whose standard input reaches one rank only. Else the key
-is the first line of the standard input. Neither is on a command line.
+"""The environment variable that holds the group's key with MPI, whose standard input reaches one rank only. Without MPI
+the key is the first line of the standard input. Neither is on a command line.
 """
 
+MEET = b"meet"
+"""The controller's first message: all workers have joined, so each can meet the others by MLX."""
+
 READY = b"ready"
-"""A worker's first message: it has met the other ranks."""
+"""A worker's first message: it has met the others."""
 
 _KEY_CHARACTERS = 200
 
@@ -68,7 +73,8 @@ def rank(environment: Mapping[str, str] = os.environ) -> int:
 def take_key(environment: MutableMapping[str, str], standard_input: TextIO) -> bytes:
     """Return the group's key, and remove it from the environment. Raises HostRefused."""
     text = environment.pop(KEY_VARIABLE, None) or standard_input.readline(_KEY_CHARACTERS)
-    try:
-        return bytes.fromhex(text.strip())
-    except ValueError:
-        raise HostRefused("a worker needs its group's key: workers are started by cortexmlx, with --hosts") from None
+    with suppress(ValueError):
+        key = bytes.fromhex(text.strip())
+        if len(key) == KEY_BYTES:
+            return key
+    raise HostRefused("a worker needs its group's key: workers are started by cortexmlx, with --hosts")

@@ -1,5 +1,5 @@
-"""The command lines of the launchers: `mlx.launch` for MLX's ring and JACCL, `mpirun` for MPI. Without mlx: a launcher is
-a process of its own.
+"""The command lines of the launchers: `mlx.launch` for MLX's ring and JACCL, `mpirun` for MPI. Without mlx: only
+the launcher's own process imports it.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def shared_cores(hosts: Hosts, environment: Mapping[str, str], cores: int) -> di
     wanted = {}
     if not {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"} & set(environment):
         wanted["OPENBLAS_NUM_THREADS"] = str(max(1, cores // here))
-    if hosts.backend == "mpi" and here > cores:
-        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a rank that waits keeps a core from one that computes
+    if hosts.backend == "mpi" and here >= cores:
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a rank that waits keeps a core from those that compute
     return {name: value for name, value in wanted.items() if name not in environment}
 
 

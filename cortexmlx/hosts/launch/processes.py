@@ -31,7 +31,9 @@ _ENDED = (
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node .* exited on (?P<signal>signal \d+)"),  # mpirun
     re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]"),  # mpirun, of an exit code
 )
-_NOISE = re.compile(r"^[-\s]*$|\[(WARN|INFO)\]")
+_LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]")
+
+_NEWS_SECONDS = 1.5
 
 
 class Processes:
@@ -49,6 +51,7 @@ class Processes:
         short = "/tmp" if hosts.backend == "mpi" else None  # Open MPI makes sockets in it, whose paths must be short
         self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=short))
         self._lines: deque[str] = deque(maxlen=_LINES)
+        self._news_until = 0.0
         try:
             command = launch_command(hosts, self._folder, variables, worker)
             self._supervisor = subprocess.Popen(
@@ -82,8 +85,15 @@ class Processes:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that the workers wrote, without the launcher's own."""
-        return [line for line in list(self._lines) if not _NOISE.search(line)]
+        """The last lines of output: those of the workers, or the launcher's own if the workers wrote none."""
+        lines = list(self._lines)
+        own, inside = [], False
+        for line in lines:
+            if re.fullmatch("-{20,}", line):  # mpirun's own messages stand between two such lines
+                inside = not inside
+            elif not inside and not _LAUNCHERS.search(line):
+                own.append(line)
+        return own or [line for line in lines if not line.startswith("---")]
 
     def ended_ranks(self) -> dict[int, str]:
         """Return which ranks ended by a failure, and how, as far as the launcher has told."""
@@ -110,13 +120,13 @@ class Processes:
         self._reader.join(1)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def wait(self, seconds: float) -> None:
-        """Wait up to `seconds` for the launcher to tell that a rank, or all, ended."""
-        until = time.monotonic() + seconds
+    def await_news(self) -> None:
+        """Wait a moment, the first time only, for the launcher to tell how a rank ended."""
+        until = self._news_until = self._news_until or time.monotonic() + _NEWS_SECONDS
         while not self.ended and not self.ended_ranks() and time.monotonic() < until:
             time.sleep(0.02)
         if self.ended:
-            self._reader.join(0.5)
+            self._reader.join(_NEWS_SECONDS)
 
     def _end_orphans(self) -> None:
         """Wait for the supervisor to end. If it was killed, end what it can no longer end."""

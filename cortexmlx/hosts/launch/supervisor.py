@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 1.0
 """Time between SIGTERM and SIGKILL."""
 LONGEST_SECONDS = 6.0
 """When to give up on processes that even SIGKILL does not end: those that wait for a device."""

@@ -236,3 +236,26 @@ def test_states_and_their_snapshots_take_what_the_engine_gives_them(name: str, d
     assert plan.here.arena_bytes == (10**6 - plan.here.snapshot_bytes if plan.here.kv_bytes_per_token else 0)
     text = page(plan)
     assert f"{snapshots.most} states of beginnings" in text and "of the rows, in recurrent layers" in text
+
+
+def test_several_machines_are_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "q.json").write_text(json.dumps(QWEN3_8B))
+    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "2", "--memory", "64GB"]) == 0
+    told = capsys.readouterr().out.split("\n\n")[-1]
+    assert told == (
+        "On 2 machines of that size: each has a part of every layer (tensor parallel)\n"
+        "  rank  layers     weights  KV per token  left for KV  one sequence\n"
+        "     0      36    8.79 GiB        72 KiB     39.2 GiB  570,426 tokens\n"
+        "     1      36    8.79 GiB        72 KiB     39.2 GiB  570,426 tokens\n"
+        "  It can be cut for 2, 4 or 8 machines. Several processes on one machine share\n"
+        "  its memory.\n"
+    )
+    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "2", "--memory", "64GB", "--json"]) == 0
+    assert [part["fits"] for part in json.loads(capsys.readouterr().out)["hosts"]["ranks"]] == [570_426] * 2
+    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "3"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "q cannot be cut for 3 hosts" in told and told.endswith("2, 4 or 8 hosts would do.")
+    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "nowhere.json"]) == 1
+    assert "no such file. Give a number of processes" in capsys.readouterr().err
+    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "2", "--draft", "smollm2"]) == 2
+    assert run([*SEVEN_B.split(), "--hosts", "2"]) == 2

@@ -11,7 +11,7 @@ import time
 
 from cortexmlx.errors import HostLost
 from cortexmlx.hosts.join import end_process_when_lost, join
-from cortexmlx.hosts.launch.assignment import READY, Assignment, rank, take_key
+from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.worker import end_with_parent, meet_the_others
 
@@ -38,6 +38,7 @@ def main(fault: str) -> None:
     link = join(task.addresses, key, task.epoch, here, identity, deadline=time.monotonic() + task.seconds)
     if fault != "deaf":
         end_process_when_lost(link)
+    assert link.receive() == MEET
     if fault == "meets":
         meet_the_others(task, here)
     link.send(b"strange" if fault == "strange" else READY)

@@ -1,0 +1,138 @@
+"""What each of several hosts has of a model. The outline is cut by the class's own code, as the workers cut it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cortexmlx.cli.planning.figures import EXPANDED, MachineFigures
+from cortexmlx.cli.planning.machine import Machine
+from cortexmlx.cli.planning.skeleton import Skeleton, as_loaded, caches_of
+from cortexmlx.errors import HostRefused
+from cortexmlx.kv import sizing
+from cortexmlx.kv.quantized import quantized
+from cortexmlx.kv.spec import LayerGroup
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """One host's part. All sizes are in bytes."""
+
+    rank: int
+    layers: int
+    """Layers of which it has a part, or the whole."""
+    weight_bytes: int
+    kv_bytes_per_token: int
+    free_bytes: int
+    """What weights, tails, states and logits leave for keys and values."""
+    fits: int | None
+    """Tokens of the longest single sequence. None if its length costs nothing."""
+
+
+@dataclass(frozen=True)
+class HostsFigures:
+    """A model on several hosts."""
+
+    hosts: int
+    way: str | None
+    """"tensor": each has a part of every layer. "pipeline": each has some of the layers. None: it cannot be cut."""
+    refusal: str | None
+    """Why it cannot be cut for so many hosts."""
+    would_do: tuple[int, ...]
+    """The numbers of hosts for which it can be cut."""
+    ranks: tuple[HostFigures, ...]
+
+
+def plan_hosts(
+    name: str,
+    skeleton: Skeleton,
+    machine: Machine,
+    here: MachineFigures,
+    load: sizing.Load,
+    hosts: int,
+    kv: tuple[int | None, int | None] = (None, None),
+) -> HostsFigures:
+    """Return what each of `hosts` machines like `machine` has. `kv` are the bits and the group size of quantized keys
+    and values. `here` says in which form a machine has the weights.
+    """
+    from cortexmlx.models.sharding.ways import Way, choose_way, hosts_that_fit
+    from cortexmlx.models.weights import weight_bytes
+
+    why = skeleton.refusal or (skeleton.notes[0] if skeleton.most_rows is not None else None)
+    if why is not None:
+        return HostsFigures(hosts, None, f"{name} cannot run on several hosts: {why}", (), ())
+    would_do = tuple(hosts_that_fit(skeleton.model))
+    try:
+        way = choose_way(skeleton.model, hosts, tuple(Way), name)
+    except HostRefused as refused:
+        return HostsFigures(hosts, None, str(refused), would_do, ())
+    model = as_loaded(skeleton, machine.on_cpu, here.weights_as == EXPANDED)
+    dtype = "float32" if machine.on_cpu else skeleton.dtype
+    whole = skeleton.widened_groups if machine.on_cpu else skeleton.groups
+    ranks: list[HostFigures] = []
+    for rank in range(hosts):
+        if way is Way.TENSOR and ranks:  # all parts are as large: what cannot be divided evenly is refused
+            ranks.append(replace(ranks[0], rank=rank))
+            continue
+        if way is Way.TENSOR:
+            part = _tensor_part(model, hosts)
+            groups = quantized(caches_of(part, dtype)[1], *kv)
+        else:
+            part, layers = _pipeline_part(model, hosts, rank)
+            groups = tuple(_only(whole, layers))
+        weights = weight_bytes(part)
+        free = machine.working_set - sizing.reserved_bytes(groups, load.rows, skeleton.vocab_size, weights)
+        ranks.append(
+            HostFigures(
+                rank=rank,
+                layers=len({layer for group in groups for layer in group.layers}),
+                weight_bytes=weights,
+                kv_bytes_per_token=sizing.bytes_per_token(groups),
+                free_bytes=max(free, 0),
+                fits=sizing.tokens_that_fit(groups, max(free, 0)),
+            )
+        )
+    return HostsFigures(hosts, way.value, None, would_do, tuple(ranks))
+
+
+def _copied(model: Any) -> Any:
+    """Return a copy of the model's modules with lazy aliases of its arrays: mlx-lm changes some in place."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    return copy.deepcopy(model, {id(array): mx.stop_gradient(array) for _, array in tree_flatten(model.parameters())})
+
+
+def _tensor_part(model: Any, hosts: int) -> Any:
+    """Return what a host has if every layer is cut. It can be called for its shapes."""
+    import mlx.core as mx
+
+    from cortexmlx.models.sharding.ways import PlannedGroup
+
+    part = _copied(model)
+    part.shard(PlannedGroup(0, hosts))
+    alone = mx.distributed.init()
+    for _, module in part.named_modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, PlannedGroup):
+                setattr(module, name, alone)  # a sum over one rank has the shape of any
+    return part
+
+
+def _pipeline_part(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
+    """Return what a host has if the layers are divided, and which layers those are."""
+    from cortexmlx.models.sharding.ways import PlannedGroup, pipelined_part
+
+    part = _copied(model)
+    inner = pipelined_part(part)
+    inner.pipeline(PlannedGroup(rank, hosts))
+    return part, range(inner.start_idx, inner.end_idx)
+
+
+def _only(groups: Iterable[LayerGroup], layers: range) -> Iterable[LayerGroup]:
+    for group in groups:
+        kept = tuple(layer for layer in group.layers if layer in layers)
+        if kept:
+            yield replace(group, layers=kept)

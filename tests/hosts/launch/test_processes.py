@@ -1,0 +1,131 @@
+"""What is kept of the workers' output, and what the launchers say of their end."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.errors import HostRefused
+from cortexmlx.hosts.launch import processes as module
+from cortexmlx.hosts.launch.processes import Processes
+from cortexmlx.hosts.spec import Hosts
+from support.patience import soon
+
+KEY = bytes(range(32))
+DASHES = "-" * 74
+
+
+@contextmanager
+def running(program: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Processes]:
+    """Processes whose launcher is a Python program of the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(module, "launch_command", lambda *_: [sys.executable, "-c", program])
+    processes = Processes(Hosts.parse("2"), [], KEY, [])
+    try:
+        yield processes
+    finally:
+        processes.close()
+        assert processes.ended and list(folder.iterdir()) == []
+
+
+def said(output: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Processes:
+    """Processes that ended after they wrote this."""
+    with running(f"import sys; sys.stdout.write({output!r})", monkeypatch, folder) as processes:
+        assert soon(lambda: processes.ended)
+    return processes
+
+
+def test_the_key_comes_by_the_standard_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with running("print(len(input()), 'digits')", monkeypatch, tmp_path) as processes:
+        assert soon(lambda: processes.last_lines == ["64 digits"])
+
+
+def test_the_key_is_not_kept_when_a_terminal_shows_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    processes = said(f"{KEY.hex()}\r\nafter\n", monkeypatch, tmp_path)
+    assert processes.last_lines == ["...", "after"]
+
+
+def test_little_is_kept_and_nothing_that_moves_a_cursor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with running(
+        "print('x' * 30_000_000, '\\033[2J\\033[31mred\\033[0m\\a'); print('y' * 10_000_000)", monkeypatch, tmp_path
+    ) as p:
+        assert soon(lambda: p.ended)
+    assert len(p.last_lines) == 2 and max(map(len, p.last_lines)) == 400
+    assert all(line.isprintable() for line in p.last_lines)
+    assert p.last_lines[0].endswith("x  [2Jred") and set(p.last_lines[1]) == {"y"}
+
+
+def test_only_the_last_lines_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    processes = said("".join(f"{n}\n" for n in range(1000)), monkeypatch, tmp_path)
+    assert processes.last_lines == [str(n) for n in range(940, 1000)]
+
+
+def test_the_end_of_a_rank_is_read_from_what_mlx_launch_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = (
+        "rank 1: no weights\n\033[33m[WARN] Node with rank 1 exited with code -9 \033[0m\n"
+        "\033[33m[WARN] Node with rank 0 was killed \033[0m\n"
+    )
+    processes = said(text, monkeypatch, tmp_path)
+    assert processes.ended_ranks() == {1: "exit code -9"}
+    assert processes.last_lines == ["rank 1: no weights"]
+
+
+def test_the_end_of_a_rank_is_read_from_what_mpirun_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed = (
+        f"{DASHES}\nmpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).\n{DASHES}\n"
+    )
+    processes = said("rank 1: no weights\n" + killed, monkeypatch, tmp_path)
+    assert processes.ended_ranks() == {1: "signal 9"}
+    assert processes.last_lines == ["rank 1: no weights"]
+    exits = (
+        f"{DASHES}\nmpirun detected that one or more processes exited with non-zero status:\n\n"
+        f"  Process name: [[44079,1],0]\n  Exit code:    3\n{DASHES}\n"
+    )
+    assert said(exits, monkeypatch, tmp_path).ended_ranks() == {0: "an exit code"}
+
+
+def test_what_a_launcher_says_is_shown_if_there_is_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    processes = said(f"{DASHES}\nThere are not enough slots available\n{DASHES}\n", monkeypatch, tmp_path)
+    assert processes.last_lines == ["There are not enough slots available"]
+
+
+def test_news_are_awaited_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "_NEWS_SECONDS", 0.2)
+    with running("import time; time.sleep(600)", monkeypatch, tmp_path) as processes:
+        processes.await_news()
+        pauses: list[float] = []
+        monkeypatch.setattr(time, "sleep", pauses.append)
+        processes.await_news()
+        assert pauses == []
+        monkeypatch.undo()
+
+
+def test_a_launcher_that_does_not_exist_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, "launch_command", lambda *_: ["/nowhere/mpirun"])
+    processes = Processes(Hosts.parse("2"), [], KEY, [])
+    processes.await_news()
+    processes.close()
+    assert processes.last_lines == ["/nowhere/mpirun: No such file or directory"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hosts = Hosts(Hosts.parse("2").hosts, "jaccl")
+    monkeypatch.setattr(module, "shared_cores", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Processes(hosts, [], KEY, [])
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(HostRefused, match="no Python program"):
+        Processes(hosts, [], KEY, [])
+    assert list(tmp_path.iterdir()) == []

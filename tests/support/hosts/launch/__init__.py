@@ -1,0 +1,1 @@
+"""Groups of processes, started as a user starts them."""
