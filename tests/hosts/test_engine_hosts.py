@@ -17,7 +17,7 @@ from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver
 from support.hosts.environment import with_mpi
-from support.hosts.processes import commands
+from support.hosts.launch.processes import commands
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
 

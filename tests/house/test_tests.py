@@ -62,6 +62,8 @@ TESTED_WITH = {
     "cortexmlx/server/web/http.py": "tests/server/test_application.py",
     "cortexmlx/server/web/logged.py": "tests/server/web/test_request_log.py",
     "cortexmlx/serving/app/submitter.py": "tests/engine/test_asyncio.py",
+    "cortexmlx/serving/loading/open_model.py": "tests/serving/hosted/test_recovery.py",
+    "cortexmlx/serving/loading/served_model.py": "tests/serving/test_core.py",
     "cortexmlx/serving/open_requests.py": "tests/serving/test_core.py",
     "cortexmlx/serving/opened_model.py": "tests/serving/test_core.py",
     "cortexmlx/sessions/host.py": "tests/sessions/test_conversation.py",

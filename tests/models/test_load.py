@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import load_model
+from cortexmlx.models.load import load_without_weights
 from cortexmlx.progress import Progress
 from support.folders import CONFIG, write_folder
 from support.gguf.models import write_model
@@ -52,3 +54,28 @@ def test_a_machine_with_little_memory_keeps_weights_packed(tmp_path: Path, monke
     for memory, packed in ((parameters * 16, True), (parameters * 16 + 16, False)):
         monkeypatch.setattr("cortexmlx.models.load.memory_bytes", lambda memory=memory: memory)
         assert hasattr(load_model(path).model.layers[0].mlp.up_proj, "scales") is packed
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_without_weights_a_model_says_the_same_of_itself(kind: str, tmp_path: Path) -> None:
+    if kind == "gguf":
+        path = write_model(tmp_path / "tiny.gguf", type_name="Q4_0")
+    else:
+        path = write_folder(tmp_path / "m")
+        (path / "generation_config.json").write_text('{"temperature": 0.5, "top_p": 7}')
+        (path / "adapters.safetensors").write_bytes(b"")
+    whole, text = load_model(path), load_without_weights(path)
+    assert text.model is None and (text.weight_bytes, text.parameters) == (0, 0)
+    same = ("name", "path", "config", "context_length", "adapter", "sampling", "identity")
+    assert [getattr(text, name) for name in same] == [getattr(whole, name) for name in same]
+    assert text.tokenizer.encode("the cat") == whole.tokenizer.encode("the cat")
+    assert set(text.notes) <= set(whole.notes) and len(text.notes) >= (2 if kind == "folder" else 0)
+    with pytest.raises(ModelNotFound):
+        load_without_weights(path, adapter=tmp_path / "none")
+
+
+def test_without_weights_a_damaged_model_is_refused_as_well(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "m")
+    next(folder.glob("*.safetensors")).write_bytes(b"damaged")
+    with pytest.raises(ModelCorrupt):
+        load_without_weights(folder)

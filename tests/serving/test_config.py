@@ -36,6 +36,12 @@ def test_the_engine_takes_the_options_of_its_configuration_with_their_defaults()
         ({"kv_memory": "lots"}, "'lots' is not a size"),
         ({"kv_bits": 6}, r"kv_bits is 6, but must be one of \(8, 4\) or None"),
         ({"kv_bits": 8, "kv_group_size": 128}, r"kv_group_size is 128, but must be one of \(64, 32\), with kv_bits"),
+        ({"hosts": 0}, "hosts is 0, but must be a number, a host file's path or None"),
+        ({"hosts": " "}, "hosts is ' '"),
+        ({"hosts": True}, "hosts is True"),
+        ({"resume_lost": 1}, "resume_lost is 1, but must be True or False"),
+        ({"hosts": 2, "draft": "a model"}, "draft is 'a model', but must be None with hosts"),
+        ({"hosts": 2, "kv_store": "a folder"}, "kv_store is 'a folder', but must be None with hosts"),
         ({"kv_group_size": 64}, "kv_group_size is 64, but must be one of .*, with kv_bits"),
     ],
 )

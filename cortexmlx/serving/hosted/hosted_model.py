@@ -109,7 +109,7 @@ class HostedModel:
         self._room = room_of_all(parts, memory, load, longest)
         self.blocks = self._room.blocks
         whole = together(parts)
-        notes = (*self.loaded.notes, *dict.fromkeys(notes), f"{len(infos)} workers: {', '.join(self._group.names)}")
+        notes = (*self.loaded.notes, *dict.fromkeys(notes), f"{len(infos)} workers: {'; '.join(self._group.names)}")
         return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
 
     @property

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx import Engine
+from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.hosts.local_group import LocalGroup
@@ -50,7 +51,7 @@ def test_a_hosted_model_answers_as_one_in_this_process(tiny: Any, theirs: Any, g
     driver = Driver(tiny("llama"), hosts=1)
     answers = driver.answers(PROMPTS, 30)
     assert [list(tokens) for tokens in answers] == [theirs("llama", prompt, 30) for prompt in PROMPTS]
-    assert "a note of the worker" in driver.core.info.notes and "1 worker" in str(driver.core.info.notes)
+    assert "a note of the worker" in driver.core.info.notes and driver.core.info.notes[-1] == "1 workers: worker 1"
     stats = driver.core.stats()
     assert stats.hosts[0].weight_bytes == driver.core.info.weight_bytes > 0
     assert driver.core.loaded.model is None and stats.host_losses == 0
@@ -169,3 +170,13 @@ def test_after_an_interrupt_the_workers_are_started_anew(tiny: Any, theirs: Any,
     driver.core.begin_anew()
     assert groups[0].epoch == 2
     assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
+
+
+def test_an_engine_with_hosts_refuses_the_callers_own_functions_by_name(tiny: Any, groups: list[LocalGroup]) -> None:
+    with Engine(str(tiny("llama")), hosts=1) as engine:
+        with pytest.raises(InvalidRequest, match="logits_processors are functions of this process") as refused:
+            engine.generate(PROMPTS[0], logits_processors=[lambda tokens, logits: logits])
+        assert refused.value.field == "logits_processors"
+        assert len(engine.generate(PROMPTS[0], max_tokens=3, ignore_eos=True).token_ids) == 3
+        assert engine.perplexity(list(PROMPTS[2])).tokens == len(PROMPTS[2]) - 1
+    assert groups[0].closed

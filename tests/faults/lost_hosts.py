@@ -1,0 +1,44 @@
+"""Faults of an engine whose model is in workers: memory that some rank does not have, losses that are met wrongly."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+PARTS, RECOVERY = "cortexmlx/serving/hosted/parts.py", "cortexmlx/serving/hosted/recovery.py"
+MODEL, GROUP = "cortexmlx/serving/hosted/hosted_model.py", "cortexmlx/serving/hosted/group.py"
+CORE = "cortexmlx/serving/core.py"
+
+TESTS = (
+    "serving/hosted/test_parts.py",
+    "serving/hosted/test_group.py",
+    "serving/hosted/test_hosted_model.py",
+    "serving/hosted/test_recovery.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("the last rank decides on blocks", PARTS, "min(count, most.get(window, count))", "count"),
+    Fault("the richest rank decides on snapshots", PARTS, "min(snapshots) if", "max(snapshots) if"),
+    Fault(
+        "a stage lacks the groups of others",
+        PARTS,
+        "own.get(spec, ())) for spec in specs)",
+        "own[spec]) for spec in own)",
+    ),
+    Fault(
+        "workers of one machine have all of it each", MODEL, "info.memory_bytes // beside[machine]", "info.memory_bytes"
+    ),
+    Fault("a loss that a step has met is met again", MODEL, "if epoch == self._group.epoch:", "if epoch:"),
+    Fault("a loss in the middle of a plan ends the plan", MODEL, "except HostLost:", "except HostRefused:"),
+    Fault("other weights are not noticed", GROUP, "info.identity != self._loaded.identity", "not info.identity"),
+    Fault("hosts that do not fit are tried again", GROUP, "except HostLost as lost:", "except CortexError as lost:"),
+    Fault("waiting requests fail with the running ones", RECOVERY, "scheduler.jobs if job.running]", "scheduler.jobs]"),
+    Fault("running requests are kept in their rows", RECOVERY, "core.scheduler.restart_rows()", "pass"),
+    Fault("a request that ends its worker begins again", RECOVERY, "else self._in_a_row + 1", "else 1"),
+    Fault(
+        "the old workers are asked on",
+        CORE,
+        "        self.runner = self.model.runner\n        self.cache.pools",
+        "        self.cache.pools",
+    ),
+)
