@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import HostRefused
@@ -95,6 +95,7 @@ def meet(one: Side, other: Side, change: Callable[[bytes, str], bytes] = lambda 
         to_controller = change(other.hear(change(to_worker, "controller")), "worker")
 
 
+@settings(max_examples=40)
 @given(
     identity=st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=6),
     purpose=st.sampled_from(Purpose),

@@ -1,0 +1,58 @@
+"""Faults of the links between hosts: strangers that come in, losses that nobody notices, messages that mix."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+HANDSHAKE, LISTENER = "cortexmlx/hosts/handshake.py", "cortexmlx/hosts/listener.py"
+LINK, FRAMES, HEARTBEAT = "cortexmlx/hosts/link.py", "cortexmlx/hosts/frames.py", "cortexmlx/hosts/heartbeat.py"
+JOIN = "cortexmlx/hosts/join.py"
+
+TESTS = ("hosts/test_handshake.py", "hosts/test_listener.py", "hosts/test_join.py", "hosts/test_link.py")
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault(
+        "a proof does not depend on what was said", HANDSHAKE, "hmac.digest(key, role + said,", "hmac.digest(key, role,"
+    ),
+    Fault("all roles prove alike", HANDSHAKE, "hmac.digest(key, role + said,", "hmac.digest(key, said,"),
+    Fault(
+        "a worker's proof is not looked at",
+        HANDSHAKE,
+        'if not hmac.compare_digest(proof, _proof(key, b"worker", said)):',
+        "if False:",
+    ),
+    Fault(
+        "a controller's proof is not looked at",
+        HANDSHAKE,
+        'if not hmac.compare_digest((yield PROOF_BYTES), _proof(key, b"controller", said)):',
+        "if not (yield PROOF_BYTES):",
+    ),
+    Fault(
+        "a verdict is not signed",
+        HANDSHAKE,
+        'if not hmac.compare_digest(proof, _proof(key, b"verdict", said + verdict)):',
+        "if False:",
+    ),
+    Fault(
+        "what is missing is equal",
+        HANDSHAKE,
+        "if theirs.get(key) != ours.get(key)]",
+        "if theirs.get(key, ours.get(key)) != ours.get(key)]",
+    ),
+    Fault("workers of any epoch come in", LISTENER, "if hello.epoch != self._epoch:", "if False:"),
+    Fault("a rank twice", LISTENER, "if hello.rank in self._links:", "if False:"),
+    Fault("any session", LISTENER, "half is None or half.session != hello.session", "half is None"),
+    Fault("any address", LISTENER, "return any(address in network for network in self._allowed)", "return True"),
+    Fault("every stranger is logged", LISTENER, "if error.kind not in self._logged:", "if True:"),
+    Fault("a slow stranger stays", LISTENER, "if now >= visitor.deadline]", "if False]"),
+    Fault("a large message is sent", FRAMES, "if len(body) > self._largest:", "if False:"),
+    Fault("a large message is taken", FRAMES, "if length > self._largest:", "if False:"),
+    Fault("half a part is sent twice", FRAMES, "parts[0] = parts[0][sent:]", "parts[0] = parts[0][:]"),
+    Fault("silence counts before heartbeats", HEARTBEAT, "if readable.poll(", "if not silent and readable.poll("),
+    Fault("a timed-out link lives on", LINK, 'self._give_up(f"{self.name} {why}")', "pass"),
+    Fault("closing is a loss", LINK, "for action in [] if self._closed_here else actions:", "for action in actions:"),
+    Fault("a fork ends its parent's link", LINK, "self._process:\n            for ", "-1 and False:\n            for "),
+    Fault("the last messages are lost", LINK, "        self._await_last_messages()\n", ""),
+    Fault("a port that meets itself", JOIN, "if connection.getsockname() == connection.getpeername():", "if False:"),
+)
