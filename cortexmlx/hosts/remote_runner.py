@@ -50,7 +50,6 @@ from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.stats import ArenaWrites, CommandBuffers
 
-
 T = TypeVar("T")
 
 
