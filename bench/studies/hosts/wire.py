@@ -27,7 +27,7 @@ from cortexmlx.hosts.wire.messages import ANSWER, CALL, Answer, Call, Collect, D
 from cortexmlx.hosts.wire.window_step import WindowStep, window_step
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
+from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, TAIL_COLUMNS, KVSpec, group_layers
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
@@ -167,7 +167,7 @@ def _message_cost(
     name: str, encode: Callable[[], bytearray], decode: Callable[[bytes], object], repeats: int
 ) -> MessageCost:
     ends = [SocketChannel(name, end) for end in socket.socketpair()]
-    encodes, sends, decodes = [], [], []
+    seconds: list[list[float]] = [[], [], []]
     for _ in range(repeats):
         times = [time.perf_counter()]
         message = encode()
@@ -177,11 +177,11 @@ def _message_cost(
         times.append(time.perf_counter())
         decode(received)
         times.append(time.perf_counter())
-        for figures, (begin, end) in zip((encodes, sends, decodes), pairwise(times), strict=True):
+        for figures, (begin, end) in zip(seconds, pairwise(times), strict=True):
             figures.append(end - begin)
     for channel in ends:
         channel.close()
-    return MessageCost(name, len(message), *(1e6 * statistics.median(each) for each in (encodes, sends, decodes)))
+    return MessageCost(name, len(message), *(1e6 * statistics.median(each) for each in seconds))
 
 
 def steps_cost(ranks: int, windows: int) -> StepsCost:
@@ -215,7 +215,7 @@ def _step_of_windows(runner: Runner, windows: int) -> tuple[float, float]:
         if len(times) == 1 and plan.column == 1:
             built = runner.build_seconds
         steps += len(times) > 0
-    return statistics.median(b - a for a, b in pairwise(times)) / plan.columns, (runner.build_seconds - built) / steps
+    return statistics.median(b - a for a, b in pairwise(times)) / TAIL_COLUMNS, (runner.build_seconds - built) / steps
 
 
 def report(messages: Sequence[MessageCost], steps: Sequence[StepsCost]) -> str:
