@@ -74,6 +74,7 @@ class RemoteRunner:
         self._digest = PlanDigest(1)
         self._arranged: list[Arranged] = []
         self._last: StepPlan | None = None
+        self._command_buffers: tuple[Counts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
         """Have every rank open its part. Return what each tells, by rank. Raises what a rank raises, with its name in
@@ -121,10 +122,14 @@ class RemoteRunner:
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """Those of rank 0. The others have about as many."""
-        others = [None] * (len(self._arranged) - 1)
-        (told,) = self._ranks.ask([TellCommandBuffers(), *others])
-        return told if isinstance(told, CommandBuffers) else None
+        """Those of rank 0, which is asked again when the arena has another size. The others have about as many."""
+        if self.computes_at_dispatch or self._ranks.lost:
+            return None
+        if self._command_buffers is None or self._command_buffers[0] != self.blocks:
+            others = [None] * (len(self._arranged) - 1)
+            (told,) = self._ranks.ask([TellCommandBuffers(), *others])
+            self._command_buffers = self.blocks, told if isinstance(told, CommandBuffers) else None
+        return self._command_buffers[1]
 
     @property
     def shapes(self) -> Sequence[Shapes]:

@@ -52,7 +52,7 @@ FAULTS = (
     ),
     Fault("an old answer is taken for the new one", RANKS, "if answer.number == number:", "if True:"),
     Fault("a call that was half sent is forgotten", RANKS, "        self._sending = True\n", ""),
-    Fault("the neighbour of a dead rank is blamed", RANKS, "self._dead() or named", "named"),
+    Fault("the neighbour of a dead rank is blamed", RANKS, "(not own and self._dead()) or named", "named"),
     Fault("a failed rank goes on", SERVER, "if self._failed is not None:", "if False:"),
     Fault(
         "a refusal within a pass is an answer",

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.boundary import Refused
-from cortexmlx.hosts.wire.messages import CALL, Dispatch, Forward
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.hosts.wire.messages import CALL, Dispatch, Forward, TellCommandBuffers
 from cortexmlx.kv.disk_tier import STATE
 from cortexmlx.scheduling.job import JobId
 from support.engine.core_driver import Driver
 from support.engine.same_tokens import TIGHT, prompts_of
 from support.hosts.answers import answers_of, ended, expected_of
-from support.hosts.whole_ranks import engines_on_ranks
+from support.hosts.whole_ranks import changed, engines_on_ranks
 from support.models.tiny import tokens_of, write_tiny
 
 Tiny = Callable[[str], Path]
@@ -153,4 +155,22 @@ def test_copies_of_a_block_have_the_parts_of_all_ranks(tiny: Tiny) -> None:
             assert all(np.array_equal(a, b) for a, b in zip(copy[:2], copy[2:], strict=True)) and copy[0].any()
         assert runner.copy_out(STATE, [5]) == [None]
         assert runner.command_buffers is None and runner.computes_at_dispatch
+        driver.core.release()
+
+
+def test_command_buffers_are_asked_once_for_each_size_of_the_arena(
+    tiny: Tiny, small_arenas: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "device_info", lambda device: {"architecture": "applegpu_g16s"})
+
+    def as_on_gpu(runner: ModelRunner) -> None:
+        runner.computes_at_dispatch = False
+
+    with engines_on_ranks(2, tiny("llama"), changed({0: as_on_gpu})) as made:
+        driver, runner = Driver(tiny("llama"), tokens=512), made[0].runner
+        first = driver.core.stats().command_buffers
+        assert first is not None and first == driver.core.stats().command_buffers
+        assert runner.resize((20,)) is None and driver.core.stats().command_buffers is not None
+        asked = [CALL.decode(message).asks for message in made[0].channels[0].sent]
+        assert asked.count(TellCommandBuffers()) == 2
         driver.core.release()
