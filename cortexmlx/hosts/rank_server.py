@@ -1,4 +1,4 @@
-"""serve: a worker's loop. It carries out the controller's calls with a real runner, one after the other. Without mlx."""
+"""serve: a worker's loop. It carries out the controller's calls with a real runner, in order. Without mlx."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from cortexmlx.errors import HostLost, InvalidRequest
@@ -58,7 +59,7 @@ class RemoteRunner:
     first, once each. Only the engine's thread may call it.
 
     A call raises HostLost, with the host, if a rank ended, raised or was refused memory within a step's pass. From then
-    on every call raises it, except `forget`, `release`, `trim` and `close`, which then do nothing that needs a rank.
+    on every call raises it, except `forget`, `release`, `trim` and `close`, which clean up and never do.
     """
 
     def __init__(self, channels: Sequence[Channel], names: Sequence[str]) -> None:
@@ -66,11 +67,14 @@ class RemoteRunner:
         self.computes_at_dispatch = False
         self.build_seconds = 0.0
         """Making bytes of calls, and sending them. What the ranks' own steps take is in `ranks`."""
+        self.wait_seconds = 0.0
+        """Waiting for answers."""
         self._ranks = Ranks(channels, names)
         self._every = 1
         self._digest = PlanDigest(1)
         self._arranged: list[Arranged] = []
         self._last: StepPlan | None = None
+        self._command_buffers: tuple[Counts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
         """Have every rank open its part. Return what each tells, by rank. Raises what a rank raises, with its name in
@@ -90,11 +94,6 @@ class RemoteRunner:
     def ranks(self) -> tuple[RankState, ...]:
         """What each rank holds, and how long it has worked so far, as it told with its newest answer."""
         return tuple(state for state in self._ranks.states if state is not None)
-
-    @property
-    def wait_seconds(self) -> float:
-        """Seconds of waiting for answers so far."""
-        return self._ranks.wait_seconds
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -123,10 +122,14 @@ class RemoteRunner:
 
     @property
     def command_buffers(self) -> CommandBuffers | None:
-        """Those of rank 0. The others have about as many."""
-        others = [None] * (len(self._arranged) - 1)
-        (told,) = self._ranks.ask([TellCommandBuffers(), *others])
-        return told if isinstance(told, CommandBuffers) else None
+        """Those of rank 0, which is asked again when the arena has another size. The others have about as many."""
+        if self.computes_at_dispatch or self._ranks.lost:
+            return None
+        if self._command_buffers is None or self._command_buffers[0] != self.blocks:
+            others = [None] * (len(self._arranged) - 1)
+            (told,) = self._ranks.ask([TellCommandBuffers(), *others])
+            self._command_buffers = self.blocks, told if isinstance(told, CommandBuffers) else None
+        return self._command_buffers[1]
 
     @property
     def shapes(self) -> Sequence[Shapes]:
@@ -165,12 +168,12 @@ class RemoteRunner:
 
     def release(self) -> None:
         """Give all arenas back."""
-        if not self._ranks.lost:
+        with suppress(HostLost):
             self._ask(Release())
 
     def trim(self) -> None:
         """Give back memory that is kept for later steps."""
-        if not self._ranks.lost:
+        with suppress(HostLost):
             self._ask(Trim())
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class RemoteRunner:
     def collect(self) -> StepResult | Refused:
         """Return rank 0's result. The others are through soon, too: they say so in their next answers."""
         number, _ = self._ranks.send([Collect(True)] + [Collect(False)] * (len(self._arranged) - 1))
-        (result,) = _each(self._ranks.answers(number, [0]), StepResult)
+        (result,) = _each(self._answers(number, [0]), StepResult)
         return result
 
     def settle(self, ops: StateOps) -> Refused | None:
@@ -204,7 +207,7 @@ class RemoteRunner:
     def forget(self) -> None:
         """Drop everything in flight. What has gone wrong in it is raised by the next answer that is read."""
         self._last = None
-        if not self._ranks.lost:
+        with suppress(HostLost):
             self._ranks.send(Forget())
 
     def close(self) -> None:
@@ -237,7 +240,13 @@ class RemoteRunner:
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
     def _ask(self, asks: AnyCall) -> list[Value]:
-        return self._ranks.ask(asks)
+        return self._answers(self._ranks.send(asks)[0], range(len(self._ranks.names)))
+
+    def _answers(self, number: int, ranks: Sequence[int]) -> list[Value]:
+        started = time.perf_counter()
+        answers = self._ranks.answers(number, ranks)
+        self.wait_seconds += time.perf_counter() - started
+        return answers
 
     def _ask_to_resize(self, asks: Resize | Prepare) -> Refused | None:
         """Ask all ranks for something that resizes their arenas. If that was refused to some, undo it on the others."""
@@ -245,7 +254,7 @@ class RemoteRunner:
         number, message = self._ranks.send(asks)
         if isinstance(asks, Prepare):
             self._digest.add(message)
-        refused = _refused(self._ranks.answers(number, range(len(before))))
+        refused = _refused(self._answers(number, range(len(before))))
         if refused is None or not refused.of_arena:
             return refused
         undo = [

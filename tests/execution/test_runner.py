@@ -12,6 +12,7 @@ import pytest
 
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.step import GroupStep
+from cortexmlx.scheduling.steps.plan import StepPlan
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
@@ -58,3 +59,34 @@ def test_command_buffers_are_told_on_a_gpu_only_and_follow_the_arena(
     )
     many = driver.core.stats().command_buffers
     assert many is not None and many.per_step == 3, "each of two layers binds a Mi of elements"
+
+
+def test_a_step_that_was_prepared_is_not_prepared_again(tiny: Callable[[str], Path]) -> None:
+    """Memory operations come before the pass, each once, whether the step is prepared apart or not."""
+    prompts = [tokens_of(20), tokens_of(9, seed=1), [*tokens_of(20)[:12], *tokens_of(8, seed=2)]]
+
+    def answers(apart: bool) -> tuple[list[tuple[int, ...]], list[str]]:
+        driver, done = Driver(tiny("llama")), list[str]()
+        runner = driver.core.runner
+        for name in ("flush", "copy"):
+            own = getattr(runner.memory, name)
+            setattr(runner.memory, name, lambda plan, own=own, name=name: (done.append(name), own(plan))[1])
+        dispatch = runner.dispatch
+
+        def prepared(plan: StepPlan) -> Any:
+            if plan.flush is not None or plan.copies:
+                assert runner.prepare(plan) is None
+                done.append("prepared")
+            refused = dispatch(plan)
+            done.append("dispatched")
+            return refused
+
+        if apart:
+            runner.dispatch = prepared
+        return driver.answers(prompts, 24), done
+
+    told, done = answers(apart=True)
+    expected, without = answers(apart=False)
+    assert told == expected
+    assert [name for name in done if name in ("flush", "copy")] == without and "flush" in without
+    assert all(done[place + 1] == "dispatched" for place, name in enumerate(done) if name == "prepared")

@@ -23,6 +23,7 @@ ELSEWHERE = {
 
 TESTED_WITH = {
     "bench/studies/agent/__main__.py": "tests/bench/studies/agent/test_run.py",
+    "bench/studies/hosts/sleeping_rank.py": "tests/bench/studies/hosts/test_wire.py",
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cli/chat/slash/command.py": "tests/cli/chat/slash/test_commands.py",
     "cortexmlx/__main__.py": "tests/cli/test_app.py",
@@ -44,6 +45,7 @@ TESTED_WITH = {
     "cortexmlx/hosts/frames.py": "tests/hosts/test_link.py",
     "cortexmlx/hosts/heartbeat.py": "tests/hosts/test_link.py",
     "cortexmlx/hosts/visitor.py": "tests/hosts/test_listener.py",
+    "cortexmlx/hosts/options.py": "tests/hosts/test_rank_server.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/earlier.py": "tests/server/test_stored.py",

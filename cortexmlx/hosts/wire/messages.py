@@ -43,7 +43,7 @@ class Arrange:
 
 @dataclass(frozen=True)
 class Begin:
-    """`Runner.begin`. As the other calls that are named after a method of `Runner`, it is answered by what that returns."""
+    """`Runner.begin`. A call that is named after a method is answered by what the method returns."""
 
     blocks: Counts
 

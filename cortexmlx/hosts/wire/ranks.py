@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cortexmlx.errors import CortexError, HostLost
@@ -56,8 +57,6 @@ class Ranks:
         self.channels, self.names = tuple(channels), tuple(names)
         self.states: list[RankState | None] = [None] * len(channels)
         """What each rank told last."""
-        self.wait_seconds = 0.0
-        """Waiting for answers so far."""
         self._number = 0
         self._sending = False
         self._lost: CortexError | None = None
@@ -107,14 +106,12 @@ class Ranks:
 
     def answers(self, number: int, ranks: Sequence[int], opening: bool = False) -> list[Value]:
         """Wait for the answers of some ranks to a call."""
-        started = time.perf_counter()
         values: dict[int, Value] = {}
         while not all(rank in values for rank in ranks):
             self._check()
             rank, answer = self._next(opening)
             if answer.number == number:
                 values[rank] = answer.value
-        self.wait_seconds += time.perf_counter() - started
         return [values[rank] for rank in ranks]
 
     def expect(self, number: int, step: int, digest: bytes) -> None:
@@ -122,10 +119,10 @@ class Ranks:
         self._digests[number] = _Expected(step, digest, len(self.channels))
 
     def close(self) -> None:
-        """Ask the ranks to close, and end the connections. Safe to call again."""
+        """Ask the ranks to close, and end the connections. Raises nothing. Safe to call again."""
         if not self.lost:
-            number, _ = self.send(Close())
-            self._await_close(number)
+            with suppress(HostLost):
+                self._await_close(self.send(Close())[0])
         self._lost = self._lost or HostLost("the model on the hosts is closed")
         for channel in self.channels:
             channel.close()
@@ -133,12 +130,10 @@ class Ranks:
     def _await_close(self, number: int) -> None:
         until, waiting = time.monotonic() + _CLOSE_SECONDS, set(range(len(self.channels)))
         while waiting and (left := until - time.monotonic()) > 0:
-            try:
+            with suppress(queue.Empty):
                 rank, message = self._arrived.get(timeout=left)
-            except queue.Empty:
-                return
-            if isinstance(message, Exception) or ANSWER.decode(message).number == number:
-                waiting.discard(rank)
+                if isinstance(message, Exception) or ANSWER.decode(message).number == number:
+                    waiting.discard(rank)
 
     def _listen(self, rank: int, channel: Channel) -> None:
         try:
@@ -158,7 +153,9 @@ class Ranks:
         except HostLost as error:
             raise self._ended(named(error, name)) from error
         if isinstance(answer.value, Failed):
-            raise self._ended(self._dead() or named(answer.value.error, name), opening)
+            error = answer.value.error
+            own = opening and not isinstance(error, HostLost)
+            raise self._ended((not own and self._dead()) or named(error, name), opening)
         if answer.state is not None:
             self.states[rank] = answer.state
         self._compare(name, answer)

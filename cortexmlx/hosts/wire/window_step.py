@@ -61,19 +61,21 @@ def window_step(before: StepPlan | None, plan: StepPlan) -> WindowStep | None:
     """Return `plan` by what differs from the step `before` it; None if that does not say all of it."""
     if before is None or plan.kind is not StepKind.DECODE or before.kind is not StepKind.DECODE:
         return None
-    if plan.groups is not None or len(plan.segments) != len(before.segments):
+    rare = (plan.source, plan.sampling, plan.groups, plan.flush, plan.scoring)
+    if any(part is not None for part in rare) or plan.writes or plan.copies or plan.loads:
         return None
-    live = np.packbits([segment.live for segment in plan.segments], bitorder="little").tobytes()
+    if len(plan.segments) != len(before.segments):
+        return None
+    live = np.packbits(np.array([s.live for s in plan.segments], bool), bitorder="little").tobytes()
     step = WindowStep(plan.number, live, plan.tokens, plan.states)
-    return step if same_plan(step.after(before), plan) else None
+    after = step.after(before)
+    return step if all(_same(getattr(after, name), getattr(plan, name)) for name in _FIELDS) else None
 
 
-def same_plan(a: StepPlan, b: StepPlan) -> bool:
-    """Return whether two plans without groups say the same."""
-    return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in fields(StepPlan))
+_FIELDS = [field.name for field in fields(StepPlan)]
 
 
 def _same(a: object, b: object) -> bool:
-    if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and np.array_equal(a, b)
-    return bool(a == b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b)
+    return a is b or not (isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or a != b)

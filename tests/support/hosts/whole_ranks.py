@@ -89,6 +89,29 @@ def _served(channel: QueueChannel, open_rank: Callable[[RankOptions], OpenedRank
         channel.close()
 
 
+class Changed(WholeModel):
+    """A rank whose runner is changed when it is made."""
+
+    def __init__(self, options: RankOptions, change: Callable[[ModelRunner], object]) -> None:
+        super().__init__(options)
+        self._change = change
+
+    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
+        """As `OpenedRank.arrange`."""
+        runner = super().arrange(groups)
+        assert isinstance(runner, ModelRunner)
+        self._change(runner)
+        return runner
+
+
+Change = Callable[[ModelRunner], object]
+
+
+def changed(changes: dict[int, Change]) -> Callable[[int, RankOptions], OpenedRank]:
+    """What opens ranks, of which some have their runners changed."""
+    return lambda rank, options: Changed(options, changes[rank]) if rank in changes else WholeModel(options)
+
+
 def options_for(model: Path, **given: Any) -> RankOptions:
     """Options with which tests open a tiny model."""
     plain: dict[str, Any] = {

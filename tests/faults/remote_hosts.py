@@ -1,0 +1,80 @@
+"""Faults of what crosses between the controller and its workers, and of refusals on some ranks."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+CODEC, SAMPLING = "cortexmlx/hosts/wire/codec.py", "cortexmlx/hosts/wire/sampling.py"
+WINDOW, DIGEST = "cortexmlx/hosts/wire/window_step.py", "cortexmlx/hosts/wire/plan_digest.py"
+RANKS, SERVER = "cortexmlx/hosts/wire/ranks.py", "cortexmlx/hosts/rank_server.py"
+REMOTE, RUNNER = "cortexmlx/hosts/remote_runner.py", "cortexmlx/execution/runner.py"
+
+TESTS = (
+    "hosts/wire/test_codec.py",
+    "hosts/wire/test_messages.py",
+    "hosts/wire/test_window_step.py",
+    "hosts/wire/test_sampling.py",
+    "hosts/wire/test_plan_digest.py",
+    "hosts/wire/test_ranks.py",
+    "hosts/test_rank_server.py",
+    "execution/test_runner.py",
+    "hosts/test_remote_runner.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("a count is believed", CODEC, "if count > len(self.data) - self.at:", "if False:"),
+    Fault("a size is believed", CODEC, "if end > len(self.data):", "if False:"),
+    Fault("a message may go on", CODEC, "if self.at != len(self.data):", "if False:"),
+    Fault("negative numbers lose their sign", CODEC, "~number << 1 | 1", "~number << 1"),
+    Fault("a number has no end", CODEC, "if shift > 7 * _MOST_BYTES_OF_INT:", "if False:"),
+    Fault("an array of any dtype is sent", CODEC, "if value.dtype != dtype:", "if False:"),
+    Fault(
+        "penalties see the output alone", SAMPLING, "missing = max(0, last - len(row.output))", "missing = last and 0"
+    ),
+    Fault(
+        "penalties see the last tokens alone",
+        SAMPLING,
+        "\n    return row.prompt[-missing:] if missing else (), row.output\n",
+        "\n    return row.prompt[-missing:] if missing else (), row.output[-9:]\n",
+    ),
+    Fault("a dead lane goes on", WINDOW, "at := (s.first + 1) * bit", "at := s.first + 1"),
+    Fault(
+        "a plan with tables is a step of a window", WINDOW, "plan.sampling, plan.groups, plan.flush", "plan.sampling"
+    ),
+    Fault("the tables of a window do not count", DIGEST, "self._groups = plan.groups", "pass"),
+    Fault("the size of an arena does not count", DIGEST, "self._hash.update(repr(blocks).encode())", "pass"),
+    Fault(
+        "a missing digest is passed over",
+        RANKS,
+        "if answer.digest != (None",
+        "if answer.digest and answer.digest != (None",
+    ),
+    Fault("an old answer is taken for the new one", RANKS, "if answer.number == number:", "if True:"),
+    Fault("a call that was half sent is forgotten", RANKS, "        self._sending = True\n", ""),
+    Fault("the neighbour of a dead rank is blamed", RANKS, "(not own and self._dead()) or named", "named"),
+    Fault("a failed rank goes on", SERVER, "if self._failed is not None:", "if False:"),
+    Fault(
+        "a refusal within a pass is an answer",
+        SERVER,
+        "if isinstance(answer, Refused):\n        raise",
+        "if False:\n        raise",
+    ),
+    Fault("every rank gets the mask", REMOTE, "[Choose(mask)] + [Choose(None)] *", "[Choose(mask)] + [Choose(mask)] *"),
+    Fault("nothing is prepared", REMOTE, "if self._changes_arena(plan):", "if False:"),
+    Fault("what others were granted stays", REMOTE, "None if state.blocks == blocks else Resize(blocks)", "None"),
+    Fault(
+        "a half-written arena stays",
+        REMOTE,
+        "key=lambda refused: refused.of_arena",
+        "key=lambda refused: not refused.of_arena",
+    ),
+    Fault(
+        "the arena of rank 0 decides",
+        REMOTE,
+        "return tuple(map(min, zip(*(state.blocks for state in self.ranks), strict=True)))",
+        "return self.ranks[0].blocks",
+    ),
+    Fault("one rank's word is enough to grow", REMOTE, "return all(self._ask", "return any(self._ask"),
+    Fault("a step is prepared twice", RUNNER, "if plan is not self._prepared:", "if True:"),
+)

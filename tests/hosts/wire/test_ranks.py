@@ -1,0 +1,123 @@
+"""Calls to all ranks: whatever goes wrong first is heard first, whichever rank is waited for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cortexmlx.errors import HostLost, ModelCorrupt
+from cortexmlx.hosts.wire import ranks as ranks_module
+from cortexmlx.hosts.wire.messages import ANSWER, CALL, Answer, CanResize, Failed, Forget, Value
+from cortexmlx.hosts.wire.ranks import Ranks
+from support.hosts.channels import QueueChannel, channel_pair
+
+
+class Group:
+    """Ranks whose answers the test gives."""
+
+    def __init__(self, count: int) -> None:
+        pairs = [channel_pair(f"rank {rank}") for rank in range(count)]
+        self.ends = [theirs for _, theirs in pairs]
+        self.ranks = Ranks([ours for ours, _ in pairs], [ours.name for ours, _ in pairs])
+
+    def answer(self, rank: int, value: Value, digest: bytes | None = None) -> None:
+        """Answer the next call of a rank."""
+        end: QueueChannel = self.ends[rank]
+        end.send(ANSWER.encode(Answer(CALL.decode(end.receive()).number, value, digest=digest)))
+
+
+def test_answers_are_by_rank_whoever_answers_first() -> None:
+    group = Group(3)
+    number, _ = group.ranks.send(CanResize((1,)))
+    for rank, value in ((2, False), (0, True), (1, None)):
+        group.answer(rank, value)
+    assert group.ranks.answers(number, [0, 1, 2]) == [True, None, False]
+
+
+def test_each_rank_can_get_its_own_call_or_none() -> None:
+    group = Group(3)
+    number, _ = group.ranks.send([CanResize((1,)), None, CanResize((2,))])
+    assert [CALL.decode(group.ends[rank].receive()).asks for rank in (0, 2)] == [CanResize((1,)), CanResize((2,))]
+    for rank in (0, 2):
+        group.ends[rank].send(ANSWER.encode(Answer(number, True)))
+    assert group.ranks.answers(number, [0, 2]) == [True, True]
+    assert not group.ends[1].other.sent, "it was not asked"
+
+
+def test_a_failure_is_heard_while_another_rank_is_waited_for() -> None:
+    group = Group(2)
+    number, _ = group.ranks.send(Forget())
+    group.answer(1, Failed(ModelCorrupt("no weights")))
+    with pytest.raises(HostLost, match="ModelCorrupt on rank 1: no weights"):
+        group.ranks.answers(number, [0])
+    assert group.ranks.lost
+
+
+def test_a_lost_rank_is_named_though_its_neighbour_failed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process dies, its neighbour's collective fails, and then the connection is found to be closed."""
+    monkeypatch.setattr(ranks_module, "_CAUSE_SECONDS", 60.0)
+    group = Group(3)
+    number, _ = group.ranks.send(Forget())
+    group.answer(0, Failed(HostLost("RuntimeError: the ring broke")))
+    group.answer(2, None)
+    threading.Timer(0.05, group.ends[1].close).start()
+    with pytest.raises(HostLost, match="rank 1: the connection is closed") as raised:
+        group.ranks.answers(number, [0, 1, 2])
+    assert raised.value.host == "rank 1"
+
+
+def test_answers_to_a_call_that_nobody_waits_for_any_more_are_passed_over() -> None:
+    group = Group(2)
+    group.ranks.send(CanResize((1,)))
+    number, _ = group.ranks.send(CanResize((2,)))
+    for rank in (0, 1):
+        group.answer(rank, True)
+        group.answer(rank, False)
+    assert group.ranks.answers(number, [0, 1]) == [False, False]
+
+
+@pytest.mark.parametrize("digests", [(b"same", None), (b"same", b"other"), (b"same", b"same")])
+def test_a_digest_that_is_missing_or_another_one_is_found(digests: tuple[bytes, bytes | None]) -> None:
+    group = Group(2)
+    number, _ = group.ranks.send(Forget())
+    group.ranks.expect(number, 77, b"same")
+    for rank, digest in enumerate(digests):
+        group.answer(rank, None, digest)
+    if digests[1] == b"same":
+        group.ranks.answers(number, [0, 1])
+        assert not group.ranks._digests
+        return
+    with pytest.raises(HostLost, match=r"rank 1 has carried out other plans or block tables .*at step 77"):
+        group.ranks.answers(number, [0, 1])
+
+
+def test_a_digest_that_nobody_asked_for_is_found() -> None:
+    group = Group(1)
+    number, _ = group.ranks.send(Forget())
+    group.answer(0, None, b"x")
+    with pytest.raises(HostLost, match="other plans"):
+        group.ranks.answers(number, [0])
+
+
+def test_bytes_that_are_no_answer_end_the_group() -> None:
+    group = Group(1)
+    number, _ = group.ranks.send(Forget())
+    group.ends[0].send(b"\xff\xff")
+    with pytest.raises(HostLost, match="rank 0: a message cannot be read"):
+        group.ranks.answers(number, [0])
+
+
+def test_what_cannot_be_encoded_is_sent_to_nobody() -> None:
+    group = Group(2)
+    with pytest.raises(TypeError):
+        group.ranks.send(CanResize(("x",)))  # type: ignore[arg-type]
+    assert not group.ranks.lost and not group.ends[0].other.sent
+
+
+def test_close_does_not_wait_for_a_rank_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks_module, "_CLOSE_SECONDS", 0.05)
+    group = Group(2)
+    group.ranks.close()
+    with pytest.raises(HostLost):
+        group.ends[0].send(b"late")

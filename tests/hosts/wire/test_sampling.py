@@ -1,0 +1,83 @@
+"""What is sent of a sampling row is all that the sampler reads of it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortexmlx.errors import HostLost, InvalidRequest
+from cortexmlx.execution.sampling import BatchSampler
+from cortexmlx.hosts.wire import sampling
+from cortexmlx.hosts.wire.codec import codec
+from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.scheduling.steps.plan import SamplingRow
+from support.hosts.values import values
+
+VOCABULARY = 301
+OTHERS = {
+    "best_of",
+    "ignore_eos",
+    "logits_processors",
+    "max_thinking_tokens",
+    "max_tokens",
+    "n",
+    "parallel_tool_calls",
+    "priority",
+    "prompt_logprobs",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "structured",
+    "tool_choice",
+    "tools",
+}
+"""Parameters that do not change how a token is chosen from logits. The row has the seed."""
+
+
+def test_every_parameter_is_sent_or_changes_no_choice() -> None:
+    assert {field.name for field in fields(SamplingParams)} == OTHERS | sampling.CHOOSES.keys()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(values(SamplingRow), min_size=1, max_size=3),
+    st.integers(0, 9),
+)
+def test_rows_choose_the_same_tokens_after_they_were_sent(rows: list[SamplingRow], dice: int) -> None:
+    rows = [
+        SamplingRow(row.params, row.seed, *([abs(t) % VOCABULARY for t in part] for part in (row.prompt, row.output)))
+        for row in rows
+    ]
+    sent = [codec(SamplingRow).decode(bytes(codec(SamplingRow).encode(row))) for row in rows]
+    logits = mx.array(np.random.default_rng(dice).normal(0, 3, (len(rows), VOCABULARY)).astype(np.float32))
+    index = np.array([len(row.output) for row in rows])
+    own, other = BatchSampler(rows, VOCABULARY), BatchSampler(sent, VOCABULARY)
+    for step in range(3):  # penalties also count what was chosen before
+        a, b = own(logits, index + step), other(logits, index + step)
+        for x, y in zip(a.arrays(), b.arrays(), strict=True):
+            assert np.array_equal(np.array(x), np.array(y), equal_nan=x.dtype == mx.float32)
+
+
+def test_a_plain_row_takes_a_few_bytes_however_long_its_text_is() -> None:
+    row = SamplingRow(SamplingParams(stop=["x"], max_tokens=9), 7, list(range(4000)), list(range(4000)))
+    assert len(codec(SamplingRow).encode(row)) <= 6
+
+
+def test_parameters_out_of_range_are_refused() -> None:
+    hot = bytearray(codec(SamplingRow).encode(SamplingRow(SamplingParams(temperature=1.0), 7, (), ())))
+    at = hot.index(bytes.fromhex("000000000000f03f"))
+    hot[at : at + 8] = bytes.fromhex("000000000000f07f")  # infinity
+    with pytest.raises(HostLost, match="temperature"):
+        codec(SamplingRow).decode(bytes(hot))
+
+
+def test_functions_cannot_be_sent() -> None:
+    row = SamplingRow(SamplingParams(), 7, (), (), processed_for=JobId(3))
+    with pytest.raises(InvalidRequest, match="logits_processors"):
+        codec(SamplingRow).encode(row)
