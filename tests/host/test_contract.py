@@ -1,6 +1,4 @@
-"""What cortexmlx relies on in mlx-lm, one test for each place that reaches into it: when mlx-lm changes, the test that
-breaks first names the place. docs/mlx-lm.md lists them.
-"""
+"""One test for each place that reaches into mlx-lm: which breaks first names the place. docs/mlx-lm.md lists them."""
 
 from __future__ import annotations
 
