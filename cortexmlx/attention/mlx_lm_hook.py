@@ -16,7 +16,6 @@ import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from cortexmlx.attention.paged import AttentionCall, PagedKV, paged_attention
-from cortexmlx.attention.pipeline import Sender
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.host.modules import replace_function
 
@@ -34,7 +33,13 @@ def own_caches(model: nn.Module) -> list[Any]:
 
 
 def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_Leaf, ...]]:
-    """Return a cache for each of the model's layers, given one for each leaf: a tuple if the layer has several."""
+    """Return a cache for each of the model's layers, given one for each leaf: a tuple if the layer has several. In a
+    pipeline's part that sends, each is a `Sender` that has the place.
+    """
+    if any(getattr(module, "pipeline_rank", 0) for _, module in model.named_modules()):
+        for leaf in leaves:
+            if isinstance(leaf, Sender):
+                leaf.sends = True
     rest = iter(leaves)
     return [
         tuple(next(rest) for _ in cache.caches) if _several(cache) else next(rest) for cache in make_prompt_cache(model)
@@ -43,6 +48,40 @@ def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_L
 
 def _several(cache: Any) -> bool:
     return isinstance(cache, CacheList)
+
+
+class Sender:
+    """What a cache has besides in a part of a pipeline that sends its results to the next rank (`arranged`).
+
+    mlx-lm's pipelines let the keys of their last cache depend on what they sent: whoever evaluates the keys sends it.
+    Our caches have no keys, but a place for that, and whoever runs a step evaluates it. Otherwise a step that needs no
+    logits would never send, and the next rank would wait for ever.
+    """
+
+    sends = False
+    sent: mx.array | None = None
+    """It can be evaluated when the step's results have been sent; None in all other caches, and between steps."""
+
+    @property
+    def keys(self) -> mx.array:
+        """What the model makes depend on the sending."""
+        if not self.sends:
+            raise AttributeError("keys")
+        return mx.zeros((1,), mx.int32)
+
+    @keys.setter
+    def keys(self, after: mx.array) -> None:
+        if not self.sends:
+            raise AttributeError("keys")
+        self.sent = after
+
+
+def take_sent(leaves: Sequence[Sender]) -> list[mx.array]:
+    """Return what must be evaluated so that a step's results are sent, once."""
+    sent = [leaf.sent for leaf in leaves if leaf.sent is not None]
+    for leaf in leaves:
+        leaf.sent = None
+    return sent
 
 
 class LayerCache(Sender):

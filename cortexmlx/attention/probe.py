@@ -16,7 +16,6 @@ from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import patches
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.paged import AttentionCall
-from cortexmlx.attention.pipeline import let_send
 from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.attention_window import AttentionWindow
@@ -78,16 +77,13 @@ def probe(model: nn.Module) -> list[KVSpec]:
         return seen[layer]
 
     caches = [_ProbeCache(layer, 2, fetch) for layer in range(len(attention_windows))]
-    let_send(model, caches)
     try:
         with recurrent.watched():
             logits = model(mx.zeros((2, 1), mx.int32), cache=arranged(model, recurrent.among(caches)))
         recurrent.install()
         if recurrent.leaves:
             parts = [_ProbeCache(layer, A_STEP.tokens, fetch) for layer in range(len(attention_windows))]
-            leaves = recurrent.in_a_step(parts)
-            let_send(model, leaves)
-            model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, leaves))
+            model(mx.zeros((A_STEP.tokens, 1), mx.int32), cache=arranged(model, recurrent.in_a_step(parts)))
         states = {leaf: recurrent.spec(leaf, 2) for leaf in recurrent.leaves}
     except ModelUnsupported as error:
         raise NotPaged(f"{_kind(model)}: {error}") from None
@@ -181,7 +177,6 @@ def _lazy_pass(
         NotedState(len(cache.cache), touched) if is_state(cache) else _ProbeCache(layer, tokens.shape[0], fetch)
         for layer, cache in enumerate(own_caches(model))
     ]
-    let_send(model, caches)
     for cache in caches:
         if positions is not None and isinstance(cache, _ProbeCache):
             cache.offset = positions

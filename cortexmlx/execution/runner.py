@@ -13,9 +13,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
+from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches, take_sent
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
-from cortexmlx.attention.pipeline import let_send, take_sent
 from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.attention.state.probe import is_state
 from cortexmlx.attention.tail_write import TailWriter, Written
@@ -74,9 +73,7 @@ class ModelRunner:
         arena = self.memory.arena
         self._forms = {layer: arena.quantization(layer) for layer in arena.group_of}
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
-        self._leaves = [every[leaf] for leaf in range(len(own))]
-        let_send(model, self._leaves)
-        self._arranged = arranged(model, self._leaves)
+        self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
         self._logit_rows = LogitRows(model, lazy_pass)
         self._writer = writer
         if writer is not None:
@@ -206,7 +203,7 @@ class ModelRunner:
         results = self.states.end() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
-        return results + take_sent(self._leaves)
+        return results + take_sent([*self._caches.values(), *self.states.leaves.values()])
 
     def _choose(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""

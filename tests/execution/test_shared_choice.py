@@ -1,4 +1,4 @@
-"""Rank 0 chooses, and the others add zeros to what it chose. The sum itself is tested over processes in `tests/hosts`."""
+"""Rank 0 chooses, and the others add zeros to what it chose. `tests/hosts` sums over processes."""
 
 from __future__ import annotations
 

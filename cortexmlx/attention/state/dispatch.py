@@ -18,7 +18,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 from cortexmlx.arrays import IntArray
-from cortexmlx.attention.pipeline import Sender
+from cortexmlx.attention.mlx_lm_hook import Sender
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.host.modules import replace_method
 

@@ -1,8 +1,8 @@
 """How a model's class can be cut into parts, asked of the class itself before any weight is read.
 
-A model whose weights are lazy is copied: the modules, not what their arrays hold. mlx-lm's own code cuts the copy for a group that
-does not exist. What cannot be divided raises there, or is rounded down, which shows in the counts that the class keeps
-(heads, channels).
+A model whose weights are lazy is copied: the modules, not what their arrays hold. mlx-lm's own code cuts the copy for a
+group that does not exist. What cannot be divided raises there, or is rounded down, which shows in the counts that the
+class keeps (heads, channels).
 """
 
 from __future__ import annotations

@@ -70,22 +70,25 @@ def test_packed_weights_stay_packed_in_the_parts(tmp_path: Path) -> None:
     assert np.array_equal(both, wide[f"{path}.weight"]) and both.dtype == np.float32
 
 
-@pytest.mark.parametrize("way", list(Way))
-def test_a_rank_needs_the_memory_of_its_part_and_of_the_largest_tensor(way: Way, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 32, "num_hidden_layers": 8}
-    folder = write(tmp_path / "m", "qwen2", **sizes)
+@pytest.mark.parametrize(("name", "way"), [("qwen2", Way.TENSOR), ("qwen2", Way.PIPELINE), ("deepseek_v3", Way.TENSOR)])
+def test_a_rank_needs_the_memory_of_its_part_and_of_the_largest_tensor(name: str, way: Way, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
+    own = {"qwen2": {"head_dim": 32}, "deepseek_v3": {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "v_head_dim": 64}}
+    folder = write(tmp_path / "m", name, **sizes | own[name])
     load_part(folder, PlannedGroup(0, 2), (way,))  # what is made once
     mx.clear_cache()
     mx.reset_peak_memory()
-    before = mx.get_active_memory()
+    before, limit = mx.get_active_memory(), mx.set_cache_limit(1 << 30)
     loaded = load_part(folder, PlannedGroup(0, 2), (way,))
+    assert mx.set_cache_limit(limit) == 1 << 30, "MLX's cache is as it was before"
+    assert mx.get_cache_memory() <= 128 << 10, "what is freed is given back at once"
     peak, kept = mx.get_peak_memory() - before, mx.get_active_memory() - before
     every = {path: array.nbytes for path, array in whole(folder).items()}
     largest, total = max(every.values()), sum(every.values())
-    slack = 128 << 10
-    assert loaded.weight_bytes < 0.6 * total
+    slack = 512 << 10  # MLX lets an array have a buffer that is up to 16 KiB larger
+    assert loaded.weight_bytes < 0.75 * total
     assert kept <= loaded.weight_bytes + slack
-    assert peak <= loaded.weight_bytes + largest + slack < 0.8 * total
+    assert peak <= loaded.weight_bytes + largest + slack < 0.9 * total
 
 
 def test_one_rank_has_all_of_any_model(tmp_path: Path) -> None:
@@ -102,7 +105,7 @@ def test_what_cannot_be_cut_is_refused_before_its_weights_are_read(tmp_path: Pat
     with pytest.raises(HostRefused, match="8 attention heads and 4 key-value heads cannot be divided by 3"):
         load_part(folder, PlannedGroup(0, 3))
     assert mx.get_peak_memory() - before < 16 << 10
-    with pytest.raises(HostRefused, match="mlx_lm.fuse"):
+    with pytest.raises(HostRefused, match="cannot be cut: fuse it"):
         load_part(folder, PlannedGroup(0, 2), adapter="some/adapter")
 
 

@@ -1,4 +1,4 @@
-"""MPI for tests: the system's own, or Debian's packages unpacked into a folder of the user's cache. Nothing is installed.
+"""MPI for tests: the system's own, or Debian's packages unpacked into a folder of the user's cache, not installed.
 
 `apt-get download` takes the packages from wherever the system takes its packages. Where MPI cannot be had, tests are
 skipped with the reason.

@@ -52,7 +52,7 @@ class RankModel:
         self.opened = open_rank(options, group)
         told = told_by_all(self.opened.info, group)
         specs = list(dict.fromkeys(spec for groups in told for spec, _ in groups))
-        layers = [{spec: mine for spec, mine in groups} for groups in told]
+        layers = [dict(groups) for groups in told]
         mine = [LayerGroup(spec, layers[group.rank()].get(spec, ())) for spec in specs]
         most = [LayerGroup(spec, max((each.get(spec, ()) for each in layers), key=len)) for spec in specs]
         self.groups = tuple(most)

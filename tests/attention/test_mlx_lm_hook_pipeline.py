@@ -1,0 +1,51 @@
+"""A cache has a place for what was sent if its part of a model sends, and nothing of it otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, take_sent
+from cortexmlx.attention.state.dispatch import StateLeaf
+from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
+from cortexmlx.models.sharding.ways import PlannedGroup
+from tests.architectures.configurations import configuration
+
+
+def part(rank: int) -> Any:
+    """A rank's part of a pipeline of two, each with a recurrent layer and one that attends."""
+    enter_mlx_lm()
+    model_class, args_class = mlx_lm_utils()._get_classes(configuration("qwen3_5"))
+    model = model_class(args_class.from_dict(configuration("qwen3_5")))
+    model.language_model.model.pipeline(PlannedGroup(rank, 2))
+    return model
+
+
+def leaves_of(model: Any) -> list[Any]:
+    leaves = [
+        StateLeaf(2) if layer.is_linear else LayerCache(i, lambda *_: None) for i, layer in enumerate(model.layers)
+    ]
+    assert arranged(model, leaves) == leaves
+    return leaves
+
+
+def test_a_cache_has_no_keys_unless_its_part_sends() -> None:
+    leaves = leaves_of(part(0))
+    for leaf in leaves:
+        assert not hasattr(leaf, "keys")
+        with pytest.raises(AttributeError):
+            leaf.keys = mx.zeros(1)
+    assert take_sent(leaves) == []
+
+
+def test_what_was_sent_is_taken_once() -> None:
+    leaves = leaves_of(part(1))
+    sending = mx.array([1.0])
+    for leaf in leaves:
+        leaf.keys = mx.depends(leaf.keys, sending)
+    taken = take_sent(leaves)
+    assert len(taken) == len(leaves) > 0
+    mx.eval(taken)
+    assert take_sent(leaves) == []

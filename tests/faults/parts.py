@@ -1,0 +1,54 @@
+"""Faults of ranks and their parts of a model: a choice that is not shared, heads that do not divide, memory."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+CHOICE, WAYS = "cortexmlx/execution/shared_choice.py", "cortexmlx/models/sharding/ways.py"
+PART, RANK = "cortexmlx/models/sharding/part.py", "cortexmlx/hosts/rank.py"
+HOOK = "cortexmlx/attention/mlx_lm_hook.py"
+
+TESTS = (
+    "execution/test_shared_choice.py",
+    "models/sharding",
+    "attention/test_mlx_lm_hook_pipeline.py",
+    "hosts/test_rank.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault(
+        "ranks without a choice do not compute their logits",
+        CHOICE,
+        "mx.depends(mx.zeros(logits.shape[:1], mx.int32), logits)",
+        "mx.zeros(logits.shape[:1], mx.int32)",
+    ),
+    Fault(
+        "rank 0 keeps its choice", CHOICE, "mx.distributed.all_sum(sampled.tokens, group=self._group)", "sampled.tokens"
+    ),
+    Fault("every rank chooses", CHOICE, "if self._group.rank() == 0:", "if self._group.rank() >= 0:"),
+    Fault("what is asked of a copy changes the model", WAYS, "mx.stop_gradient(array)", "array"),
+    Fault("heads are divided without the rest", WAYS, "now * hosts == count", "now == count // hosts"),
+    Fault("a pipeline may have ranks without layers", WAYS, "if len(part.layers) < hosts:", "if len(part.layers) < 1:"),
+    Fault(
+        "a pipeline leaves its caches undivided",
+        WAYS,
+        "- len(pipelined_part(twin).pipeline_layers)",
+        "- len(part.layers)",
+    ),
+    Fault(
+        "a part holds what it was cut from", PART, "mx.contiguous(module[name], allow_col_major=True)", "module[name]"
+    ),
+    Fault("all of a part is read at once", PART, "                mx.eval(module[name])\n", ""),
+    Fault(
+        "freed tensors stay in MLX's cache", PART, "kept = mx.set_cache_limit(0)", "kept = mx.set_cache_limit(1 << 40)"
+    ),
+    Fault("what was sent is sent again", HOOK, "        leaf.sent = None\n", "        pass\n"),
+    Fault(
+        "every cache has keys",
+        HOOK,
+        '        if not self.sends:\n            raise AttributeError("keys")\n        return',
+        "        return",
+    ),
+    Fault("NaN logits are served", RANK, "        check_logits(loaded)\n", ""),
+)
