@@ -85,7 +85,7 @@ class Processes:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of output: those of the workers, or the launcher's own if the workers wrote none."""
+        """The last lines of output: those of the workers, or the launcher's own if these are all there is."""
         lines = list(self._lines)
         own, inside = [], False
         for line in lines:
@@ -93,7 +93,7 @@ class Processes:
                 inside = not inside
             elif not inside and not _LAUNCHERS.search(line):
                 own.append(line)
-        return own or [line for line in lines if not line.startswith("---")]
+        return own or ([] if self.ended_ranks() else [line for line in lines if not line.startswith("---")])
 
     def ended_ranks(self) -> dict[int, str]:
         """Return which ranks ended by a failure, and how, as far as the launcher has told."""
