@@ -69,7 +69,9 @@ def test_a_killed_worker_is_named_with_what_it_wrote_and_the_group_starts_again(
         noticed: queue.SimpleQueue[HostLost] = queue.SimpleQueue()
         group.when_lost(noticed.put)
         os.kill(before[1], signal.SIGKILL)
-        assert "this machine, rank 1 ended or closed its connection (exit code -9)" in str(noticed.get(timeout=PATIENCE))
+        assert "this machine, rank 1 ended or closed its connection (exit code -9)" in str(
+            noticed.get(timeout=PATIENCE)
+        )
         with pytest.raises(HostLost, match=r"^this machine, rank 1 .*\(exit code -9\)$") as lost:
             group.channels[1].receive(PATIENCE)
         assert lost.value.host == "this machine, rank 1" and "\n" not in str(lost.value)
@@ -89,7 +91,9 @@ def test_a_stopped_worker_and_one_that_ignores_everything_end_with_the_group() -
 
 def test_a_worker_that_ends_at_once_is_named_with_its_last_line() -> None:
     group = WorkerGroup(TWO, worker=stub("exits"), seconds=PATIENCE)
-    with pytest.raises(HostLost, match=r"\(this machine, rank 1: exit code 1\)\. Its last lines: .*rank 1: no module named weights"):
+    with pytest.raises(
+        HostLost, match=r"\(this machine, rank 1: exit code 1\)\. Its last lines: .*rank 1: no module named weights"
+    ):
         group.reopen()
     assert group.channels == ()
 
