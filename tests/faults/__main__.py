@@ -37,6 +37,7 @@ from tests.faults import (
     suffix,
     tools,
     warm,
+    worker_starts,
 )
 from tests.faults.planted import Fault
 
@@ -56,6 +57,7 @@ ROOMS = (
     suffix,
     tools,
     warm,
+    worker_starts,
 )
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (
