@@ -65,8 +65,8 @@ def plan(
         str | None,
         typer.Option(
             "--hosts",
-            metavar="N|FILE",
-            help="What each of so many machines has, if the model is spread over them.",
+            metavar="HOSTS",
+            help="What each of N machines has, or those of a host file, if the model is spread over them.",
             show_default=False,
         ),
     ] = None,

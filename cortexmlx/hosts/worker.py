@@ -50,6 +50,7 @@ def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
     import mlx.core as mx
 
     if task.ranks == 1:
+        os.environ.pop("MLX_HOSTFILE", None)  # the launcher's is empty, which MLX takes for a mistake
         return mx.distributed.init()
     library = task.backend.removesuffix("-ring")
     if not mx.distributed.is_available(library):

@@ -182,7 +182,7 @@ def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
     """Return an error with what is known of the workers: which ended, how, and the last lines of their output."""
     processes.await_news()
     ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
-    how = "; ".join(f"{name} ended: {how}" for name, how in ended.items())
+    how = "; ".join(how if name == lost.host else f"{name}: {how}" for name, how in ended.items())
     return HostLost(f"{lost}{f' ({how})' if how else ''}{_said(processes)}", host=next(iter(ended), lost.host))
 
 

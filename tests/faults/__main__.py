@@ -41,6 +41,7 @@ from tests.faults import (
     suffix,
     tools,
     warm,
+    worker_starts,
 )
 from tests.faults.planted import Fault
 
@@ -64,6 +65,7 @@ ROOMS = (
     suffix,
     tools,
     warm,
+    worker_starts,
 )
 """The faults that have judges of their own, `TESTS`."""
 TESTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +20,11 @@ def test_started_by_hand_it_says_who_starts_it() -> None:
     assert "workers are started by cortexmlx, with --hosts" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_one_rank_meets_nobody() -> None:
+def test_one_rank_meets_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The launcher writes an empty host file for it."""
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "empty"))
+    monkeypatch.setenv("MLX_RANK", "0")
     group = meet_the_others(Assignment((), 1, 1, "ring", 1.0), 0)
     assert (group.rank(), group.size()) == (0, 1)
 

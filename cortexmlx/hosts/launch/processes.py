@@ -34,6 +34,7 @@ _ENDED = (
 _LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]")
 
 _NEWS_SECONDS = 1.5
+_SSH_FAILED = "255"
 
 
 class Processes:
@@ -47,6 +48,7 @@ class Processes:
         """
         if not sys.executable:
             raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
+        self._hosts = hosts
         self._key = key.hex()
         short = "/tmp" if hosts.backend == "mpi" else None  # Open MPI makes sockets in it, whose paths must be short
         self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=short))
@@ -85,7 +87,7 @@ class Processes:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of output: those of the workers, or the launcher's own if the workers wrote none."""
+        """The last lines of output: those of the workers, or the launcher's own if these are all there is."""
         lines = list(self._lines)
         own, inside = [], False
         for line in lines:
@@ -93,7 +95,7 @@ class Processes:
                 inside = not inside
             elif not inside and not _LAUNCHERS.search(line):
                 own.append(line)
-        return own or [line for line in lines if not line.startswith("---")]
+        return own or ([] if self.ended_ranks() else [line for line in lines if not line.startswith("---")])
 
     def ended_ranks(self) -> dict[int, str]:
         """Return which ranks ended by a failure, and how, as far as the launcher has told."""
@@ -103,8 +105,14 @@ class Processes:
                 if match := pattern.search(line):
                     said = match.groupdict()
                     how = said.get("signal") or (f"exit code {said['code']}" if "code" in said else "an exit code")
-                    found.setdefault(int(said["rank"]), how)
+                    found.setdefault(int(said["rank"]), how + self._hint(int(said["rank"]), said.get("code")))
         return found
+
+    def _hint(self, rank: int, code: str | None) -> str:
+        """What ssh, which the launcher keeps silent, means by its own exit code."""
+        if code != _SSH_FAILED or rank >= self._hosts.ranks or self._hosts.hosts[rank].here:
+            return ""
+        return f": ssh failed. `ssh {self._hosts.hosts[rank].ssh} true` must work without a question"
 
     def close(self) -> None:
         """End all processes, and remove their temporary files. Waits for a few seconds at most. Safe to call again."""

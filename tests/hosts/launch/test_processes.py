@@ -14,19 +14,20 @@ import pytest
 from cortexmlx.errors import HostRefused
 from cortexmlx.hosts.launch import processes as module
 from cortexmlx.hosts.launch.processes import Processes
-from cortexmlx.hosts.spec import Hosts
+from cortexmlx.hosts.spec import Host, Hosts
 from support.patience import soon
 
 KEY = bytes(range(32))
+TWO = Hosts.parse("2")
 DASHES = "-" * 74
 
 
 @contextmanager
-def running(program: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Processes]:
+def running(program: str, monkeypatch: pytest.MonkeyPatch, folder: Path, hosts: Hosts = TWO) -> Iterator[Processes]:
     """Processes whose launcher is a Python program of the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(module, "launch_command", lambda *_: [sys.executable, "-c", program])
-    processes = Processes(Hosts.parse("2"), [], KEY, [])
+    processes = Processes(hosts, [], KEY, [])
     try:
         yield processes
     finally:
@@ -34,9 +35,9 @@ def running(program: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iter
         assert processes.ended and list(folder.iterdir()) == []
 
 
-def said(output: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Processes:
+def said(output: str, monkeypatch: pytest.MonkeyPatch, folder: Path, hosts: Hosts = TWO) -> Processes:
     """Processes that ended after they wrote this."""
-    with running(f"import sys; sys.stdout.write({output!r})", monkeypatch, folder) as processes:
+    with running(f"import sys; sys.stdout.write({output!r})", monkeypatch, folder, hosts) as processes:
         assert soon(lambda: processes.ended)
     return processes
 
@@ -90,6 +91,14 @@ def test_the_end_of_a_rank_is_read_from_what_mpirun_writes(monkeypatch: pytest.M
     assert said(exits, monkeypatch, tmp_path).ended_ranks() == {0: "an exit code"}
 
 
+def test_a_login_that_fails_is_told_with_the_next_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "[WARN] Node with rank 1 exited with code 255\n"
+    assert said(text, monkeypatch, tmp_path).ended_ranks() == {1: "exit code 255"}, "no ssh starts a process here"
+    hosts = Hosts((Host("127.0.0.1", ("10.0.0.1",)), Host("studio-2", ("10.0.0.2",))), "ring")
+    told = said(text, monkeypatch, tmp_path, hosts).ended_ranks()
+    assert told == {1: "exit code 255: ssh failed. `ssh studio-2 true` must work without a question"}
+
+
 def test_what_a_launcher_says_is_shown_if_there_is_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -111,7 +120,7 @@ def test_news_are_awaited_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_a_launcher_that_does_not_exist_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "launch_command", lambda *_: ["/nowhere/mpirun"])
-    processes = Processes(Hosts.parse("2"), [], KEY, [])
+    processes = Processes(TWO, [], KEY, [])
     processes.await_news()
     processes.close()
     assert processes.last_lines == ["/nowhere/mpirun: No such file or directory"]

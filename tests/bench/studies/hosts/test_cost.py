@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cortexmlx.bench.studies.hosts import cost
 from cortexmlx.bench.studies.hosts.cost import CHIPS, LINKS, MODELS, Chip, Link, Model
 from cortexmlx.models import load_model
 from support.models.tiny import write_tiny
+from support.pages import read
 
 FAST = Chip("fast", 1e12)
 RING = Link("ring", 1e-3, 1e9, ring=True)
@@ -72,6 +74,16 @@ def test_a_dense_model_has_the_shape_of_real_ones() -> None:
         made, known = cost.dense(size), next(m for m in MODELS if m.name == real)
         assert made.layers == pytest.approx(known.layers, rel=0.15)
         assert made.hidden == pytest.approx(known.hidden, rel=0.15)
+
+
+def test_the_page_has_the_figures_of_the_model() -> None:
+    rows = re.findall(r"^\| (Wi-Fi|10 Gb|TCP|RDMA).* \| (\S+) \| (\S+) \| (\S+) \|$", read("docs/hosts.md"), re.M)
+    slow, fast = cost.CROSSING_SECONDS.values()
+    said = [
+        tuple(cost._billions(cost.break_even(chip, link, 2, crossing)) for chip in CHIPS)
+        for link, crossing in (*((link, slow) for link in LINKS), (LINKS[-1], fast))
+    ]
+    assert [row[1:] for row in rows] == said
 
 
 def test_the_tables_say_that_they_are_a_model(capsys: pytest.CaptureFixture[str]) -> None:
