@@ -200,7 +200,7 @@ class EngineCore:
         shrink the arena if `relieve` asked for it. Then copy some cached blocks to the store. Return whether there are
         more to copy.
         """
-        if not self.idle:
+        if not (self.idle and self.recovery.open):
             return False
         self._collected = None
         self.cache.pools.expect_back()

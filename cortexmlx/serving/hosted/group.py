@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.errors import CortexError, HostLost, HostRefused
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.hosts.options import RankInfo, RankOptions
 from cortexmlx.hosts.remote_runner import RemoteRunner
@@ -47,8 +49,8 @@ class HostGroup:
         self._config = config
         self._loaded = loaded
         self._on_lost = on_lost
-        self._workers = WorkerGroup(Hosts.parse(str(config.hosts)))
-        self._runner: RemoteRunner
+        self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report)
+        self._runner: RemoteRunner | None = None
         self.infos: tuple[RankInfo, ...] = ()
         """What each worker tells about its part."""
         self.machines: tuple[str, ...] = tuple(host.ssh for host in self._workers.hosts.hosts)
@@ -66,12 +68,13 @@ class HostGroup:
 
     def open(self) -> None:
         """Start the workers, and open the parts. Raises HostLost, HostRefused and what opening a part raises."""
-        self._workers.reopen()
         try:
+            self._workers.reopen()
             epoch = self.epoch
             self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
             self._runner = RemoteRunner(self._workers.channels, self.names)
-            self.infos = self._runner.open(self._options())
+            with self._reporting():
+                self.infos = self._runner.open(self._options())
             for name, info in zip(self.names, self.infos, strict=True):
                 self._check(name, info)
         except BaseException:
@@ -93,12 +96,13 @@ class HostGroup:
 
     def arrange(self, parts: Sequence[Part]) -> Runner:
         """Let each worker make its runner for its layers of all groups. Return the runner of all."""
-        self._runner.arrange(parts)
-        return self._runner
+        runner = self._opened
+        runner.arrange(parts)
+        return runner
 
     def stats(self) -> tuple[HostStats, ...]:
         """Return what each worker holds, as of its newest answer."""
-        held = [state.bytes for state in self._runner.ranks]
+        held = [state.bytes for state in self._opened.ranks]
         return tuple(
             HostStats(name, info.weight_bytes, bytes_.arena, bytes_.active)
             for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
@@ -106,6 +110,8 @@ class HostGroup:
 
     def close(self) -> None:
         """End all workers. Safe to call again."""
+        if self._runner is not None:
+            self._runner.close()
         self._workers.close()
 
     # -- `AttentionInUse` ---------------------------------------------------------------------------------------------
@@ -122,6 +128,45 @@ class HostGroup:
         """A worker reconsiders its kernels by itself when its runner is told to forget a step."""
 
     # -- opening ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> RemoteRunner:
+        assert self._runner is not None, "the group was not opened"
+        return self._runner
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report while this thread waits for answers of workers. If the engine is closed meanwhile, reporting raises.
+        Then the workers are ended, which ends the wait, and that is raised.
+        """
+        raised: list[BaseException] = []
+        over = threading.Event()
+
+        def report() -> None:
+            try:
+                while not over.wait(_LOOK_SECONDS):
+                    self._report()
+            except BaseException as error:
+                raised.append(error)
+                self._workers.close()
+
+        reporter = threading.Thread(target=report, name="cortexmlx opens workers", daemon=True)
+        reporter.start()
+        try:
+            yield
+        except CortexError as error:
+            over.set()
+            reporter.join()
+            if raised:
+                raise raised[0] from error
+            raise
+        finally:
+            over.set()
+            reporter.join()
+
+    def _report(self) -> None:
+        if self._config.on_progress is not None:
+            self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
 
     def _options(self) -> RankOptions:
         config = self._config
@@ -147,9 +192,9 @@ class HostGroup:
             )
 
     def _pause(self, seconds: float) -> None:
-        report, until = self._config.on_progress or (lambda progress: None), time.monotonic() + seconds
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
-            report(Progress("loading", 0, LOADING_STEPS))  # raises if the engine was closed meanwhile
+            self._report()
             time.sleep(_LOOK_SECONDS)
 
 

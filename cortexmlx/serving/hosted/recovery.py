@@ -50,7 +50,8 @@ class Recovery:
         """How often the workers were lost."""
         self._in_a_row = 0
         self._finished = 0
-        self._open = True
+        self.open = True
+        """Whether there are workers. If not, the next request has them started."""
 
     def __enter__(self) -> None:
         pass
@@ -67,7 +68,7 @@ class Recovery:
         """Return whether a step may begin. If the workers could not be started after the last loss, try again. If that
         fails, too, all requests fail.
         """
-        return self._open or self._reopened()
+        return self.open or self._reopened()
 
     def recover(self, lost: HostLost) -> None:
         """Fail or restart the requests that run, and start the workers anew. If that fails, all requests fail."""
@@ -89,11 +90,12 @@ class Recovery:
                 self._core.requests.fail(answers[job.id].of_request, lost)
 
     def _reopened(self) -> bool:
-        self._open = False
+        self.open = False
         try:
             self._core.reopen()
-            self._open = True
-        except CortexError as error:
+            self.open = True
+        except (CortexError, OSError) as error:
             log.error("the workers cannot be started again: %s", error)
-            self._core.fail_all(error)
-        return self._open
+            lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error}")
+            self._core.fail_all(lost)
+        return self.open

@@ -17,6 +17,7 @@ from cortexmlx.models.load import load_without_weights
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.hosted import group
 from cortexmlx.serving.hosted.group import ATTEMPTS, HostGroup
+from support.patience import PATIENCE
 
 INFO = RankInfo((), 320, 512, 10, 5, "float32", "tiny", "llama", (), "identity", 1 << 30, "metal")
 
@@ -24,12 +25,14 @@ INFO = RankInfo((), 320, 512, 10, 5, "float32", "tiny", "llama", (), "identity",
 class Workers:
     """In the place of a WorkerGroup and its RemoteRunner: `refusals` are raised by the next starts."""
 
-    def __init__(self, hosts: Any) -> None:
+    def __init__(self, hosts: Any, check: Callable[[], None]) -> None:
+        self.check = check
         self.hosts, self.names, self.channels = hosts, ("one", "two"), ()
         self.epoch = self.closed = 0
         self.refusals: deque[CortexError] = deque()
         self.infos = [INFO, INFO]
         self.asked: list[RankOptions] = []
+        self.loading: threading.Event | None = None
         self.action: Callable[[HostLost], None] | None = None
 
     def reopen(self) -> None:
@@ -42,9 +45,15 @@ class Workers:
 
     def close(self) -> None:
         self.closed += 1
+        if self.loading is not None:
+            self.loading.set()
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
         self.asked.append(options)
+        if self.loading is not None and not self.loading.wait(PATIENCE):
+            raise AssertionError("the workers load for ever")
+        if self.loading is not None and self.closed:
+            raise HostLost("the channels were closed")
         return tuple(self.infos)
 
 
@@ -53,8 +62,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Workers]]:
     """The workers that were made."""
     made: list[Workers] = []
 
-    def make(hosts: Any) -> Workers:
-        made.append(Workers(hosts))
+    def make(hosts: Any, check: Callable[[], None]) -> Workers:
+        made.append(Workers(hosts, check))
         return made[-1]
 
     monkeypatch.setattr(group, "WorkerGroup", make)
@@ -135,6 +144,26 @@ def test_an_engine_that_is_closed_does_not_wait_for_its_workers(
     workers[0].refusals.append(HostLost("no network"))
     with pytest.raises(EngineClosed):
         made.reopen()
+
+
+def test_an_engine_that_is_closed_while_workers_load_ends_them(
+    make: Callable[..., HostGroup], workers: list[Workers]
+) -> None:
+    """The thread that opens them waits for their answers meanwhile."""
+    reports: list[Any] = []
+
+    def closed(progress: Any) -> None:
+        reports.append(progress)
+        if len(reports) > 2:
+            raise EngineClosed("closed")
+
+    made = make(on_progress=closed)
+    workers[0].loading = threading.Event()
+    with pytest.raises(EngineClosed):
+        made.open()
+    assert workers[0].closed and len(reports) == 3
+    with pytest.raises(EngineClosed):
+        workers[0].check()
 
 
 def test_a_loss_is_told_with_the_epoch_of_the_workers_that_were_lost(
