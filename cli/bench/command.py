@@ -146,8 +146,7 @@ def bench(
         if kv_bits is not None and against is not None:
             notes += (f"{kv_bits}-bit keys and values here; mlx-lm's batches keep them in the model's dtype",)
         count = repetitions or REPETITIONS
-        sides = {"draft": draft, "hosts": hosts}
-        plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, **sides)
+        plan = Plan(path, notes, memory, attention, count, seed, on_run, adapter, kv_bits, kv_group_size, draft, hosts)
         rows = _in_rounds(plan, repetitions) if save is not None or compare is not None else plan
         wanted = tests(prompts, generates, batches, depths)
         same_rows = bool({"batch", "depth"} & set(given))

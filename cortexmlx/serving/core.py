@@ -20,7 +20,7 @@ from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.begin import begin_speculation
-from cortexmlx.serving.drafting.draft_model import DraftModel, begun_anew
+from cortexmlx.serving.drafting.draft_model import begun, begun_anew
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.hosted.recovery import Recovery
 from cortexmlx.serving.loading.open_model import open_model
@@ -29,6 +29,7 @@ from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.observed.report import engine_stats
 from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.text.stops import Stops
+from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.stats import EngineStats, UsageSample
 
 _T = TypeVar("_T")
@@ -66,9 +67,7 @@ class EngineCore:
             self.model = model = open_model(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.draft: DraftModel | None = None
-            if model.draft is not None:
-                self.draft = DraftModel(model.draft, config.max_rows, config.prefill_budget, self.info.vocab_size)
+            self.draft = begun(model.draft, config, self.info.vocab_size)
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:
@@ -93,7 +92,7 @@ class EngineCore:
             self.config.forced_tokens,
             lambda job: self.speculation.end(job),
         )
-        self.speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
+        self.speculation: Speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 

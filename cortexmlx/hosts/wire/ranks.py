@@ -153,9 +153,9 @@ class Ranks:
         except HostLost as error:
             raise self._ended(named(error, name)) from error
         if isinstance(answer.value, Failed):
-            error = answer.value.error
-            own = opening and not isinstance(error, HostLost)
-            raise self._ended((not own and self._dead()) or named(error, name), opening)
+            failure = answer.value.error
+            own = opening and not isinstance(failure, HostLost)
+            raise self._ended((not own and self._dead()) or named(failure, name), opening)
         if answer.state is not None:
             self.states[rank] = answer.state
         self._compare(name, answer)

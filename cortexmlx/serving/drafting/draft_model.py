@@ -62,6 +62,11 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
     return opened
 
 
+def begun(opened: ServedModel | None, config: EngineConfig, vocabulary: int) -> DraftModel | None:
+    """Return the draft model of an engine whose model knows `vocabulary` tokens, if any. Raises MemoryRefused."""
+    return None if opened is None else DraftModel(opened, config.max_rows, config.prefill_budget, vocabulary)
+
+
 def begun_anew(draft: DraftModel | None) -> DraftModel | None:
     """Let a draft model begin anew, and return it. If it gets no memory for that, it is unloaded: None."""
     if draft is None:

@@ -98,18 +98,19 @@ class HostedModel:
         tails = [long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
         self._long_tail_rows = min(tails)
         beside = Counter(self._group.machines)
-        memory, notes = [], []
+        memory: list[int] = []
+        beyond: tuple[str, ...] = ()
         for part, info, machine in zip(parts, infos, self._group.machines, strict=True):
             available = info.memory_bytes // beside[machine]
             reserved = reserved_bytes(part, load.rows, vocab_size, info.weight_bytes, self._long_tail_rows)
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes * beside[machine], info.memory_bytes, info.memory_bytes, machine)
-                notes += beyond_note(config.kv_bytes, max(available - reserved, 0), machine)
+                beyond += beyond_note(config.kv_bytes, max(available - reserved, 0), machine)
             memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
         self._room = room_of_all(parts, memory, load, longest)
         self.blocks = self._room.blocks
         whole = together(parts)
-        notes = (*self.loaded.notes, *dict.fromkeys(notes), f"{len(infos)} workers: {'; '.join(self._group.names)}")
+        notes = (*self.loaded.notes, *dict.fromkeys(beyond), f"{len(infos)} workers: {'; '.join(self._group.names)}")
         return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
 
     @property
