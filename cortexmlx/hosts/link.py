@@ -33,8 +33,10 @@ class LinkLimits:
     """Without any heartbeat for so long, the other side is lost."""
     beat_seconds: float = 0.5
     """Time between two heartbeats of this side."""
-    stall_seconds: float = 30.0
-    """The other side is lost if it takes nothing of a message for so long, although it is alive."""
+    stall_seconds: float = 60.0
+    """The other side is lost if it takes nothing of a message for so long, although its heartbeats come. A worker takes
+    nothing while it computes a step.
+    """
     message_bytes: int = 256 << 20
     """The largest message. A larger one is refused before memory is allocated for it."""
 

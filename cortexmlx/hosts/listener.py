@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import logging
 import selectors
@@ -39,6 +38,8 @@ VISITORS = 64
 again.
 """
 TICK_SECONDS = 0.1
+"""The longest time between two calls of `check`."""
+PAUSE_SECONDS = 0.01
 
 
 @dataclass(slots=True)
@@ -120,10 +121,8 @@ class Listener:
         was here is lost, or if the listener was closed.
         """
         with self._state:
-            if self._closed:
-                raise HostLost("the listener for this epoch is closed: make a new one, with a new epoch")
-            if self._accepting:
-                raise HostLost("another thread already waits for the workers of this epoch")
+            if self._closed or self._accepting:
+                raise HostLost("this listener has served its epoch: make a new one, with a new epoch")
             self._accepting = True
         try:
             self._await_all(deadline, check)
@@ -190,9 +189,8 @@ class Listener:
     def _open_door(self, door: socket.socket) -> None:
         try:
             connection, address = door.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE) and self._visitors:
-                self._refuse(self._oldest(), StrangerError(StrangerKind.CROWD, str(error)))
+        except OSError:  # It went away already, or this process may open no more files now.
+            time.sleep(PAUSE_SECONDS)
             return
         host = address[0]
         if not self._is_allowed(host):
@@ -200,7 +198,8 @@ class Listener:
             self._log_once(host, StrangerError(StrangerKind.ADDRESS))
             return
         if len(self._visitors) >= VISITORS:
-            self._refuse(self._oldest(), StrangerError(StrangerKind.CROWD, f"{VISITORS} are allowed"))
+            oldest = next(iter(self._visitors))
+            self._refuse(oldest, StrangerError(StrangerKind.CROWD, f"{VISITORS} are allowed"))
         deadline = time.monotonic() + self._handshake_seconds
         visitor = Visitor(connection, host, deadline, admit(self._key, partial(self._judge, host)))
         self._visitors[visitor] = None
@@ -224,9 +223,6 @@ class Listener:
         self._forget(visitor)
         visitor.connection.close()
         self._log_once(visitor.host, error)
-
-    def _oldest(self) -> Visitor:
-        return next(iter(self._visitors))
 
     def _forget(self, visitor: Visitor) -> None:
         del self._visitors[visitor]

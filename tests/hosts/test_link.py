@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import HostLost
+from cortexmlx.hosts import heartbeat
 from cortexmlx.hosts.channel import Channel
 from cortexmlx.hosts.frames import FrameStream, StreamBroken
+from cortexmlx.hosts.heartbeat import Lost, beat_until_lost
 from cortexmlx.hosts.link import Link, LinkLimits
 from support.hosts.links import PATIENT, EchoProcess, link_pair, tcp_pair
 from support.patience import PATIENCE, soon
@@ -345,14 +348,22 @@ def test_a_worker_whose_controller_is_silent_ends_itself() -> None:
         assert worker.process.wait(PATIENCE) == 1
 
 
-def test_heartbeats_count_that_came_while_this_side_was_stopped() -> None:
-    limits = LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.1)
-    with EchoProcess(limits, silence_of_worker=2.0) as worker:
-        worker.process.send_signal(signal.SIGSTOP)
-        time.sleep(3.0)
-        worker.process.send_signal(signal.SIGCONT)
-        worker.link.send(b"alive")
-        assert worker.link.receive(PATIENCE) == b"alive"
+def test_heartbeats_count_that_came_while_this_side_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock jumps when it is read for the second time: this process was stopped there, and heartbeats wait."""
+    reads = count()
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: 100.0 * (next(reads) > 0))  # type: ignore[attr-defined]
+    one, other = socket.socketpair()
+    with one, other:
+        other.sendall(b"..")
+        other.shutdown(socket.SHUT_WR)
+        assert beat_until_lost(one, beat_seconds=1.0, silence_seconds=50.0) is Lost.ENDED
+
+
+def test_silence_is_noticed_by_the_clock_alone() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        assert beat_until_lost(one, beat_seconds=0.01, silence_seconds=0.1) is Lost.SILENT
+        assert other.recv(100).strip(b".") == b""
 
 
 def test_a_dead_host_is_noticed_within_ten_seconds_by_default() -> None:

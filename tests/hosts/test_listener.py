@@ -172,6 +172,28 @@ def test_strangers_are_refused_cost_little_and_hold_up_nobody(
     assert soon(lambda: _open_files() == files)
 
 
+def test_a_process_that_may_open_no_more_files_serves_when_it_may_again() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Group() as group, socket.socket() as waiting:
+        taken = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 10, before[1]))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            waiting.connect(group.address)
+            time.sleep(0.1)
+            assert not group.accepted.done()
+        finally:
+            for file in taken:
+                os.close(file)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        waiting.sendall(bytes(100))
+        assert _is_closed(waiting)
+        group.join()
+        group.links()
+
+
 def test_a_slow_loris_is_sent_away_however_often_it_speaks(caplog: pytest.LogCaptureFixture) -> None:
     with Group(handshake_seconds=0.3) as group:
         for _ in range(2):
