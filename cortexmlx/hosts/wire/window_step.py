@@ -15,7 +15,6 @@ from cortexmlx.hosts.wire.codec import broken
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
-
 _FIELDS = [field.name for field in fields(StepPlan)]
 
 
