@@ -81,13 +81,14 @@ class RemoteRunner:
         front.
         """
         self._every = options.compare_every
-        return tuple(_each(self._ranks.ask(Open(options)), RankInfo))
+        return tuple(_each(self._ranks.ask(Open(options), opening=True), RankInfo))
 
     def arrange(self, groups: Sequence[Sequence[LayerGroup]]) -> None:
         """Have every rank make its runner: `groups[rank]` are the groups of all ranks in one order, each with the
         layers that this rank has of it. Raises as `open`.
         """
-        self._arranged = _each(self._ranks.ask([Arrange(tuple(each)) for each in groups]), Arranged)
+        answers = self._ranks.ask([Arrange(tuple(each)) for each in groups], opening=True)
+        self._arranged = _each(answers, Arranged)
         self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
 
     @property

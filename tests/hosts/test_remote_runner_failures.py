@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.errors import HostLost, KVBlockError, ModelNotFound
+from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.hosts.remote_runner import RemoteRunner
 from cortexmlx.hosts.wire.messages import CALL, Dispatch
@@ -77,6 +77,17 @@ def test_the_first_error_of_opening_keeps_its_class_and_names_the_rank(tmp_path:
         ranks.runner.open(options_for(tmp_path / "nowhere"))
     with pytest.raises(HostLost):
         ranks.runner.arrange([(), ()])
+    ranks.close()
+
+
+def test_a_part_that_shows_itself_damaged_keeps_its_error(tiny: Tiny) -> None:
+    def damaged(runner: ModelRunner) -> None:
+        raise ModelCorrupt("the logits are NaN")
+
+    ranks = Ranks(2, changed({1: damaged}))
+    infos = ranks.runner.open(options_for(tiny("llama")))
+    with pytest.raises(ModelCorrupt, match=r"^rank 1: the logits are NaN$"):
+        ranks.runner.arrange([info.groups for info in infos])
     ranks.close()
 
 

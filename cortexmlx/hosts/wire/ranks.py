@@ -17,11 +17,9 @@ from cortexmlx.hosts.wire.messages import (
     CALL,
     Answer,
     AnyCall,
-    Arrange,
     Call,
     Close,
     Failed,
-    Open,
     RankState,
     Value,
 )
@@ -86,23 +84,23 @@ class Ranks:
             if one is not None and id(one) not in messages:
                 messages[id(one)] = message = CALL.encode(Call(self._number, one))
         self._sending = True
-        for channel, one in zip(self.channels, each, strict=True):
+        for channel, name, one in zip(self.channels, self.names, each, strict=True):
             if one is not None:
                 try:
                     channel.send(messages[id(one)])
                 except HostLost as error:
                     self._sending = False
-                    raise self._ended(named(error, channel.name)) from error
+                    raise self._ended(named(error, name)) from error
         self._sending = False
         return self._number, message
 
-    def ask(self, asks: AnyCall | Sequence[AnyCall | None]) -> list[Value]:
-        """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost; `Open` and `Arrange`
-        raise what the first rank raised that did, with its name in front.
+    def ask(self, asks: AnyCall | Sequence[AnyCall | None], opening: bool = False) -> list[Value]:
+        """Send a call, and return the answers of all ranks that got it, by rank. Raises HostLost. While a model is
+        `opening`, it raises what the first rank raised that did, with its name in front.
         """
         number, _ = self.send(asks)
         asked = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
-        return self.answers(number, asked, opening=isinstance(asks, Open | Arrange))
+        return self.answers(number, asked, opening)
 
     def answers(self, number: int, ranks: Sequence[int], opening: bool = False) -> list[Value]:
         """Wait for the answers of some ranks to a call."""

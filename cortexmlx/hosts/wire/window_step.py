@@ -15,6 +15,8 @@ from cortexmlx.hosts.wire.codec import broken
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
 
+_FIELDS = [field.name for field in fields(StepPlan)]
+
 
 @dataclass(frozen=True)
 class WindowStep:
@@ -59,10 +61,7 @@ class WindowStep:
 
 def window_step(before: StepPlan | None, plan: StepPlan) -> WindowStep | None:
     """Return `plan` by what differs from the step `before` it; None if that does not say all of it."""
-    if before is None or plan.kind is not StepKind.DECODE or before.kind is not StepKind.DECODE:
-        return None
-    rare = (plan.source, plan.sampling, plan.groups, plan.flush, plan.scoring)
-    if any(part is not None for part in rare) or plan.writes or plan.copies or plan.loads:
+    if before is None or before.kind is not StepKind.DECODE or plan.groups is not None:
         return None
     if len(plan.segments) != len(before.segments):
         return None
@@ -70,9 +69,6 @@ def window_step(before: StepPlan | None, plan: StepPlan) -> WindowStep | None:
     step = WindowStep(plan.number, live, plan.tokens, plan.states)
     after = step.after(before)
     return step if all(_same(getattr(after, name), getattr(plan, name)) for name in _FIELDS) else None
-
-
-_FIELDS = [field.name for field in fields(StepPlan)]
 
 
 def _same(a: object, b: object) -> bool:
