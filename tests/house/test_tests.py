@@ -44,7 +44,6 @@ TESTED_WITH = {
     "cortexmlx/hosts/channel.py": "tests/hosts/test_link.py",
     "cortexmlx/hosts/frames.py": "tests/hosts/test_link.py",
     "cortexmlx/hosts/heartbeat.py": "tests/hosts/test_link.py",
-    "cortexmlx/hosts/visitor.py": "tests/hosts/test_listener.py",
     "cortexmlx/hosts/options.py": "tests/hosts/test_rank_server.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
