@@ -25,7 +25,7 @@ class RankOptions:
 
     model: str
     adapter: str | None
-    dequantize: bool
+    dequantize: bool | None
     kv_bits: int | None
     kv_group_size: int | None
     block_size: int
