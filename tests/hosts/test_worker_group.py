@@ -281,11 +281,12 @@ def test_workers_meet_by_mpi_and_a_killed_one_is_named() -> None:
         everything = set(commands(started(group))) | set(workers.values())
         assert group._processes is not None
         assert not any(group._processes._key in command for command in commands().values())
+        folder = group._processes._folder
         os.kill(workers[2], signal.SIGKILL)
         with pytest.raises(HostLost, match=r"this machine, rank 2 .*\(signal 9\)"):
             group.channels[2].receive(PATIENCE)
         group.reopen()
-        assert not alive(everything)
+        assert not alive(everything) and not folder.exists()
         answers(group)
 
 
