@@ -94,7 +94,10 @@ class EngineCore:
     def _begun_draft(self, opened: OpenedModel | None) -> DraftModel | None:
         if opened is None:
             return None
-        return DraftModel(opened, self.config.max_rows, self.config.prefill_budget, self.info.vocab_size)
+        config = self.config
+        return DraftModel(
+            opened, config.max_rows, config.prefill_budget, self.info.vocab_size, share_prefixes=config.prefix_cache
+        )
 
     def _begin_draft_anew(self) -> None:
         """Let the draft model begin anew. If it gets no memory for that, there is none any more."""
