@@ -60,7 +60,7 @@ class EngineCore:
         self._step_seconds = 0.0
         self._collected: float | None = None
         try:
-            self._opened_draft = None if config.draft is None else open_draft(config, waiting)
+            self._opened_draft = None if config.used_draft is None else open_draft(config, waiting)
             self._model = model = OpenedModel(config, wake, waiting, self._opened_draft)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk

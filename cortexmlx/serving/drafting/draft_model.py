@@ -36,10 +36,10 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
     Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
     """
-    assert config.draft is not None
+    assert config.used_draft is not None
     own = replace(
         config,
-        model=config.draft,
+        model=config.used_draft,
         draft=None,
         adapter=None,
         kv_memory=None,

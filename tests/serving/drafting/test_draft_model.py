@@ -317,11 +317,13 @@ def test_a_draft_model_that_cannot_take_back_tokens_is_refused(tiny: Any, tmp_pa
 
 @pytest.mark.parametrize("setting", [{}, {"speculate": False}, {"reproducible": True}])
 def test_a_draft_model_that_is_of_no_use_is_said_and_unloaded(setting: dict[str, bool], tiny: Any) -> None:
+    """If nothing is to be drafted, it is not even loaded."""
+    draft = "/no/such/model" if setting else tiny("llama")
     name = tiny("llama" if setting else "qwen3_5")
     why = "".join(f"{option}={value}" for option, value in setting.items()) or f"{name} has recurrent layers"
-    with Engine(name, draft=tiny("llama"), kv_memory="1MB", **setting) as engine:
+    with Engine(name, draft=draft, kv_memory="1MB", **setting) as engine:
         assert engine.info.draft is None
-        assert any("is not used" in note and why in note for note in engine.info.notes)
+        assert any(f"{draft} is not used" in note and why in note for note in engine.info.notes)
         answer = engine.generate(tokens_of(20), SamplingParams(max_tokens=4, ignore_eos=True))
         assert answer.usage.completion_tokens == 4 and engine.stats().draft_kv_bytes == 0
 
