@@ -216,6 +216,9 @@ class Speculation:
         if guess is None:
             return
         new, tokens = job.generated - guess.at, guess.draft.tokens
+        if new - guess.judged > len(job.tokens):  # it has dropped some of them
+            del self._guesses[job.id]
+            return
         for place in range(guess.judged, min(new, len(tokens))):
             right = job.tokens[place - new] == tokens[place]
             if not guess.draft.certain:
@@ -271,6 +274,7 @@ class Speculation:
         """Forget all texts, because the engine begins anew."""
         self._drafted.clear()
         self._guesses.clear()
+        self.chances.forget()
         for drafter in self._every:
             drafter.forget()
 

@@ -10,9 +10,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.speculation.drafter import Draft
 from support.scheduling.adversaries import Act, adversary, texts_of
+from support.scheduling.requests import job_of
 from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
 
 RIGHT = Act(1000, right=16)
@@ -180,6 +183,33 @@ def test_a_job_that_ends_and_an_engine_that_begins_anew_leave_nothing() -> None:
     assert speculation._guesses
     speculation.forget()
     assert not speculation._guesses and not speculation._drafted
+
+
+@pytest.mark.parametrize("more", [0, 3, 40])
+def test_a_guess_is_judged_also_if_its_text_has_dropped_most_tokens_since(more: int) -> None:
+    """While steps are kept small after a refusal nobody looks at guesses, and the text may drop what they were about:
+    the step failed.
+    """
+    text = texts_of(1, 100)[0]
+    figures = Figures(CPU, [Scripted(lambda job, budget: (text[job.generated :][:budget], 0))])
+    job = job_of(0, [1, 2, 3], max_tokens=100, keep=KeepPolicy(2, 6))
+    speculation = figures.speculation
+    speculation._ask([job])
+    assert len(speculation._guesses[job.id].left) == MOST_DRAFTS + 1
+    for token in text[: 4 + more]:
+        job.take(token)
+        job.drop()
+    speculation._judge(job)
+    assert (job.id in speculation._guesses) is (4 + more <= MOST_DRAFTS)
+    assert speculation.chances.streak(job.id) == (4 + more if more < 40 else 0)
+
+
+def test_rows_that_fail_together_leave_no_chances() -> None:
+    texts = texts_of(3, 200)
+    figures = ran(CPU, texts, adversary(texts, [Act(200, 3)]))
+    assert figures.speculation.chances.rows
+    figures.speculation.forget()
+    assert not figures.speculation.chances.rows
 
 
 # -- drafters that take time ------------------------------------------------------------------------------------------
