@@ -135,6 +135,37 @@ def test_tokens_in_flight_shift_drafts_or_belie_them(wrong: int | None, left: in
     shadow.finish(50)
 
 
+@pytest.mark.parametrize("columns", [2, 15, 16])
+def test_drafts_that_a_token_in_flight_belies_end_no_window(columns: int) -> None:
+    """The row goes on in its window, drained once, unless the window is full."""
+    shadow, job = began()
+    while (planned := shadow.plan()) is not None and planned.column < columns - 1:
+        drained(shadow)
+    drafted(shadow, job, 6, wrong=0)
+    assert shadow.scheduler.plan(1) is None
+    drained(shadow)
+    plan = shadow.plan()
+    assert plan is not None and plan.kind is StepKind.DECODE
+    assert (plan.flush is None, plan.column) == ((True, columns) if columns < 16 else (False, 0))
+    steps = shadow.scheduler.gate.steps
+    assert (steps[Drain.VERIFY], steps[Drain.CONTRADICTED]) == (0, int(columns < 16))
+    shadow.finish(50)
+
+
+def test_drafts_of_another_row_are_verified_all_the_same() -> None:
+    shadow, job = began()
+    other = decoding(shadow, 2, [9, 8, 7], 40)
+    assert shadow.plan() is not None
+    drafted(shadow, job, 6, wrong=0)
+    drafted(shadow, other, 6)
+    assert shadow.scheduler.plan(1) is None
+    drained(shadow)
+    plan = shadow.plan()
+    assert plan is not None and [len(segment.logits) for segment in plan.segments] == [1, 6]
+    assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
+    shadow.finish(50)
+
+
 def test_a_row_that_begins_again_has_no_drafts() -> None:
     shadow, job = began()
     drafted(shadow, job, 5)
