@@ -137,10 +137,12 @@ class SuffixDrafter:
         return row
 
     def _index(self, rows: Sequence[_Row]) -> None:
-        """Let the places of the rows' texts be found, then those of their clients' ended texts: some in each step."""
+        """Let the places of the rows' texts be found, then those of their clients' ended texts: some in each step. New
+        tokens of a row do not wait for another one's long prompt.
+        """
         left = INDEXED_AT_ONCE
         for row in rows:
-            left -= self._index_some(row.shelf.hash_key, row.text, left)
+            left -= self._index_some(row.shelf.hash_key, row.text, max(left, ONE_BY_ONE))
             unindexed = row.shelf.unindexed
             while unindexed and left > 0:
                 text = next(iter(unindexed.values()))

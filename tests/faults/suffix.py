@@ -38,6 +38,7 @@ FAULTS = (
         "source.tokens, 2, begin + NEAR",
     ),
     Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
+    Fault("new tokens wait for a long prompt", DRAFTER, "max(left, ONE_BY_ONE)", "left"),
     Fault("a long prompt is indexed at once", DRAFTER, "begin + most)", "begin + 10**6)"),
     Fault(
         "tokens dropped meanwhile are not read",

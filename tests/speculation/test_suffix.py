@@ -63,6 +63,16 @@ def test_other_tokens_with_the_same_hash_are_no_match() -> None:
     assert guess(drafter, job_of(0, [1, 2, 3, 1, other])) == []
 
 
+def test_a_long_prompt_keeps_nobody_elses_new_tokens_from_being_found() -> None:
+    drafter = SuffixDrafter()
+    long = job_of(0, list(range(20 * INDEXED_AT_ONCE)), client="a", salt="a")
+    job = job_of(1, [1, 2, 3, 4], client="b", salt="b")
+    for token in (8, 5, 6, 7, 1, 5, 6):
+        job.take(token)
+        (_, draft) = drafter.propose([long, job], 2)
+    assert draft is not None and list(draft.tokens) == [7, 1]
+
+
 def test_another_clients_text_pushes_no_place_out() -> None:
     """Else a client could see by its drafts which two tokens another one's texts have. Four tries: each client has a
     hash that nobody can guess, and those of two clients may meet.
