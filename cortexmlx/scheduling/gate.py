@@ -59,7 +59,7 @@ class Gate:
         """Return why nothing may be in flight for the next step; None if it may run ahead. A reason that ends the
         window stays until nothing is in flight, except for drafts.
         """
-        reason = Drain.CONTRADICTED if self._waiting_for is Drain.VERIFY else self._waiting_for
+        reason: Drain | None = Drain.CONTRADICTED if self._waiting_for is Drain.VERIFY else self._waiting_for
         if reason is None or not reason.ends_window:
             found = self._found()
             reason = found if in_flight else found or reason
