@@ -204,6 +204,31 @@ def test_a_guess_is_judged_also_if_its_text_has_dropped_most_tokens_since(more: 
     assert speculation.chances.streak(job.id) == (4 + more if more < 40 else 0)
 
 
+@pytest.mark.parametrize("certain", [False, True])
+@pytest.mark.parametrize("pending", [0, 1, 2])
+def test_a_guess_is_worth_what_comes_after_the_tokens_in_flight(pending: int, certain: bool) -> None:
+    class Sure(Scripted):
+        def propose(self, jobs: Sequence[Job], budget: int) -> list[Draft | None]:
+            return [Draft(range(budget), certain=certain) for _ in jobs]
+
+    speculation = Figures(CPU, [Sure(lambda job, budget: None)]).speculation
+    job = job_of(0, [1, 2, 3])
+    speculation._ask([job])
+    job.num_planned_outputs = job.generated + pending
+    every = [1.0] * MOST_DRAFTS if certain else speculation.chances.of(job.id, ("scripted", 0), MOST_DRAFTS)
+    assert speculation._chances(job) == every[pending:]
+
+
+def test_a_guess_that_was_wrong_is_forgotten() -> None:
+    speculation = Figures(CPU, [Scripted(lambda job, budget: (range(budget), 0))]).speculation
+    job = job_of(0, [1, 2, 3])
+    speculation._ask([job])
+    job.take(0)
+    job.take(7)
+    speculation._judge(job)
+    assert job.id not in speculation._guesses and speculation.chances.streak(job.id) == 0
+
+
 def test_rows_that_fail_together_leave_no_chances() -> None:
     texts = texts_of(3, 200)
     figures = ran(CPU, texts, adversary(texts, [Act(200, 3)]))
