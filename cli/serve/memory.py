@@ -83,7 +83,7 @@ class _Outline:
         self.name, self.config = name, config
         self._source: PlanSource = source
         self._skeleton: Skeleton = skeleton
-        self._draft = None if config.draft is None else build_draft(str(config.draft))
+        self._draft = None if config.used_draft is None else build_draft(str(config.used_draft))
         self._load = sizing.Load(config.max_rows, config.prefill_budget, config.block_size)
         self.fixed = _fixed(self._figures(0, None))
 

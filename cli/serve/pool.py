@@ -66,8 +66,8 @@ def open_pool(
     for config in configs.values():
         with _until_interrupted(str(config.model)) as on_progress:
             engines.fetch(config.model, on_progress)
-            if config.draft is not None:
-                engines.fetch(config.draft, on_progress)
+            if config.used_draft is not None:
+                engines.fetch(config.used_draft, on_progress)
     planned = plan_memory(configs, budget, keep)
     models = [
         _served(name, plan.config, asked, memory=plan.memory, context_length=plan.context_length)

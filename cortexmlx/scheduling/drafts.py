@@ -30,9 +30,9 @@ class Verified:
 def can_draft(job: Job, cache: KVCache) -> bool:
     """Return whether the next tokens of a job may be drafted: it decodes, its last drafts are verified, and its
     sequence can be cut back. With recurrent layers, and on mlx-lm's own caches, it cannot. The caller's own functions
-    are promised a text that grows by one token, so they see no drafts.
+    are promised a text that grows by one token, so they see no drafts. A job that drafts have spoiled gets no more.
     """
-    return job.can_decode and not job.verifying and not job.processed and not cache.needs_ends
+    return job.can_decode and not (job.verifying or job.processed or job.spoiled or cache.needs_ends)
 
 
 def draft(job: Job, tokens: Sequence[int], cache: KVCache, vocab_size: int) -> None:
@@ -72,11 +72,14 @@ def taken(
     """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
     results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`. Return them,
     and how many drafts were right.
+
+    If no token can be chosen at one of the places, a wrong draft may have left NaN in the job's last block. Then the
+    job is `spoiled`, and that block is not shared.
     """
-    committed, accepted = [], 0
+    committed, accepted, job.spoiled = [], 0, min(tokens) < 0
     for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):
-        if token < 0 and index:
-            break  # no token can be chosen there: the next step says so
+        if token < 0:
+            break
         committed.append(Committed(job, token, first + index, job.take(token, first + index, on_token)))
         accepted += drafted == token
         if committed[-1].finish_reason is not None or drafted != token:
@@ -85,6 +88,7 @@ def taken(
     job.drafted += verified.drafted
     job.accepted += verified.accepted
     job.cut_back()
-    running.cache.truncate(job.id, job.num_computed_tokens)
-    running.store(job, job.num_computed_tokens)
+    stored = job.num_computed_tokens
+    running.cache.truncate(job.id, stored)
+    running.store(job, stored - stored % running.cache.block_size if job.spoiled else stored)
     return committed, verified

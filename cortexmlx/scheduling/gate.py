@@ -29,6 +29,8 @@ class Drain(Enum):
     """Requests wait, and blocks of ended rows are free only after a flush."""
     VERIFY = "verify"
     """It verifies drafted tokens. How far the row gets is known when it is done."""
+    CONTRADICTED = "contradicted"
+    """The tokens that were awaited have left none of the drafts, so there is nothing to verify."""
     HISTORY = "history"
     """A row's sampling looks at tokens that are in flight."""
     UNPIPELINED = "unpipelined"
@@ -37,7 +39,7 @@ class Drain(Enum):
     @property
     def ends_window(self) -> bool:
         """Whether the step writes the arena, so that the decode window ends before it."""
-        return self not in (Drain.HISTORY, Drain.UNPIPELINED)
+        return self not in (Drain.CONTRADICTED, Drain.HISTORY, Drain.UNPIPELINED)
 
 
 class Gate:
@@ -55,9 +57,9 @@ class Gate:
 
     def reason(self, in_flight: int) -> Drain | None:
         """Return why nothing may be in flight for the next step; None if it may run ahead. A reason that ends the
-        window stays until nothing is in flight.
+        window stays until nothing is in flight, except for drafts.
         """
-        reason = self._waiting_for
+        reason: Drain | None = Drain.CONTRADICTED if self._waiting_for is Drain.VERIFY else self._waiting_for
         if reason is None or not reason.ends_window:
             found = self._found()
             reason = found if in_flight else found or reason

@@ -102,6 +102,8 @@ class Job:
     """Guessed next tokens, to be verified."""
     verifying: tuple[int, ...] = ()
     """The guessed tokens that a step in flight verifies."""
+    spoiled: bool = False
+    """Whether wrong drafts may have left NaN in its last block: see `drafts.taken`."""
     drafted: int = 0
     """Guessed tokens that were verified so far."""
     accepted: int = 0

@@ -269,6 +269,8 @@ class RunningSet:
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
         stored = min(job.num_stored_tokens, len(job.tokens)) if self.shares(job) else 0
+        if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.taken`
+            stored -= stored % self.cache.block_size
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
         if self.shares(job):
             self.cache.release_blocks(job.id, job.tokens, stored, job.keys, passed=job.must_drop)

@@ -378,13 +378,17 @@ class Scheduler:
             first, end = end, end + len(segment.logits)
             if not segment.live or (job := self._of(segment)) is None:
                 continue
-            if job.verifying:
+            if not job.verifying:
+                committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, on_token)))
+                reason = committed[-1].finish_reason
+            else:
                 taken, verified = drafts.taken(job, tokens[first:end], first, self._running, on_token)
                 committed += taken
                 self.verified.append(verified)
-            else:
-                committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, on_token)))
-            if (reason := committed[-1].finish_reason) is not None:
+                reason = taken[-1].finish_reason if taken else None
+                if job.spoiled and reason is None:
+                    self._requeue(job, trusted=False)
+            if reason is not None:
                 self.finish(job.id, reason)
         return committed
 

@@ -167,6 +167,11 @@ class EngineConfig:
         return None if self.kv_memory is None else parse_size(self.kv_memory)
 
     @property
+    def used_draft(self) -> str | Path | None:
+        """The draft model, unless nothing is to be drafted: then it is not loaded."""
+        return self.draft if self.speculate and not self.reproducible else None
+
+    @property
     def store_bytes(self) -> int:
         """`kv_store_bytes` in bytes."""
         return parse_size(self.kv_store_bytes)

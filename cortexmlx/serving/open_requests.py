@@ -220,14 +220,16 @@ class OpenRequests:
                 self.fail(answer.of_request, cache_full(job, self._scheduler.cache.tables.capacity_tokens))
 
     def _fail_rows(self, plan: StepPlan, result: StepResult) -> None:
-        """Fail the requests whose logits leave no token to choose, and those whose processors failed."""
+        """Fail the requests whose logits leave no token to choose, and those whose processors failed. If drafts were
+        verified, they may be the reason, and the scheduler has the place computed again without any.
+        """
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)
             if not segment.live or (result.tokens[first] != NO_TOKEN and first not in result.failures):
                 continue
             answer = self.answers.get(segment.job)
-            if answer is not None and answer.job.generation == segment.generation:
+            if answer is not None and answer.job.generation == segment.generation and not answer.job.verifying:
                 self.fail(
                     answer.of_request, result.failures.get(first) or no_token(answer.job, answer.matcher is not None)
                 )

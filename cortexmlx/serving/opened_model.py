@@ -148,20 +148,21 @@ class OpenedModel:
 
     def _draft_notes(self) -> tuple[str, ...]:
         """Return notes about the draft model. It is released if it is of no use here."""
+        config = self._config
+        if config.used_draft != config.draft:
+            why = "reproducible=True" if config.reproducible else "speculate=False"
+            return (f"the draft model {config.draft} is not used, because nothing is to be drafted ({why})",)
         if self.draft is None:
             return ()
-        name, config = self.draft.loaded.name, self._config
-        if self.can_cut_back and config.speculate and not config.reproducible:
+        name = self.draft.loaded.name
+        if self.can_cut_back:
             return tuple(f"draft model {name}: {note}" for note in self.draft.loaded.notes)
         self.draft.release()
         self.draft = None
-        if not self.can_cut_back:
-            return (
-                f"the draft model {name} is not used: {self.loaded.name} has recurrent layers, or runs on mlx-lm's own "
-                "caches, and no token can be taken back there",
-            )
-        why = "reproducible=True" if config.reproducible else "speculate=False"
-        return (f"the draft model {name} is not used, because nothing is to be drafted ({why})",)
+        return (
+            f"the draft model {name} is not used: {self.loaded.name} has recurrent layers, or runs on mlx-lm's own "
+            "caches, and no token can be taken back there",
+        )
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:

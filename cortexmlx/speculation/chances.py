@@ -88,7 +88,17 @@ class Chances:
             chances.append(chance)
         return chances
 
+    @property
+    def rows(self) -> int:
+        """Of how many rows something is known."""
+        return len(self._own.keys() | self._streaks.keys())
+
     def end(self, job: JobId) -> None:
         """Forget a row."""
         self._own.pop(job, None)
         self._streaks.pop(job, None)
+
+    def forget(self) -> None:
+        """Forget all rows, but not what was learned of all of them."""
+        self._own.clear()
+        self._streaks.clear()

@@ -57,15 +57,23 @@ class DraftRows:
     `begin` may only be called while nothing is in flight.
     """
 
-    def __init__(self, cache: KVCache, max_rows: int, budget: int, context: int, vocabulary: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        max_rows: int,
+        budget: int,
+        context: int,
+        vocabulary: int,
+        share_prefixes: bool = True,
+    ) -> None:
         """`budget` is how many tokens of texts a step computes at most, `context` how many tokens the draft model can
-        attend to, and `vocabulary` how many it knows.
+        attend to, and `vocabulary` how many it knows. With `share_prefixes`, rows begin with what others have computed.
         """
         self.cache = cache
         self._budget = budget
         self._context = context
         self._vocabulary = vocabulary
-        self._running = RunningSet(cache, Backoff(max_rows, budget), _HEADROOM, share_prefixes=True)
+        self._running = RunningSet(cache, Backoff(max_rows, budget), _HEADROOM, share_prefixes)
         self._window = DecodeWindow(cache, self._running)
         self._builder = StepBuilder(cache)
         self._followers: dict[JobId, _Follower] = {}

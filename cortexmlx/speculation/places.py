@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from os import urandom
 
 import numpy as np
 
@@ -17,7 +18,16 @@ _SETS = 1 << 16
 
 _OFFSET_BITS = 24
 _LAST_OFFSET = (1 << _OFFSET_BITS) - 1
-_FIRST, _SECOND, _SHIFT = 0x27D4EB2F, 0x165667B1, 15
+_SHIFT = 15
+
+HashKey = tuple[int, int]
+"""Two odd numbers of 31 bits, by which the two tokens are multiplied."""
+
+
+def new_hash_key() -> HashKey:
+    """Return a key that nobody can guess."""
+    first, second = (int.from_bytes(urandom(4), "little") >> 1 | 1 << 30 | 1 for _ in range(2))
+    return first, second
 
 
 class PlaceTable:
@@ -26,6 +36,9 @@ class PlaceTable:
 
     A place is the number of a text and an offset into it. Places of texts that are gone stay until newer ones push them
     out, and tokens with the same hash share a set, so the caller compares the tokens. It takes 4 MB, whatever is added.
+
+    All clients share the table, and each has a `HashKey`. With one hash for all, a client could fill the set of two
+    tokens, and see by its drafts whether another one's text has them.
     """
 
     def __init__(self) -> None:
@@ -39,21 +52,21 @@ class PlaceTable:
         """Bytes that it takes."""
         return self._places.nbytes + self._next.nbytes
 
-    def add(self, number: int, tokens: array[int], offset: int) -> None:
+    def add(self, key: HashKey, number: int, tokens: array[int], offset: int) -> None:
         """Add one place: `offset` in the text `number`, whose tokens before it are known."""
         if offset <= _LAST_OFFSET:
-            which = _set_of(tokens[offset - 2], tokens[offset - 1])
+            which = _set_of(key, tokens[offset - 2], tokens[offset - 1])
             way = self._next_at[which]
             self._place_at[which * WAYS + way] = number << _OFFSET_BITS | offset
             self._next_at[which] = (way + 1) % WAYS
 
-    def add_range(self, number: int, tokens: array[int], begin: int, end: int) -> None:
+    def add_range(self, key: HashKey, number: int, tokens: array[int], begin: int, end: int) -> None:
         """Add the places `begin .. end` of the text `number`, as `add` would one after the other."""
         end = min(end, _LAST_OFFSET + 1)
         if begin >= end:
             return
         text = np.frombuffer(tokens, np.int32)[begin - ORDER : end - 1].astype(np.int64)
-        sets = ((text[:-1] * _FIRST + text[1:] * _SECOND) >> _SHIFT).astype(np.uint16)
+        sets = ((text[:-1] * key[0] + text[1:] * key[1]) >> _SHIFT).astype(np.uint16)
         order = np.argsort(sets, kind="stable")
         sets = sets[order]
         starts = np.flatnonzero(np.r_[True, sets[1:] != sets[:-1]])
@@ -66,9 +79,9 @@ class PlaceTable:
         changed = sets[starts]
         self._next[changed] = (self._next[changed] + counts) % WAYS
 
-    def after(self, first: int, second: int) -> list[int]:
+    def after(self, key: HashKey, first: int, second: int) -> list[int]:
         """Return the places that may follow these two tokens, the newest first. 0 is none."""
-        which = _set_of(first, second)
+        which = _set_of(key, first, second)
         begin, way = which * WAYS, self._next_at[which]
         places = self._place_at[begin : begin + WAYS].tolist()
         return [*places[way - 1 :: -1], *places[: way - 1 : -1]] if way else places[::-1]
@@ -84,5 +97,5 @@ def offset_of(place: int) -> int:
     return place & _LAST_OFFSET
 
 
-def _set_of(first: int, second: int) -> int:
-    return (first * _FIRST + second * _SECOND) >> _SHIFT & (_SETS - 1)
+def _set_of(key: HashKey, first: int, second: int) -> int:
+    return (first * key[0] + second * key[1]) >> _SHIFT & (_SETS - 1)

@@ -44,15 +44,6 @@ class DraftCounts:
 
 
 @dataclass
-class StepCounts:
-    """Steps that verified drafts, the rows in them that got tokens, and how many tokens these got."""
-
-    steps: int = 0
-    rows: int = 0
-    tokens: int = 0
-
-
-@dataclass
 class _Guess:
     """Guessed tokens of a row, whose answer had `at` tokens then. `judged` of them have come since, and were right."""
 
@@ -88,7 +79,6 @@ class Speculation:
     ) -> None:
         self._every = (*drafters, *slow)
         self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in self._every}
-        self.steps = StepCounts()
         self.ledger = TimeLedger(scheduler)
         self.chances = Chances()
         self._scheduler = scheduler
@@ -216,6 +206,9 @@ class Speculation:
         if guess is None:
             return
         new, tokens = job.generated - guess.at, guess.draft.tokens
+        if new - guess.judged > len(job.tokens):  # it has dropped some of them
+            del self._guesses[job.id]
+            return
         for place in range(guess.judged, min(new, len(tokens))):
             right = job.tokens[place - new] == tokens[place]
             if not guess.draft.certain:
@@ -252,13 +245,8 @@ class Speculation:
                 counts = self.counts[self._drafted.pop(verified.job.id)[1].name]
                 counts.drafted += verified.drafted
                 counts.accepted += verified.accepted
-        if not self._every:
-            return
-        step = self.ledger.took(plan, seconds, accepted)
-        if step.drafted:
-            self.steps.steps += 1
-            self.steps.rows += step.rows
-            self.steps.tokens += step.rows + accepted
+        if self._every:
+            self.ledger.took(plan, seconds, accepted)
 
     def end(self, job: Job) -> None:
         """Note that a job has ended. What its last step verified is counted when that was taken."""
@@ -271,6 +259,7 @@ class Speculation:
         """Forget all texts, because the engine begins anew."""
         self._drafted.clear()
         self._guesses.clear()
+        self.chances.forget()
         for drafter in self._every:
             drafter.forget()
 

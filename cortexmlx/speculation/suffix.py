@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.speculation.drafter import Draft
-from cortexmlx.speculation.places import ORDER, PlaceTable, offset_of, text_of
+from cortexmlx.speculation.places import ORDER, HashKey, PlaceTable, offset_of, text_of
 from cortexmlx.speculation.texts import LONGEST, Shelf, Text, Texts
 
 INDEXED_AT_ONCE = 2048
@@ -137,26 +137,28 @@ class SuffixDrafter:
         return row
 
     def _index(self, rows: Sequence[_Row]) -> None:
-        """Let the places of the rows' texts be found, then those of their clients' ended texts: some in each step."""
+        """Let the places of the rows' texts be found, then those of their clients' ended texts: some in each step. New
+        tokens of a row do not wait for another one's long prompt.
+        """
         left = INDEXED_AT_ONCE
         for row in rows:
-            left -= self._index_some(row.text, left)
+            left -= self._index_some(row.shelf.hash_key, row.text, max(left, ONE_BY_ONE))
             unindexed = row.shelf.unindexed
             while unindexed and left > 0:
                 text = next(iter(unindexed.values()))
-                left -= self._index_some(text, left)
+                left -= self._index_some(row.shelf.hash_key, text, left)
                 if text.indexed == len(text.tokens):
                     del unindexed[text.number]
 
-    def _index_some(self, text: Text, most: int) -> int:
+    def _index_some(self, key: HashKey, text: Text, most: int) -> int:
         """Index at most so many places of a text. Return how many. After its last token nothing was said yet."""
         begin = max(text.indexed, ORDER)
         end = min(len(text.tokens), begin + most)
         if end - begin > ONE_BY_ONE:
-            self._places.add_range(text.number, text.tokens, begin, end)
+            self._places.add_range(key, text.number, text.tokens, begin, end)
         else:
             for offset in range(begin, end):
-                self._places.add(text.number, text.tokens, offset)
+                self._places.add(key, text.number, text.tokens, offset)
         text.indexed = max(text.indexed, end)
         return max(0, end - begin)
 
@@ -181,7 +183,7 @@ class SuffixDrafter:
             if place := _after(first, second, source.tokens, begin, begin + NEAR):
                 longest = _alike(mine, source.tokens, place)
                 self._follow(row, source, place, longest, RESUMED)
-        for each in self._places.after(first, second):
+        for each in self._places.after(row.shelf.hash_key, first, second):
             if longest == most:
                 break
             text = row.shelf.texts.get(text_of(each))

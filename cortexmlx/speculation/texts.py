@@ -7,6 +7,8 @@ from itertools import count
 
 import numpy as np
 
+from cortexmlx.speculation.places import new_hash_key
+
 MOST_TOKENS = 1 << 19
 """Tokens of ended texts that are kept, over all clients."""
 
@@ -53,6 +55,8 @@ class Shelf:
 
     def __init__(self) -> None:
         self.texts: dict[int, Text] = {}
+        self.hash_key = new_hash_key()
+        """How its places are found."""
         self.size = 0
         """What the ended texts count for."""
         self.unindexed: dict[int, Text] = {}

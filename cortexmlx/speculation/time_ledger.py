@@ -55,14 +55,6 @@ class Prices:
         return self.purse.allows((cost + self.risk) / self.token - certain)
 
 
-@dataclass(frozen=True)
-class StepSize:
-    """The rows of a step that got tokens, and the drafted tokens that it verified."""
-
-    rows: int
-    drafted: int
-
-
 class TimeLedger:
     """Learns the costs of a scheduler's steps, and keeps the purse.
 
@@ -132,27 +124,26 @@ class TimeLedger:
         """Note that drafters were asked for `seconds`, which are a part of the next step's time."""
         self._asking += seconds
 
-    def took(self, plan: StepPlan, seconds: float, accepted: int) -> StepSize:
+    def took(self, plan: StepPlan, seconds: float, accepted: int) -> None:
         """Learn from a step that took `seconds`, and in which `accepted` drafted tokens were right."""
         asking, self._asking = self._asking, 0.0
         alone = max(seconds - asking, 0.0)
         rows = sum(segment.live for segment in plan.logit_segments)
         drafted = sum(len(segment.logits) - 1 for segment in plan.logit_segments)
-        step = StepSize(rows, drafted)
         self.tokens += rows + accepted
         self.purse.fill(rows + accepted)
         if not rows:
-            return step
+            return
         newest = plan.number == self._scheduler.steps
         ahead = plan.tokens is None
         if plan.kind is StepKind.DECODE and (not self._scheduler.config.pipeline or (ahead and not newest)):
             if rows == len(plan.logit_segments):
                 self.costs.decoded(rows, alone)
             self._returned(rows, asking)
-            return step
+            return
         decode = self.costs.decode(rows)
         if decode is None:
-            return step
+            return
         token = decode / rows
         took = seconds / self.costs.unit
         if plan.kind is StepKind.DECODE:
@@ -165,7 +156,6 @@ class TimeLedger:
             self.costs.verified(rows, rows + drafted, alone)
             self._unseen += 1
             self.purse.put(rows + accepted - min(took, _WORST_STEP * expected) / token)
-        return step
 
     def _drain_or_fill(self, late: float, rows: int, ahead: bool) -> None:
         """Count a decode step at the end or the beginning of a pipeline, whose tokens came so much `late`, in the time

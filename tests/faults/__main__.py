@@ -1,9 +1,10 @@
 """Plant each fault in a copy of the sources, run the fast tests of its part on it, and print
 what they said.
 
-    python -m tests.faults [--only TEXT] [--more FILE.json] [--seeds N]
+    python -m tests.faults [--room ROOM] [--only TEXT] [--more FILE.json] [--seeds N]
 
-`--only` takes the faults whose name contains TEXT. `--more` adds faults from a JSON list of objects with name, file,
+`--room` takes the faults of a module of this folder that has judges of its own, such as `suffix`. `--only` takes the
+faults whose name contains TEXT. `--more` adds faults from a JSON list of objects with name, file,
 old and new. With `--seeds` the first test that notices a fault runs under N seeds of the simulator's scheduler and must
 notice it under each. Exit status 1 if a fault was missed or could not be planted.
 """
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults import (
@@ -118,9 +120,9 @@ def place(folder: Path, file: str) -> Path:
     return folder / (file if file.startswith("cortexmlx/") else f"cortexmlx/{file}")
 
 
-def judge(folder: Path, fault: Fault | None, seeds: int = 0) -> tuple[str, int]:
-    """The first test that fails with the fault planted and what it says, or "" if all pass; and under how many of the
-    seeds it fails.
+def judge(folder: Path, fault: Fault | None, tests: Sequence[str], seeds: int = 0) -> tuple[str, int]:
+    """The first of the tests that fails with the fault planted and what it says, or "" if all pass; and under how many
+    of the seeds it fails.
     """
     if fault is not None:
         path = place(folder, fault.file)
@@ -130,8 +132,7 @@ def judge(folder: Path, fault: Fault | None, seeds: int = 0) -> tuple[str, int]:
         path.write_text(text.replace(fault.old, fault.new))
     try:
         command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not metal"]
-        own = next((room.TESTS for room in ROOMS if fault in room.FAULTS), TESTS)
-        done = run(folder, *command, *(f"tests/{name}" for name in own))
+        done = run(folder, *command, *(f"tests/{name}" for name in tests))
         if done.returncode == 0:
             return "", 0
         failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+?::(?:\S+?\[.*?\]|\S+))(?: - |$)", done.stdout, re.M)
@@ -154,27 +155,29 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults")
+    names = {room.__name__.rpartition(".")[2]: room for room in ROOMS}
+    parser.add_argument("--room", choices=names)
     parser.add_argument("--only", default="")
     parser.add_argument("--more", type=Path)
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
     more = [Fault(**entry) for entry in json.loads(options.more.read_text())] if options.more else []
-    faults = [
-        f
-        for f in (*KERNELS, *identity.FAULTS, *(each for room in ROOMS for each in room.FAULTS), *more)
-        if options.only in f.name
-    ]
+    rooms = [(TESTS, (*KERNELS, *identity.FAULTS, *more)), *((room.TESTS, room.FAULTS) for room in ROOMS)]
+    if options.room is not None:
+        rooms = [(names[options.room].TESTS, names[options.room].FAULTS)]
+    faults = [(fault, tests) for tests, every in rooms for fault in every if options.only in fault.name]
     missed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_sources(folder)
-        broken, _ = judge(folder, None)
-        if broken:
-            print(f"without any fault the tests fail already: {broken}")
-            return 1
-        for fault in faults:
+        for tests in dict.fromkeys(tests for _, tests in faults):
+            broken, _ = judge(folder, None, tests)
+            if broken:
+                print(f"without any fault the tests fail already: {broken}")
+                return 1
+        for fault, tests in faults:
             try:
-                caught, under = judge(folder, fault, options.seeds)
+                caught, under = judge(folder, fault, tests, options.seeds)
             except subprocess.TimeoutExpired:
                 missed += 1
                 print(f"{'TIME':<8}{fault.name:<72}{fault.file:<24}no end within {LIMIT} s", flush=True)

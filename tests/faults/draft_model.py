@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/serving/drafting/draft_model.py"
+CONFIG = "cortexmlx/serving/config.py"
 VOCABULARY, OPENED = "cortexmlx/serving/drafting/vocabulary.py", "cortexmlx/serving/opened_model.py"
 
 TESTS = ("speculation/test_draft_rows.py", "serving/drafting")
@@ -46,6 +47,15 @@ FAULTS = (
         MODEL,
         "        self._give_all_back()\n        self.runner.trim()\n",
         "        self.runner.trim()\n",
+    ),
+    Fault("a pause has no end", MODEL, "PAUSE * 2 ** min(", "math.inf * 2 ** min("),
+    Fault("books that are half changed stay", MODEL, "            self.begin_anew()\n", "            pass\n"),
+    Fault("rows share whatever is asked", MODEL, "vocabulary, self._share_prefixes)", "vocabulary, True)"),
+    Fault(
+        "a draft model that is of no use is loaded",
+        CONFIG,
+        "self.speculate and not self.reproducible else",
+        "True else",
     ),
     Fault("other pieces are accepted", VOCABULARY, "if mine.pieces[i] != theirs.pieces[i]]", "if False]"),
     Fault("other ends are accepted", VOCABULARY, '        ("end an answer", mine.ends, theirs.ends),\n', ""),

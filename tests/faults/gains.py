@@ -31,7 +31,9 @@ FAULTS = (
     Fault("a row's tokens one by one", LENGTHS, "each = sorted((", "each = list(("),
     Fault("streaks never end", CHANCES, "streak + 1 if right else 0", "streak + 1"),
     Fault("a row is like all others", CHANCES, "mean if mine is None else mine.mean(mean, _OF_ALL)", "mean"),
-    Fault("wrong guesses stay", SPECULATION, "                del self._guesses[job.id]\n                return\n", ""),
+    Fault("wrong guesses stay", SPECULATION, "            if not right:", "            if False:"),
+    Fault("a guess is judged by tokens that are gone", SPECULATION, "new - guess.judged > len(job.tokens)", "False"),
+    Fault("rows that failed stay", SPECULATION, "        self.chances.forget()\n", ""),
     Fault(
         "a guess is judged by another token",
         SPECULATION,

@@ -17,6 +17,7 @@ TESTS = (
     "scheduling/test_gate.py",
     "serving/text/test_budget.py",
     "speculation",
+    "engine/test_nan_drafts.py",
     "engine/test_speculation_known_bugs.py",
     "engine/test_speculation_known_memory_bugs.py",
     "engine/test_speculation.py",
@@ -44,9 +45,19 @@ VERIFICATION = (
     Fault(
         "no token behind drafts is taken as one",
         DRAFTS,
-        "        if token < 0 and index:\n            break  # no token can be chosen there: the next step says so\n",
+        "        if token < 0:\n            break\n",
         "",
     ),
+    Fault("a place without a token spoils nothing", DRAFTS, "0, min(tokens) < 0", "0, False"),
+    Fault("a spoiled block is shared", DRAFTS, "stored - stored % running.cache.block_size if job.spoiled else ", ""),
+    Fault(
+        "a block with drafts in flight is shared",
+        RUNNING,
+        "        if job.verifying:  # it is not",
+        "        if False:  # it is not",
+    ),
+    Fault("drafts may spoil a job again and again", DRAFTS, " or job.spoiled or", " or"),
+    Fault("drafts may fail a request", REQUESTS, " and not answer.job.verifying:", ":"),
     Fault("drafts past the answer's end", DRAFTS, "min(job.plannable, cache.room", "min(10**9, cache.room"),
     Fault("drafts take blocks from others", DRAFTS, "cache.room(job.id) - job.num_computed_tokens", "10**9"),
     Fault("tokens outside the vocabulary are drafted", DRAFTS, "0 <= token < vocab_size", "True"),
@@ -58,8 +69,8 @@ VERIFICATION = (
         "        vocab_size=vocab_size,\n        max_request",
         "        max_request",
     ),
-    Fault("the caller's functions see drafts", DRAFTS, " and not job.processed", ""),
-    Fault("recurrent rows speculate", DRAFTS, " and not cache.needs_ends", ""),
+    Fault("the caller's functions see drafts", DRAFTS, " or job.processed or", " or"),
+    Fault("recurrent rows speculate", DRAFTS, " or cache.needs_ends)", ")"),
     Fault("thoughts are drafted past their limit", DRAFTS, "min(MOST_DRAFTS, job.most_drafts)", "MOST_DRAFTS"),
     Fault("the last token of thoughts is one too late", BUDGET, "max(0, self._left - 1)", "max(0, self._left)"),
     Fault(
@@ -71,6 +82,7 @@ VERIFICATION = (
     Fault("drafts that a token belies stay", JOB, "if self.drafts[0] == token else ()", "if True else ()"),
     Fault("right drafts are not shifted", JOB, "self.drafts = self.drafts[1:] if", "self.drafts = self.drafts if"),
     Fault("a verifying step does not wait", GATE, "job.drafts != () and job.can_decode", "False"),
+    Fault("drafts that are gone end a window", GATE, "(Drain.CONTRADICTED, Drain.HISTORY,", "(Drain.HISTORY,"),
     Fault("a step runs ahead of one that verifies", GATE, "verifies or job.verifying != () or", "verifies or"),
     Fault(
         "drafts have the token index of the row",
@@ -91,7 +103,7 @@ ROLLBACK = (
     Fault(
         "a sequence is not cut back",
         DRAFTS,
-        "    running.cache.truncate(job.id, job.num_computed_tokens)\n",
+        "    running.cache.truncate(job.id, stored)\n",
         "",
     ),
     Fault(
@@ -128,20 +140,20 @@ HASHING = (
     Fault(
         "what was taken is not shared",
         DRAFTS,
-        "    running.store(job, job.num_computed_tokens)\n",
+        "    running.store(job, stored - stored % running.cache.block_size if job.spoiled else stored)\n",
         "",
     ),
     Fault(
         "the newest token counts as stored",
         DRAFTS,
-        "running.store(job, job.num_computed_tokens)",
-        "running.store(job, len(job.tokens))",
+        "if job.spoiled else stored)",
+        "if job.spoiled else len(job.tokens))",
     ),
     Fault(
         "wrong drafts are shared when an answer ends",
         DRAFTS,
-        "running.store(job, job.num_computed_tokens)",
-        "running.store(job, job.num_stored_tokens)",
+        "if job.spoiled else stored)",
+        "if job.spoiled else job.num_stored_tokens)",
     ),
 )
 

@@ -12,6 +12,7 @@ TESTS = ("speculation/test_suffix.py", "speculation/test_places.py", "speculatio
 
 FAULTS = (
     Fault("drafts look at no salt", DRAFTER, "self.texts.shelf(job.salt)", "self.texts.shelf(None)"),
+    Fault("all clients have one hash", TEXTS, "self.hash_key = new_hash_key()", "self.hash_key = (3, 5)"),
     Fault("a request that shares nothing shares its text", DRAFTER, " and job.request.cache", ""),
     Fault(
         "what shares nothing reads texts",
@@ -37,6 +38,7 @@ FAULTS = (
         "source.tokens, 2, begin + NEAR",
     ),
     Fault("an edit is resumed for ever", DRAFTER, "len(mine) <= row.resumes_until", "len(mine)"),
+    Fault("new tokens wait for a long prompt", DRAFTER, "max(left, ONE_BY_ONE)", "left"),
     Fault("a long prompt is indexed at once", DRAFTER, "begin + most)", "begin + 10**6)"),
     Fault(
         "tokens dropped meanwhile are not read",

@@ -11,7 +11,7 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason
+from cortexmlx.request import FinishReason, RequestState
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
@@ -81,17 +81,56 @@ def test_a_step_takes_what_is_right_and_one_token_more(wrong: int | None) -> Non
     shadow.finish(50)
 
 
-def test_a_place_without_a_token_to_choose_ends_what_is_taken() -> None:
-    """The next step begins there, and fails the request if it finds none, either."""
+@pytest.mark.parametrize("place", range(6))
+def test_after_a_place_without_a_token_to_choose_a_job_begins_again_without_drafts(place: int) -> None:
+    """A wrong draft may have left NaN in its last block. If the place has no token without drafts, its request
+    fails.
+    """
     shadow, job = began()
     before = len(job.tokens)
     drafted(shadow, job, 5)
     assert shadow.plan() is not None
     plan, tokens = shadow.in_flight.popleft()
-    told = shadow.scheduler.commit(plan, [*tokens[:3], -1, *tokens[4:]])
-    assert [each.token for each in told] == tokens[:3] and len(job.tokens) == before + 3
-    assert shadow.scheduler.cache.tables.length(job.id) == before + 2
+    told = shadow.scheduler.commit(plan, [*tokens[:place], -1, *tokens[place + 1 :]])
+    assert [each.token for each in told] == tokens[:place] and len(job.tokens) == before + place
+    assert not job.running and job.spoiled
+    shadow.scheduler.check_invariants()
+    shadow.step()
+    drained(shadow)
+    assert job.running and len(job.tokens) == before + place + 1 and job not in shadow.scheduler.draftable
     shadow.finish(50)
+
+
+@pytest.mark.parametrize(("place", "cached"), [(0, 8), (1, 12), (2, 12), (3, 12)])
+def test_the_last_block_of_an_answer_that_ends_beside_such_a_place_is_not_shared(place: int, cached: int) -> None:
+    shadow, job = began(answer=7 + place)
+    while len(job.tokens) < 11:
+        shadow.step()
+        drained(shadow)
+    job.stop_ids = frozenset([shadow.stories[job.id].token(11 + place)])
+    job.max_new_tokens = 40
+    drafted(shadow, job, 5)
+    assert shadow.plan() is not None
+    plan, tokens = shadow.in_flight.popleft()
+    told = shadow.scheduler.commit(plan, [*tokens[: place + 1], *[-1] * (5 - place)])
+    assert told[-1].finish_reason is FinishReason.STOP and len(job.tokens) == 12 + place
+    cache = shadow.scheduler.cache
+    match = cache.match(job.tokens, cache.prefix.keys(job.tokens, None), 100)
+    assert match.tokens(cache.block_size) == cached
+
+
+def test_the_last_block_of_a_row_that_is_cancelled_while_drafts_are_verified_is_not_shared() -> None:
+    shadow, job = began()
+    while len(job.tokens) < 11:
+        shadow.step()
+        drained(shadow)
+    drafted(shadow, job, 5)
+    assert shadow.plan() is not None
+    shadow.scheduler.finish(job.id, FinishReason.CANCELLED, RequestState.CANCELLED)
+    cache = shadow.scheduler.cache
+    match = cache.match(job.tokens, cache.prefix.keys(job.tokens, None), 100)
+    assert match.tokens(cache.block_size) == 8
+    shadow.commit()
 
 
 def test_drafts_that_are_all_right_bring_sixteen_tokens_a_step() -> None:
@@ -132,6 +171,37 @@ def test_tokens_in_flight_shift_drafts_or_belie_them(wrong: int | None, left: in
     drafted(shadow, job, 6, wrong)
     drained(shadow)
     assert len(job.drafts) == left
+    shadow.finish(50)
+
+
+@pytest.mark.parametrize("columns", [2, 15, 16])
+def test_drafts_that_a_token_in_flight_belies_end_no_window(columns: int) -> None:
+    """The row goes on in its window, drained once, unless the window is full."""
+    shadow, job = began()
+    while (planned := shadow.plan()) is not None and planned.column < columns - 1:
+        drained(shadow)
+    drafted(shadow, job, 6, wrong=0)
+    assert shadow.scheduler.plan(1) is None
+    drained(shadow)
+    plan = shadow.plan()
+    assert plan is not None and plan.kind is StepKind.DECODE
+    assert (plan.flush is None, plan.column) == ((True, columns) if columns < 16 else (False, 0))
+    steps = shadow.scheduler.gate.steps
+    assert (steps[Drain.VERIFY], steps[Drain.CONTRADICTED]) == (0, int(columns < 16))
+    shadow.finish(50)
+
+
+def test_drafts_of_another_row_are_verified_all_the_same() -> None:
+    shadow, job = began()
+    other = decoding(shadow, 2, [9, 8, 7], 40)
+    assert shadow.plan() is not None
+    drafted(shadow, job, 6, wrong=0)
+    drafted(shadow, other, 6)
+    assert shadow.scheduler.plan(1) is None
+    drained(shadow)
+    plan = shadow.plan()
+    assert plan is not None and [len(segment.logits) for segment in plan.segments] == [1, 6]
+    assert shadow.scheduler.gate.steps[Drain.VERIFY] == 1
     shadow.finish(50)
 
 

@@ -56,10 +56,36 @@ def test_the_longest_match_wins_and_then_the_newest() -> None:
 
 
 def test_other_tokens_with_the_same_hash_are_no_match() -> None:
-    table = PlaceTable()
-    table.add(1, array("i", [1, 2, 3]), 2)
-    other = next(token for token in range(3, 1 << 20) if any(table.after(1, token)))
-    assert guess(SuffixDrafter(), job_of(0, [1, 2, 3, 1, other])) == []
+    drafter, table = SuffixDrafter(), PlaceTable()
+    key = drafter.texts.shelf(None).hash_key
+    table.add(key, 1, array("i", [1, 2, 3]), 2)
+    other = next(token for token in range(3, 1 << 20) if any(table.after(key, 1, token)))
+    assert guess(drafter, job_of(0, [1, 2, 3, 1, other])) == []
+
+
+def test_a_long_prompt_keeps_nobody_elses_new_tokens_from_being_found() -> None:
+    drafter = SuffixDrafter()
+    long = job_of(0, list(range(20 * INDEXED_AT_ONCE)), client="a", salt="a")
+    job = job_of(1, [1, 2, 3, 4], client="b", salt="b")
+    for token in (8, 5, 6, 7, 1, 5, 6):
+        job.take(token)
+        (_, draft) = drafter.propose([long, job], 2)
+    assert draft is not None and list(draft.tokens) == [7, 1]
+
+
+def test_another_clients_text_pushes_no_place_out() -> None:
+    """Else a client could see by its drafts which two tokens another one's texts have. Four tries: each client has a
+    hash that nobody can guess, and those of two clients may meet.
+    """
+    kept = 0
+    for _ in range(4):
+        drafter = SuffixDrafter()
+        ended(drafter, job_of(0, [1, 2, 3, 4, 5], client="a", salt="a"))
+        for number, client in enumerate(["b", "b", "c"]):
+            ended(drafter, job_of(number + 1, [1, 2] * (WAYS + 1), client=client, salt=client))
+        ended(drafter, job_of(4, [1, 2] * (WAYS + 1), cache=False))
+        kept += guess(drafter, job_of(5, [9, 1, 2], client="a", salt="a"), 3) == [3, 4, 5]
+    assert kept >= 3
 
 
 def test_a_draft_ends_where_the_known_text_ends() -> None:

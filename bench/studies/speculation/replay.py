@@ -60,22 +60,38 @@ def study(model: str, rows: int, tokens: dict[Kind, int], pairs: int, live: bool
         yield from measure(plain, speculating, works, lambda what: print(what, file=sys.stderr))
 
 
+def _kinds(text: str) -> list[Kind]:
+    """Return the kinds of text that a list names, in any case. Raises ArgumentTypeError."""
+    names = {kind.value.lower(): kind for kind in Kind}
+    if unknown := [name for name in text.split(",") if name.strip().lower() not in names]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(kind.value for kind in Kind)}")
+    return [names[name.strip().lower()] for name in text.split(",")]
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list, each at least 1. Raises ArgumentTypeError."""
+    if not all(number.strip().isdecimal() and int(number) for number in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1 on, such as 1,8")
+    return [int(number) for number in text.split(",")]
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the study and print its figures."""
     parser = argparse.ArgumentParser(
         prog="python -m cortexmlx.bench.studies.speculation.replay", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("model", nargs="?", default="smollm2")
-    parser.add_argument("--rows", default="1,8,16", help="answers at once, a list")
+    parser.add_argument("--rows", type=_numbers, default="1,8,16", help="answers at once, a list")
     parser.add_argument("--tokens", type=int, help="of an answer at most (default: 400 of edits and JSON, else 256)")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--kinds", default=",".join(kind.value for kind in Kind), help="kinds of text, a list")
+    every = ",".join(kind.value for kind in Kind)
+    parser.add_argument("--kinds", type=_kinds, default=every, help=f"kinds of text, a list (default: {every})")
     parser.add_argument("--live", action="store_true", help="the model's own choices at temperature 0.8")
     asked = parser.parse_args(arguments)
-    tokens = {kind: asked.tokens or TOKENS[kind] for kind in map(Kind, asked.kinds.split(","))}
+    tokens = {kind: asked.tokens or TOKENS[kind] for kind in asked.kinds}
     blas.preload()  # before the machine is described
     print(*Machine.here().lines(), HEAD, sep="\n")
-    for rows in map(int, asked.rows.split(",")):
+    for rows in asked.rows:
         for found in study(asked.model, rows, tokens, asked.pairs, asked.live):
             print(line(found), flush=True)
             answers = rows * asked.pairs

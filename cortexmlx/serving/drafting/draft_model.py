@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from cortexmlx.errors import CortexError, MemoryRefused, ModelUnsupported
@@ -21,10 +23,8 @@ from cortexmlx.speculation.drafter import Draft
 
 log = logging.getLogger("cortexmlx")
 
-PAUSE = 256
-"""How many rounds are left out after the system has refused memory to the draft model; twice as many after the next
-refusal.
-"""
+PAUSE = 10.0
+"""For how many seconds nothing is guessed after the system has refused memory; twice as long after the next refusal."""
 
 _FORGETTING = 0.2
 """Weight of the newest round in the running means of its times."""
@@ -37,10 +37,10 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
     Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
     """
-    assert config.draft is not None
+    assert config.used_draft is not None
     own = replace(
         config,
-        model=config.draft,
+        model=config.used_draft,
         draft=None,
         adapter=None,
         kv_memory=None,
@@ -64,7 +64,9 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
 
 def begun(opened: ServedModel | None, config: EngineConfig, vocabulary: int) -> DraftModel | None:
     """Return the draft model of an engine whose model knows `vocabulary` tokens, if any. Raises MemoryRefused."""
-    return None if opened is None else DraftModel(opened, config.max_rows, config.prefill_budget, vocabulary)
+    if opened is None:
+        return None
+    return DraftModel(opened, config.max_rows, config.prefill_budget, vocabulary, share_prefixes=config.prefix_cache)
 
 
 def begun_anew(draft: DraftModel | None) -> DraftModel | None:
@@ -88,17 +90,29 @@ class DraftModel:
 
     name = "model"
 
-    def __init__(self, opened: ServedModel, max_rows: int, prefill_budget: int, vocabulary: int) -> None:
-        """`vocabulary` is how many tokens the other model knows. Raises MemoryRefused."""
+    def __init__(
+        self,
+        opened: ServedModel,
+        max_rows: int,
+        prefill_budget: int,
+        vocabulary: int,
+        share_prefixes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`vocabulary` is how many tokens the other model knows. With `share_prefixes`, rows begin with what others
+        have computed. `clock` returns seconds. Raises MemoryRefused.
+        """
         self.opened = opened
         self.runner = opened.runner
         self.refusals = 0
         """How often the system has refused it memory, or asked it for all of it."""
         self.failed = False
         self._bounds = max_rows, prefill_budget
+        self._share_prefixes = share_prefixes
+        self._clock = clock
         self._vocabulary = vocabulary
         self._in_flight: deque[StepPlan] = deque()
-        self._pause = 0
+        self._paused_until = -math.inf
         self._first: dict[int, float] = {}
         self._further: dict[int, float] = {}
         self.rows = self._begun()
@@ -106,26 +120,26 @@ class DraftModel:
     def _begun(self) -> DraftRows:
         max_rows, budget = self._bounds
         cache = self.opened.begin_cache(self.opened.blocks)
-        return DraftRows(cache, max_rows, budget, self.opened.loaded.context_length, self.opened.info.vocab_size)
+        context, vocabulary = self.opened.loaded.context_length, self.opened.info.vocab_size
+        return DraftRows(cache, max_rows, budget, context, vocabulary, self._share_prefixes)
 
     # -- what `Speculation` calls -------------------------------------------------------------------------------------
 
     @property
     def wants_drained(self) -> bool:
         """Whether `propose` must know the newest token of each row, so that nothing may be in flight before it."""
-        return not self._pause and not self.failed
+        return not self.failed and self._clock() >= self._paused_until
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
         """See `Drafter`. Nothing may be in flight, in the other model either."""
-        if self._pause or self.failed:
-            self._pause = max(0, self._pause - 1)
+        if not self.wants_drained:
             return [None] * len(jobs)
         try:
             self._guess(jobs, budget)
             return [self.rows.guess(job, budget, self._vocabulary) for job in jobs]
         except Exception:  # an answer needs no guesses
             log.exception("the draft model failed, and guesses nothing from now on")
-            self.failed = True
+            self._fail()
             return [None] * len(jobs)
 
     def seconds_for(self, rows: int, tokens: int) -> float | None:
@@ -173,7 +187,7 @@ class DraftModel:
     def pause(self) -> None:
         """Give the arena back and guess nothing for a while, because memory is short."""
         self.refusals += 1
-        self._pause = PAUSE << min(self.refusals - 1, 8)
+        self._paused_until = self._clock() + PAUSE * 2 ** min(self.refusals - 1, 8)
         self._give_all_back()
         self.runner.trim()
 
@@ -232,6 +246,15 @@ class DraftModel:
     def _refused(self, refused: Refused) -> None:
         log.warning("memory was refused to the draft model, which pauses: %s", refused.why)
         self.pause()
+
+    def _fail(self) -> None:
+        """Guess nothing from now on. The books may be half changed, so empty ones take their place. The arena is given
+        back.
+        """
+        self.failed = True
+        with suppress(MemoryRefused):
+            self.begin_anew()
+        self._give_all_back()
 
     def _give_all_back(self) -> None:
         self.forget()

@@ -18,5 +18,5 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Call
         from cortexmlx.serving.hosted.hosted_model import HostedModel
 
         return HostedModel(config, wake)
-    draft = None if config.draft is None else open_draft(config, waiting)
+    draft = None if config.used_draft is None else open_draft(config, waiting)
     return OpenedModel(config, wake, waiting, draft)

@@ -127,6 +127,17 @@ def test_many_answers_to_one_prompt_share_what_the_draft_model_computes(tiny: An
     assert shared == 64 // 8
 
 
+def test_without_a_prefix_cache_its_rows_share_nothing_either(tiny: Any) -> None:
+    driver = with_draft(tiny("llama"), prefix_cache=False, **SETTINGS)
+    handles = [driver.add(tokens_of(64), 12) for _ in range(3)]
+    while not driver.core.idle:
+        driver.core.step()
+        assert driver.core.draft is not None
+        stats = driver.core.draft.rows.cache.stats()
+        assert not stats.shared_blocks and not stats.cached_blocks
+    assert len({driver.result(handle).token_ids for handle in handles}) == 1 and counted(driver)[1] > 10
+
+
 def test_cancelled_requests_leave_no_rows(tiny: Any) -> None:
     driver = with_draft(tiny("llama"))
     handles = [driver.add(p, 100) for p in PROMPTS]
@@ -149,7 +160,7 @@ def test_cancelled_requests_leave_no_rows(tiny: Any) -> None:
 def test_memory_that_is_refused_to_the_draft_model_costs_no_answer(
     place: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_model, "PAUSE", 3)
+    monkeypatch.setattr(draft_model, "PAUSE", 0.0)
     driver = with_draft(tiny("llama"))
     draft = driver.core.draft
     assert draft is not None
@@ -164,11 +175,27 @@ def test_memory_that_is_refused_to_the_model_pauses_the_draft_model(tiny: Any) -
     driver = with_draft(tiny("llama"))
     draft = driver.core.draft
     assert draft is not None
+    draft._clock = lambda: 0.0
     numbers = iter(range(1000))
     Refusals(driver.core, lambda plan: "before" if next(numbers) == 6 else None)
     assert run(driver) == run(Driver(tiny("llama"), **SETTINGS))
     assert draft.refusals == 1 and not draft.wants_drained and draft.rows.count == 0
     assert draft.rows.cache.pools.blocks == (1,)
+
+
+def test_a_pause_ends_though_nobody_asks_meanwhile(tiny: Any) -> None:
+    """Who drafts asks a model only while it wants to be asked."""
+    driver, now = with_draft(tiny("llama")), [1000.0]
+    draft = driver.core.draft
+    assert draft is not None
+    draft._clock = lambda: now[0]
+    for seconds in (draft_model.PAUSE, 2 * draft_model.PAUSE):
+        assert draft.wants_drained
+        draft.pause()
+        now[0] += 0.99 * seconds
+        assert not draft.wants_drained
+        now[0] += 0.01 * seconds
+    assert run(driver) == run(Driver(tiny("llama"), **SETTINGS)) and counted(driver)[1] > 10
 
 
 @pytest.mark.parametrize("critical", [False, True])
@@ -186,19 +213,30 @@ def test_memory_pressure_reaches_the_draft_model(critical: bool, tiny: Any) -> N
     assert [driver.result(h).token_ids for h in handles] == run(Driver(tiny("llama"), **SETTINGS))
 
 
+@pytest.mark.parametrize("where", ["begin", "_scheduled", "_row_for", "take"])
 def test_a_draft_model_that_fails_is_left_alone(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: str, tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Its books are half changed then. Nobody looks at them any more, and its arena is given back."""
     driver = with_draft(tiny("llama"))
     assert driver.core.draft is not None
 
-    def broken(*given: Any) -> Any:
-        raise ZeroDivisionError
+    rows, calls = driver.core.draft.rows, iter(range(100))
+    works = getattr(rows, where)
 
-    monkeypatch.setattr(driver.core.draft.rows, "begin", broken)
+    def broken(*given: Any) -> Any:
+        if next(calls) == 2:
+            for follower in rows._followers.values():
+                rows.cache.tables.sequences.pop(follower.row.id)
+            raise ZeroDivisionError
+        return works(*given)
+
+    monkeypatch.setattr(rows, where, broken)
     with caplog.at_level(logging.ERROR, "cortexmlx"):
         assert run(driver) == run(Driver(tiny("llama"), **SETTINGS))
     assert "the draft model failed" in caplog.text and not driver.core.draft.wants_drained
+    driver.core.relieve(critical=False)
+    assert driver.core.tidy() is False and driver.core.stats().draft_kv_bytes == 0
 
 
 def test_after_an_interrupt_both_models_begin_anew(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,11 +317,13 @@ def test_a_draft_model_that_cannot_take_back_tokens_is_refused(tiny: Any, tmp_pa
 
 @pytest.mark.parametrize("setting", [{}, {"speculate": False}, {"reproducible": True}])
 def test_a_draft_model_that_is_of_no_use_is_said_and_unloaded(setting: dict[str, bool], tiny: Any) -> None:
+    """If nothing is to be drafted, it is not even loaded."""
+    draft = "/no/such/model" if setting else tiny("llama")
     name = tiny("llama" if setting else "qwen3_5")
     why = "".join(f"{option}={value}" for option, value in setting.items()) or f"{name} has recurrent layers"
-    with Engine(name, draft=tiny("llama"), kv_memory="1MB", **setting) as engine:
+    with Engine(name, draft=draft, kv_memory="1MB", **setting) as engine:
         assert engine.info.draft is None
-        assert any("is not used" in note and why in note for note in engine.info.notes)
+        assert any(f"{draft} is not used" in note and why in note for note in engine.info.notes)
         answer = engine.generate(tokens_of(20), SamplingParams(max_tokens=4, ignore_eos=True))
         assert answer.usage.completion_tokens == 4 and engine.stats().draft_kv_bytes == 0
 

@@ -15,6 +15,7 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
+from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
@@ -164,6 +165,11 @@ class Figures:
         while len(self._jobs) == rows:
             self.step()
         return self
+
+    @property
+    def verified(self) -> int:
+        """How many steps verified drafts."""
+        return self.scheduler.gate.steps[Drain.VERIFY]
 
     @property
     def rate(self) -> float:

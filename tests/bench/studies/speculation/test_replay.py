@@ -21,5 +21,22 @@ def test_each_kind_has_a_line_with_ratios_and_counts(model: str, capsys: pytest.
 
 
 def test_a_live_run_says_nothing_of_other_tokens(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    replay.main([model, "--rows", "2", "--tokens", "24", "--pairs", "1", "--kinds", "JSON", "--live"])
+    replay.main([model, "--rows", "2", "--tokens", "24", "--pairs", "1", "--kinds", "json", "--live"])
     assert "other tokens" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--kinds", "json,poems"], "argument --kinds: 'poems' is none of edit, quotes, JSON, prose"),
+        (["--kinds", ""], "argument --kinds: '' is none of edit"),
+        (["--rows", "1,0"], "argument --rows: '1,0' is no list of numbers from 1 on, such as 1,8"),
+        (["--rows", "one"], "argument --rows: 'one' is no list"),
+    ],
+)
+def test_what_is_not_understood_is_said_in_one_message(
+    given: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        replay.main(given)
+    assert why in capsys.readouterr().err
