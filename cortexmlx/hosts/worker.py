@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, HostRefused
-from cortexmlx.hosts.join import end_process_when_lost, join
 from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
+from cortexmlx.hosts.links.join import end_process_when_lost, join
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.channel import Message
-from cortexmlx.hosts.handshake import new_key
 from cortexmlx.hosts.launch.addresses import addresses
 from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment
 from cortexmlx.hosts.launch.processes import Processes
 from cortexmlx.hosts.launch.versions import versions
-from cortexmlx.hosts.link import Link
-from cortexmlx.hosts.listener import Listener
+from cortexmlx.hosts.links.handshake import new_key
+from cortexmlx.hosts.links.link import Link
+from cortexmlx.hosts.links.listener import Listener
 from cortexmlx.hosts.spec import Hosts
 
 log = logging.getLogger("cortexmlx")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TextIO
 
 from cortexmlx.errors import HostRefused
-from cortexmlx.hosts.handshake import KEY_BYTES
+from cortexmlx.hosts.links.handshake import KEY_BYTES
 
 VARIABLE = "CORTEXMLX_WORKER"
 """The environment variable that holds an assignment. Everybody on a machine may see it, so it has no key."""

@@ -10,9 +10,9 @@ import sys
 import time
 
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.join import end_process_when_lost, join
 from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
+from cortexmlx.hosts.links.join import end_process_when_lost, join
 from cortexmlx.hosts.worker import end_with_parent, meet_the_others
 
 

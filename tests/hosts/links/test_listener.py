@@ -12,9 +12,9 @@ from concurrent.futures import Future
 import pytest
 
 from cortexmlx.errors import CortexError, HostLost, HostRefused
-from cortexmlx.hosts.handshake import MAGIC, Purpose, StrangerKind, new_key
-from cortexmlx.hosts.link import Link, LinkLimits
-from cortexmlx.hosts.listener import Listener
+from cortexmlx.hosts.links.handshake import MAGIC, Purpose, StrangerKind, new_key
+from cortexmlx.hosts.links.link import Link, LinkLimits
+from cortexmlx.hosts.links.listener import Listener
 from support.hosts.links import IDENTITY, PATIENT, Group
 from support.hosts.strangers import is_closed, open_files, say, shake_hands
 from support.patience import PATIENCE, soon

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cortexmlx.errors import HostLost, HostRefused
-from cortexmlx.hosts.handshake import new_key
-from cortexmlx.hosts.join import join
-from cortexmlx.hosts.link import LinkLimits
-from cortexmlx.hosts.listener import Address, Listener
+from cortexmlx.hosts.links.handshake import new_key
+from cortexmlx.hosts.links.join import join
+from cortexmlx.hosts.links.link import LinkLimits
+from cortexmlx.hosts.links.listener import Address, Listener
 from support.hosts.links import IDENTITY, PATIENT, EchoProcess, Group
 from support.patience import PATIENCE
 

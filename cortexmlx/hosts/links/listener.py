@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cortexmlx.errors import HostLost, HostRefused
-from cortexmlx.hosts.handshake import (
+from cortexmlx.hosts.links.handshake import (
     Hello,
     Identity,
     Purpose,
@@ -23,8 +23,8 @@ from cortexmlx.hosts.handshake import (
     check_key,
     difference,
 )
-from cortexmlx.hosts.link import DEFAULT_LIMITS, Link, LinkLimits
-from cortexmlx.hosts.visitor import Visitor
+from cortexmlx.hosts.links.link import DEFAULT_LIMITS, Link, LinkLimits
+from cortexmlx.hosts.links.visitor import Visitor
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from cortexmlx.errors import HostLost
 from cortexmlx.hosts.channel import Message
-from cortexmlx.hosts.frames import ENDED, FrameStream, StreamBroken
-from cortexmlx.hosts.heartbeat import Lost, beat_until_lost
+from cortexmlx.hosts.links.frames import ENDED, FrameStream, StreamBroken
+from cortexmlx.hosts.links.heartbeat import Lost, beat_until_lost
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import HostRefused
-from cortexmlx.hosts import handshake
-from cortexmlx.hosts.handshake import (
+from cortexmlx.hosts.links import handshake
+from cortexmlx.hosts.links.handshake import (
     MAGIC,
     SAID_BYTES,
     Hello,

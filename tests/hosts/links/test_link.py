@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts import heartbeat
 from cortexmlx.hosts.channel import Channel
-from cortexmlx.hosts.frames import FrameStream, StreamBroken
-from cortexmlx.hosts.heartbeat import Lost, beat_until_lost
-from cortexmlx.hosts.link import Link, LinkLimits
+from cortexmlx.hosts.links import heartbeat
+from cortexmlx.hosts.links.frames import FrameStream, StreamBroken
+from cortexmlx.hosts.links.heartbeat import Lost, beat_until_lost
+from cortexmlx.hosts.links.link import Link, LinkLimits
 from support.hosts.links import PATIENT, EchoProcess, link_pair, tcp_pair
 from support.patience import PATIENCE, soon
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from cortexmlx.hosts.handshake import Hello, StrangerError, StrangerKind, Talk
+from cortexmlx.hosts.links.handshake import Hello, StrangerError, StrangerKind, Talk
 
 
 class Visitor:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cortexmlx.hosts.handshake import MAGIC, Hello, Purpose, StrangerKind, introduce
-from cortexmlx.hosts.listener import VISITORS
+from cortexmlx.hosts.links.handshake import MAGIC, Hello, Purpose, StrangerKind, introduce
+from cortexmlx.hosts.links.listener import VISITORS
 from support.hosts.links import IDENTITY, Group
 from support.hosts.strangers import is_closed, open_files, say
 from support.patience import PATIENCE, soon

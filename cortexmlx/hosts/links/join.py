@@ -12,9 +12,9 @@ import time
 from collections.abc import Sequence
 
 from cortexmlx.errors import HostLost, HostRefused
-from cortexmlx.hosts.handshake import Hello, Identity, Purpose, Talk, check_key, introduce
-from cortexmlx.hosts.link import DEFAULT_LIMITS, Link, LinkLimits
-from cortexmlx.hosts.listener import HANDSHAKE_SECONDS, Address
+from cortexmlx.hosts.links.handshake import Hello, Identity, Purpose, Talk, check_key, introduce
+from cortexmlx.hosts.links.link import DEFAULT_LIMITS, Link, LinkLimits
+from cortexmlx.hosts.links.listener import HANDSHAKE_SECONDS, Address
 
 _log = logging.getLogger(__name__)
 
