@@ -7,13 +7,9 @@ from tests.faults.planted import Fault
 HANDSHAKE, LISTENER = "cortexmlx/hosts/links/handshake.py", "cortexmlx/hosts/links/listener.py"
 LINK, FRAMES = "cortexmlx/hosts/links/link.py", "cortexmlx/hosts/links/frames.py"
 HEARTBEAT = "cortexmlx/hosts/links/heartbeat.py"
-    "cortexmlx/hosts/links/link.py",
-    "cortexmlx/hosts/links/frames.py",
-    "cortexmlx/hosts/links/heartbeat.py",
-)
 JOIN = "cortexmlx/hosts/links/join.py"
 
-TESTS = tuple(f"hosts/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))
+TESTS = tuple(f"hosts/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))
 """The tests that judge these faults."""
 
 FAULTS = (

@@ -17,8 +17,8 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models import load_model
 from support.hosts import models
 from support.hosts.compared import alone, same_tokens
-from support.hosts.ranks import by_mpi, by_ring, job
-from support.hosts.script import Asked, Script, hardships, ragged
+from support.hosts.parts.ranks import by_mpi, by_ring, job
+from support.hosts.parts.script import Asked, Script, hardships, ragged
 from support.models.tiny import tokens_of
 from tests.architectures.weights import write_model
 

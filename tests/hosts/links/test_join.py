@@ -16,7 +16,7 @@ from cortexmlx.hosts.links.handshake import new_key
 from cortexmlx.hosts.links.join import join
 from cortexmlx.hosts.links.link import LinkLimits
 from cortexmlx.hosts.links.listener import Address, Listener
-from support.hosts.links import IDENTITY, PATIENT, EchoProcess, Group
+from support.hosts.links.peers import IDENTITY, PATIENT, EchoProcess, Group
 from support.patience import PATIENCE
 
 

@@ -27,7 +27,7 @@ from cortexmlx.hosts.links import heartbeat
 from cortexmlx.hosts.links.frames import FrameStream, StreamBroken
 from cortexmlx.hosts.links.heartbeat import Lost, beat_until_lost
 from cortexmlx.hosts.links.link import Link, LinkLimits
-from support.hosts.links import PATIENT, EchoProcess, link_pair, tcp_pair
+from support.hosts.links.peers import PATIENT, EchoProcess, link_pair, tcp_pair
 from support.patience import PATIENCE, soon
 
 MEGABYTE = 1 << 20

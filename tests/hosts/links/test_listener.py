@@ -15,8 +15,8 @@ from cortexmlx.errors import CortexError, HostLost, HostRefused
 from cortexmlx.hosts.links.handshake import MAGIC, Purpose, StrangerKind, new_key
 from cortexmlx.hosts.links.link import Link, LinkLimits
 from cortexmlx.hosts.links.listener import Listener
-from support.hosts.links import IDENTITY, PATIENT, Group
-from support.hosts.strangers import is_closed, open_files, say, shake_hands
+from support.hosts.links.peers import IDENTITY, PATIENT, Group
+from support.hosts.links.strangers import is_closed, open_files, say, shake_hands
 from support.patience import PATIENCE, soon
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from cortexmlx.hosts.links.handshake import MAGIC, Hello, Purpose, StrangerKind, introduce
 from cortexmlx.hosts.links.listener import VISITORS
-from support.hosts.links import IDENTITY, Group
-from support.hosts.strangers import is_closed, open_files, say
+from support.hosts.links.peers import IDENTITY, Group
+from support.hosts.links.strangers import is_closed, open_files, say
 from support.patience import PATIENCE, soon
 
 MEGABYTE = 1 << 20

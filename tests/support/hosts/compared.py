@@ -8,7 +8,7 @@ from typing import Any
 
 from cortexmlx.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
-from support.hosts.script import Asked, Script
+from support.hosts.parts.script import Asked, Script
 from support.speculation.near_ties import plain_row, tie_size
 
 

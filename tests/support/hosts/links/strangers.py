@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 
 from cortexmlx.hosts.links.handshake import Hello, Purpose, introduce
-from support.hosts.links import IDENTITY, Group
+from support.hosts.links.peers import IDENTITY, Group
 from support.patience import PATIENCE
 
 

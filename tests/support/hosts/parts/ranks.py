@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.hosts.mpi import mpi
-from support.hosts.script import Script
+from support.hosts.parts.script import Script
 from support.patience import PATIENCE
 
 
@@ -50,7 +50,7 @@ _PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT
 def _program(backend: str, jobs: Sequence[dict[str, Any]], folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "jobs.json").write_text(json.dumps(list(jobs)))
-    return [sys.executable, "-m", "support.hosts.rank_program", backend, str(folder / "jobs.json"), str(folder)]
+    return [sys.executable, "-m", "support.hosts.parts.rank_program", backend, str(folder / "jobs.json"), str(folder)]
 
 
 def _environment(own: dict[str, str]) -> dict[str, str]:

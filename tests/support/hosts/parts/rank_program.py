@@ -1,4 +1,4 @@
-"""One rank of a group: `python -m support.hosts.rank_program BACKEND JOBS RESULTS`.
+"""One rank of a group: `python -m support.hosts.parts.rank_program BACKEND JOBS RESULTS`.
 
 JOBS is a file of models, ways to cut them, and scripts. Each rank writes what it answered to a file of its own.
 """
@@ -22,8 +22,8 @@ from cortexmlx.hosts.options import Cut  # noqa: E402
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan  # noqa: E402
 from cortexmlx.serving import core as core_module  # noqa: E402
 from support.engine import core_driver  # noqa: E402
-from support.hosts.rank_model import RankModel  # noqa: E402
-from support.hosts.script import Script  # noqa: E402
+from support.hosts.parts.rank_model import RankModel  # noqa: E402
+from support.hosts.parts.script import Script  # noqa: E402
 
 COLLECTIVES = ("all_sum", "all_gather", "send", "recv", "recv_like")
 

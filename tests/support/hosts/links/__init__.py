@@ -1,0 +1,1 @@
+"""Both ends of links for tests, and strangers that knock."""
