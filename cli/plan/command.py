@@ -13,7 +13,6 @@ from cortexmlx.cli import options
 from cortexmlx.cli.plan.text import kv_lines, line, page
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.hosts.spec import Hosts
 from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -137,7 +136,7 @@ def plan(
         itemsize,
         as_json,
         _sold(memory),
-        None if hosts is None else Hosts.parse(hosts).ranks,
+        _count(hosts),
     )
 
 
@@ -148,6 +147,12 @@ def _sold(memory: str | None) -> int | None:
         return None if memory is None else sold_memory(memory)
     except InvalidRequest as error:
         raise typer.BadParameter(str(error), param_hint="--memory") from None
+
+
+def _count(hosts: str | None) -> int | None:
+    from cortexmlx.hosts.spec import Hosts
+
+    return None if hosts is None else Hosts.parse(hosts).ranks
 
 
 def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_json: bool) -> None:

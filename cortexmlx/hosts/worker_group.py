@@ -26,7 +26,7 @@ log = logging.getLogger("cortexmlx")
 WORKER = (sys.executable, "-P", "-m", "cortexmlx.hosts.worker")
 """The command line of a worker. It is the same on every host: so are the paths of Python and of the model."""
 
-START_SECONDS = 90.0
+START_SECONDS = 120.0
 
 _SHOWN_LINES = 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import random
 import re
 import signal
 import socket
@@ -190,6 +191,20 @@ def test_a_killed_supervisor_ends_the_workers_and_the_group_starts_again() -> No
         answers(group)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_killed_or_stopped_a_new_start_leaves_nothing_of_the_old(seed: int) -> None:
+    chance = random.Random(seed)
+    with WorkerGroup.open(TWO, worker=stub(chance.choice(["none", "deaf"])), seconds=PATIENCE) as group:
+        for _ in range(4):
+            everything = commands(started(group))
+            for victim in chance.sample(sorted(everything), chance.choice([1, 1, 2])):
+                os.kill(victim, chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGHUP]))
+            group.reopen()
+            assert soon(lambda: not alive(everything))  # noqa: B023
+            answers(group)
+
+
 def test_a_start_that_is_called_off_leaves_nothing() -> None:
     seen: list[int] = []
 
@@ -266,11 +281,12 @@ def test_workers_meet_by_mpi_and_a_killed_one_is_named() -> None:
         everything = set(commands(started(group))) | set(workers.values())
         assert group._processes is not None
         assert not any(group._processes._key in command for command in commands().values())
+        folder = group._processes._folder
         os.kill(workers[2], signal.SIGKILL)
         with pytest.raises(HostLost, match=r"this machine, rank 2 .*\(signal 9\)"):
             group.channels[2].receive(PATIENCE)
         group.reopen()
-        assert not alive(everything)
+        assert not alive(everything) and not folder.exists()
         answers(group)
 
 

@@ -17,14 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from cortexmlx.errors import HostRefused
+from cortexmlx.hosts.launch import mlx_launch
 from cortexmlx.hosts.launch.assignment import KEY_VARIABLE
 from cortexmlx.hosts.spec import Hosts
-
-_LAUNCH = (
-    "import sys; from importlib.metadata import entry_points; "
-    "(launch,) = entry_points(group='console_scripts', name='mlx.launch'); sys.exit(launch.load()())"
-)
-"""Runs the command `mlx.launch`, which may be in a folder that is not on the PATH."""
 
 _PORTS = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections."""
@@ -42,7 +37,7 @@ def launch_command(hosts: Hosts, folder: Path, variables: Sequence[str], worker:
 def _mlx_launch(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
     entries = [{"ssh": h.ssh, "ips": h.ips, "rdma": h.rdma} for h in hosts.hosts]
     file.write_text(json.dumps({"backend": hosts.backend, "envs": hosts.environment, "hosts": entries}))
-    command = [sys.executable, "-c", _LAUNCH, "--hostfile", str(file), "--backend", hosts.backend]
+    command = [sys.executable, "-P", mlx_launch.__file__, "--hostfile", str(file), "--backend", hosts.backend]
     command += ["--starting-port", str(_free_ports(sum(max(1, len(h.ips)) for h in hosts.hosts)))]
     for variable in variables:
         command += ["--env", variable]

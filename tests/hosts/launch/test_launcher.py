@@ -13,7 +13,7 @@ import pytest
 from mlx._distributed_utils import launch
 
 from cortexmlx.errors import HostRefused
-from cortexmlx.hosts.launch import launcher
+from cortexmlx.hosts.launch import launcher, mlx_launch
 from cortexmlx.hosts.launch.launcher import launch_command, shared_cores, usable_cores
 from cortexmlx.hosts.spec import Host, Hosts
 
@@ -31,14 +31,14 @@ def test_mlx_launch_understands_the_command(backend: str, tmp_path: Path, monkey
     monkeypatch.setattr(launch, name, lambda parser, hosts, args, command: seen.extend([hosts, args, command]))
     variable = 'A={"b": 1}'
     command = launch_command(Hosts(MESH, backend, ("C=d e",)), tmp_path, [variable], ["python", "-m", "worker", "--x"])
-    assert command[:2] == [sys.executable, "-c"]
+    assert command[:3] == [sys.executable, "-P", mlx_launch.__file__]
     monkeypatch.setattr(sys, "argv", ["mlx.launch", *command[3:]])
-    monkeypatch.setattr(sys, "exit", seen.append)
-    exec(command[2], {})
-    hosts, args, worker, status = seen
+    monkeypatch.setattr(launch, "select", launch.select)
+    assert mlx_launch.main() is None
+    hosts, args, worker = seen
     assert [(h.ssh_hostname, h.ips) for h in hosts] == [("a", ["10.0.0.1"]), ("b", ["10.0.0.2", "10.0.1.2"])]
     assert [h.rdma for h in hosts] == [[None, "rdma_en2"], [["rdma_en2", "rdma_en3"], None]]
-    assert args.backend == backend and worker == ["python", "-m", "worker", "--x"] and status is None
+    assert args.backend == backend and worker == ["python", "-m", "worker", "--x"]
     assert [e for e in args.env if not e.startswith(("COLUMNS", "LINES"))] == ["C=d e", variable]
 
 

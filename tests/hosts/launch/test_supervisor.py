@@ -102,3 +102,9 @@ def test_what_ps_lists_is_read_without_the_dead_and_itself() -> None:
     mine = supervisor._table()[os.getpid()]
     assert mine == (os.getppid(), os.getpgrp())
     assert soon(lambda: os.getpid() in commands(os.getpgrp()))
+
+
+def test_all_below_are_the_family_whatever_their_groups() -> None:
+    me = os.getpid()
+    table = {1: (0, 1), me: (1, me), 10: (me, 10), 11: (10, 7), 12: (11, 12), 20: (1, 10)}
+    assert supervisor._family(table) == {10: 10, 11: 7, 12: 12}

@@ -1,0 +1,39 @@
+"""The command `mlx.launch`, with a wait that lets other processes work. Run as a file: `python -P mlx_launch.py ...`.
+
+MLX's launcher waits until it can read what a worker writes, or write to it. A worker's input can nearly always be
+written to, so each of its threads would never rest, and take a core from the workers. Here it waits for output alone.
+It is a process of its own; nothing is changed in the controller's.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+LONGEST_SECONDS = 0.1
+"""The longest wait: input for the workers, such as the group's key, may be there."""
+
+
+def patient_select(
+    reads: Sequence[int], writes: Sequence[int], errors: Sequence[int], timeout: float
+) -> tuple[list[int], list[int], list[int]]:
+    """As `select.select`, but wait until one of `reads` or `errors` is ready, or for `LONGEST_SECONDS`. Then return
+    which of `writes` are ready, too.
+    """
+    readable, _, wrong = select.select(reads, [], errors, min(timeout, LONGEST_SECONDS))
+    return readable, select.select([], writes, [], 0)[1], wrong
+
+
+def main() -> int | None:
+    """Run `mlx.launch` with this process's arguments."""
+    (command,) = entry_points(group="console_scripts", name="mlx.launch")
+    launch = command.load()
+    sys.modules[launch.__module__].__dict__["select"] = patient_select
+    result: int | None = launch()
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())
