@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
-import os
 import secrets
 import socket
 import threading
@@ -19,6 +19,7 @@ from cortexmlx.hosts.listener import HANDSHAKE_SECONDS, Address
 _log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 1.0
+STANDARD_ERROR = 2
 
 
 def join(
@@ -33,8 +34,9 @@ def join(
 ) -> Link:
     """Connect to the controller at one of `addresses`, again and again until `deadline` (of `time.monotonic`).
 
-    Heartbeats need Python's lock. `mx.eval` gives it up while it waits; `mx.distributed.init` holds it until all ranks
-    are there. So call that when the controller, who sees that all have joined, says so.
+    Heartbeats need Python's lock. `mx.eval` gives it up while it waits. `mx.distributed.init` holds it until all ranks
+    are there, so call that when the controller, who sees that all have joined, says so. `mx.clear_cache` holds it while
+    a step is in flight on a CPU, and `mx.save` while it computes what it saves.
 
     Raises HostRefused if the controller refuses this worker or has another key, HostLost if none can be reached.
     """
@@ -57,17 +59,31 @@ def join(
 
 
 def end_process_when_lost(link: Link, *, grace: float = 3.0) -> None:
-    """End this process `grace` seconds after `link` is lost, if it did not end by itself. For a worker after `join`: a
-    rank that waits in a collective cannot be interrupted, and must not outlive its controller.
+    """End this process `grace` seconds after `link` is lost, if it did not end by itself; and when no Python thread
+    could run for so long that the controller has given it up. For a worker after `join`: a rank that waits in a
+    collective cannot be interrupted, and must not outlive its controller.
+
+    The process ends by a thread of faulthandler, which needs no lock of Python, and says where each thread was.
     """
+    lost = threading.Event()
 
     def end(error: HostLost) -> None:
         _log.error("this worker ends: %s", error)
-        timer = threading.Timer(grace, os._exit, (1,))
-        timer.daemon = True
-        timer.start()
+        lost.set()
+
+    def keep_alive() -> None:
+        while not lost.is_set():
+            _end_process_after(link.limits.silence_seconds + grace)
+            lost.wait(link.limits.beat_seconds)
+        _end_process_after(grace)
 
     link.when_lost(end)
+    threading.Thread(target=keep_alive, name="end of a worker", daemon=True).start()
+
+
+def _end_process_after(seconds: float) -> None:
+    """Replaces what was asked for before."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
 
 
 def _connect(

@@ -63,7 +63,7 @@ class Link:
         for connection in self._sockets:
             with contextlib.suppress(OSError):  # If it is broken already, its first use will tell.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._limits = limits
+        self.limits = limits
         self._process = os.getpid()
         self._stream = FrameStream(messages, limits.message_bytes)
         self._sending = threading.Lock()
@@ -82,7 +82,7 @@ class Link:
         view = memoryview(message)
         body = view.cast("B") if view.nbytes else memoryview(b"")
         with self._using(self._sending):
-            self._stream.send(body, self._limits.stall_seconds)
+            self._stream.send(body, self.limits.stall_seconds)
 
     def receive(self, timeout: float | None = None) -> bytes:
         """As `Channel.receive`. If `timeout` passes, the link is given up: a late answer would be taken for the next.
@@ -169,7 +169,7 @@ class Link:
                 connection.close()
 
     def _why_lost(self) -> str:
-        limits = self._limits
+        limits = self.limits
         try:
             lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds)
         except Exception as error:

@@ -8,7 +8,7 @@ HANDSHAKE, LISTENER = "cortexmlx/hosts/handshake.py", "cortexmlx/hosts/listener.
 LINK, FRAMES, HEARTBEAT = "cortexmlx/hosts/link.py", "cortexmlx/hosts/frames.py", "cortexmlx/hosts/heartbeat.py"
 JOIN = "cortexmlx/hosts/join.py"
 
-TESTS = ("hosts/test_handshake.py", "hosts/test_listener.py", "hosts/test_join.py", "hosts/test_link.py")
+TESTS = tuple(f"hosts/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))
 """The tests that judge these faults."""
 
 FAULTS = (

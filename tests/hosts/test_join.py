@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -13,8 +14,9 @@ import pytest
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.handshake import new_key
 from cortexmlx.hosts.join import join
+from cortexmlx.hosts.link import LinkLimits
 from cortexmlx.hosts.listener import Address, Listener
-from support.hosts.links import IDENTITY, Group
+from support.hosts.links import IDENTITY, PATIENT, EchoProcess, Group
 from support.patience import PATIENCE
 
 
@@ -113,3 +115,29 @@ def test_a_port_that_meets_itself_is_not_taken_for_a_controller(monkeypatch: pyt
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(HostLost, match="nobody listens there"):
         _join([("127.0.0.1", port)], 0.2)
+
+
+@pytest.mark.parametrize("how", [b"hang", b"hold"])
+def test_a_worker_whose_controller_is_silent_ends_itself(how: bytes) -> None:
+    """Also one that is inside a call that never ends, and one that holds Python's lock there."""
+    beats_seldom = LinkLimits(silence_seconds=PATIENCE, beat_seconds=PATIENCE)
+    with EchoProcess(beats_seldom, silence_of_worker=1.0) as worker:
+        with contextlib.suppress(HostLost):  # On a slow machine it has ended already.
+            worker.link.send(how)
+        assert worker.process.wait(PATIENCE) == 1
+
+
+@pytest.mark.parametrize("how", [b"hang", b"hold"])
+def test_a_worker_whose_controller_is_gone_ends_itself(how: bytes) -> None:
+    with EchoProcess(PATIENT, silence_of_worker=3.0) as worker:
+        worker.link.send(how)
+        time.sleep(0.2)
+        worker.link.close()
+        assert worker.process.wait(PATIENCE) == 1
+
+
+def test_a_worker_whose_controller_is_there_does_not_end() -> None:
+    with EchoProcess(LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.1), silence_of_worker=2.0) as worker:
+        time.sleep(2.5)
+        worker.link.send(b"alive")
+        assert worker.link.receive(PATIENCE) == b"alive"

@@ -341,13 +341,6 @@ def test_a_worker_that_is_stopped_is_lost_and_ends_when_it_wakes() -> None:
             worker.link.send(b"welcome back")
 
 
-def test_a_worker_whose_controller_is_silent_ends_itself() -> None:
-    beats_seldom = LinkLimits(silence_seconds=PATIENCE, beat_seconds=PATIENCE)
-    with EchoProcess(beats_seldom, silence_of_worker=0.5) as worker:
-        worker.link.send(b"hang")
-        assert worker.process.wait(PATIENCE) == 1
-
-
 def test_heartbeats_count_that_came_while_this_side_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock jumps when it is read for the second time: this process was stopped there, and heartbeats wait."""
     reads = count()

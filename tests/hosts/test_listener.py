@@ -3,211 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import random
-import resource
 import socket
 import struct
-import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
 
 from cortexmlx.errors import CortexError, HostLost, HostRefused
-from cortexmlx.hosts.handshake import MAGIC, Hello, Purpose, StrangerKind, introduce, new_key
+from cortexmlx.hosts.handshake import MAGIC, Purpose, StrangerKind, new_key
 from cortexmlx.hosts.link import Link, LinkLimits
-from cortexmlx.hosts.listener import VISITORS, Listener
+from cortexmlx.hosts.listener import Listener
 from support.hosts.links import IDENTITY, PATIENT, Group
+from support.hosts.strangers import is_closed, open_files, say, shake_hands
 from support.patience import PATIENCE, soon
-
-MEGABYTE = 1 << 20
-
-
-def _open_files() -> int:
-    return len(os.listdir("/dev/fd"))
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed it."""
-    connection.settimeout(PATIENCE)
-    try:
-        while connection.recv(4096):
-            pass
-    except ConnectionError:
-        pass
-    return True
-
-
-def _say(what: bytes) -> Callable[[Group], None]:
-    def knock(group: Group) -> None:
-        with socket.create_connection(group.address) as connection:
-            connection.sendall(what)
-            assert _is_closed(connection)
-
-    return knock
-
-
-def _shake_hands(connection: socket.socket, group: Group, purpose: Purpose, session: bytes = bytes(16)) -> bytes:
-    """Do as a worker of rank 0 does, and return what it said."""
-    talk = introduce(group.key, Hello(purpose, 0, group.epoch, session), IDENTITY)
-    connection.settimeout(PATIENCE)
-    said = b""
-    with contextlib.suppress(StopIteration):
-        wish = next(talk)
-        while True:
-            if isinstance(wish, bytes):
-                said += wish
-                connection.sendall(wish)
-                wish = next(talk)
-            else:
-                wish = talk.send(connection.recv(wish, socket.MSG_WAITALL))
-    return said
-
-
-def _go_away(group: Group) -> None:
-    socket.create_connection(group.address).close()
-
-
-def _announce(group: Group) -> None:
-    """A stranger that speaks the protocol, up to a length that is too long."""
-    with socket.create_connection(group.address) as connection:
-        hello = Hello(Purpose.MESSAGES, 0, group.epoch, bytes(16)).pack()
-        connection.sendall(MAGIC + hello + bytes(32) + b"\xff\xff" + b"x" * 1000)
-        assert _is_closed(connection)
-
-
-def _drip(group: Group) -> None:
-    """A slow loris: a byte now and then keeps nothing open."""
-    with socket.create_connection(group.address) as connection:
-        connection.settimeout(0.02)
-        for byte in MAGIC + bytes(10_000):
-            try:
-                connection.sendall(bytes([byte]))
-                if not connection.recv(1):
-                    return
-            except TimeoutError:
-                continue
-            except ConnectionError:
-                return
-        raise AssertionError("it was never closed")
-
-
-def _guess(group: Group) -> None:
-    """A stranger that does all a worker does, without the key."""
-    with socket.create_connection(group.address) as connection:
-        talk = introduce(group.key, Hello(Purpose.MESSAGES, 0, group.epoch, bytes(16)), IDENTITY)
-        connection.sendall(next(talk))  # type: ignore[arg-type]
-        connection.recv(1000)
-        connection.sendall(random.Random(3).randbytes(32) + b"\0\5hello")
-        assert _is_closed(connection)
-
-
-def _crowd(group: Group) -> None:
-    with contextlib.ExitStack() as opened:
-        crowd = [opened.enter_context(socket.create_connection(group.address)) for _ in range(1000)]
-        for connection in crowd[: 1000 - VISITORS]:
-            assert _is_closed(connection)
-
-
-STRANGERS = {
-    "noise": (_say(random.Random(5).randbytes(300)), StrangerKind.NOISE),
-    "http": (_say(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"), StrangerKind.NOISE),
-    "1 GB": (_say(struct.pack(">Q", 1 << 30) + bytes(100)), StrangerKind.NOISE),
-    "old version": (_say(MAGIC.replace(b"1", b"0") + bytes(100)), StrangerKind.VERSION),
-    "64 KB announced": (_announce, StrangerKind.LENGTH),
-    "goes away": (_go_away, StrangerKind.LEFT),
-    "slow loris": (_drip, StrangerKind.SLOW),
-    "guessed proof": (_guess, StrangerKind.KEY),
-    "1000 connections": (_crowd, StrangerKind.CROWD),
-}
-
-
-@pytest.fixture
-def many_files() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard != resource.RLIM_INFINITY else 4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize("name", STRANGERS)
-def test_strangers_are_refused_cost_little_and_hold_up_nobody(
-    name: str, caplog: pytest.LogCaptureFixture, many_files: None
-) -> None:
-    knock, kind = STRANGERS[name]
-    slow = 0.3 if kind is StrangerKind.SLOW else PATIENCE
-    files = _open_files()
-    with Group(ranks=2, handshake_seconds=slow) as group:
-        # A worker that is in already, and waits.
-        first = group.join(0)
-        first.result(PATIENCE)
-        tracemalloc.start()
-        times = 1 if kind is StrangerKind.CROWD else 3
-        strangers = [threading.Thread(target=knock, args=(group,)) for _ in range(times)]
-        for stranger in strangers:
-            stranger.start()
-        if kind is not StrangerKind.SLOW:
-            for stranger in strangers:
-                stranger.join()
-        # Workers come in while a slow stranger still talks.
-        second = group.join(1).result(PATIENCE)
-        links = group.links()
-        for stranger in strangers:
-            stranger.join()
-        assert tracemalloc.get_traced_memory()[1] < 4 * MEGABYTE
-        tracemalloc.stop()
-        links[1].send(b"hello")
-        assert second.receive(PATIENCE) == b"hello"
-    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("cortexmlx.hosts")]
-    if kind is StrangerKind.CROWD:  # The last ones of the crowd go away by themselves.
-        warnings = [warning for warning in warnings if StrangerKind.LEFT.value not in warning]
-    if kind is StrangerKind.SLOW:  # Those who still talk when the last worker comes are sent away with the port.
-        assert len(warnings) <= 1
-    else:
-        assert len(warnings) == 1
-    assert all("127.0.0.1" in warning and kind.value in warning for warning in warnings)
-    assert soon(lambda: _open_files() == files)
-
-
-def test_a_process_that_may_open_no_more_files_serves_when_it_may_again() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with Group() as group, socket.socket() as waiting:
-        taken = []
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 10, before[1]))
-        try:
-            with contextlib.suppress(OSError):
-                while True:
-                    taken.append(os.dup(0))
-            waiting.connect(group.address)
-            time.sleep(0.1)
-            assert not group.accepted.done()
-        finally:
-            for file in taken:
-                os.close(file)
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        waiting.sendall(bytes(100))
-        assert _is_closed(waiting)
-        group.join()
-        group.links()
-
-
-def test_a_slow_loris_is_sent_away_however_often_it_speaks(caplog: pytest.LogCaptureFixture) -> None:
-    with Group(handshake_seconds=0.3) as group:
-        for _ in range(2):
-            _drip(group)
-        group.join()
-        group.links()
-    assert [StrangerKind.SLOW.value in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_other_addresses_than_the_groups_are_closed_at_once(caplog: pytest.LogCaptureFixture) -> None:
     with Group(allowed_addresses=["10.0.0.0/8", "fe80::1%en0"]) as group:
         for _ in range(3):
             with socket.create_connection(group.address) as connection:
-                assert _is_closed(connection)
+                assert is_closed(connection)
         assert not group.accepted.done()
     assert [StrangerKind.ADDRESS.value in record.getMessage() for record in caplog.records] == [True]
 
@@ -242,12 +59,12 @@ def test_a_recorded_connection_that_is_played_again_is_refused(caplog: pytest.Lo
         recorded = []
         for purpose in Purpose:
             connection = opened.enter_context(socket.create_connection(group.address))
-            recorded.append(_shake_hands(connection, group, purpose))
+            recorded.append(shake_hands(connection, group, purpose))
         for said in recorded:
             for rank in (0, 1):  # Also as the rank that is still awaited.
                 changed = bytearray(said)
                 changed[len(MAGIC) + 1 : len(MAGIC) + 5] = struct.pack(">I", rank)
-                _say(bytes(changed))(group)
+                say(bytes(changed))(group)
         assert not group.accepted.done()
         group.join(1)
         group.links()
@@ -352,28 +169,28 @@ def test_a_worker_that_is_lost_while_others_are_awaited_ends_the_wait() -> None:
 
 def test_a_worker_that_has_one_connection_of_two_may_begin_again() -> None:
     with Group() as group, socket.create_connection(group.address) as half:
-        _shake_hands(half, group, Purpose.MESSAGES)
+        shake_hands(half, group, Purpose.MESSAGES)
         group.join()
         group.links()
-        assert _is_closed(half)
+        assert is_closed(half)
 
 
 def test_a_worker_that_never_makes_its_second_connection_is_sent_away() -> None:
     with Group(handshake_seconds=0.5) as group, socket.create_connection(group.address) as half:
-        _shake_hands(half, group, Purpose.MESSAGES)
-        assert _is_closed(half)
+        shake_hands(half, group, Purpose.MESSAGES)
+        assert is_closed(half)
         assert not group.accepted.done()
 
 
 def test_heartbeats_of_another_session_are_refused() -> None:
     with Group() as group, socket.create_connection(group.address) as alone:
         with pytest.raises(HostRefused, match="its first connection is gone"):
-            _shake_hands(alone, group, Purpose.HEARTBEATS)
+            shake_hands(alone, group, Purpose.HEARTBEATS)
         with socket.create_connection(group.address) as half:
-            _shake_hands(half, group, Purpose.MESSAGES)
+            shake_hands(half, group, Purpose.MESSAGES)
             other = socket.create_connection(group.address)
             with other, pytest.raises(HostRefused, match="rank 0 is here already"):
-                _shake_hands(other, group, Purpose.HEARTBEATS, session=b"another session.")
+                shake_hands(other, group, Purpose.HEARTBEATS, session=b"another session.")
         group.join()
         group.links()
 
@@ -393,7 +210,7 @@ def test_one_lost_worker_ends_all_links_by_its_name() -> None:
 
 
 def test_addresses_that_are_none_are_refused() -> None:
-    files = _open_files()
+    files = open_files()
     attempts: list[Callable[[], Listener]] = [
         lambda: Listener(new_key(), 1, 1, IDENTITY, ["mac-2.local"]),
         lambda: Listener(new_key(), 1, 1, IDENTITY, [], bind=["127.0.0.1", "203.0.113.9"]),
@@ -402,7 +219,7 @@ def test_addresses_that_are_none_are_refused() -> None:
     for attempt in attempts:
         with pytest.raises(HostRefused, match=r"mac-2.local|203.0.113.9|32 bytes"):
             attempt()
-    assert soon(lambda: _open_files() == files)
+    assert soon(lambda: open_files() == files)
 
 
 def test_a_silent_worker_is_lost_while_others_are_awaited() -> None:

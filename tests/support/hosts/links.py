@@ -23,18 +23,20 @@ PATIENT = LinkLimits(silence_seconds=PATIENCE, stall_seconds=PATIENCE)
 IDENTITY = {"cortexmlx": "0.5.0", "mlx": "0.31.1", "weights": "cafe"}
 
 ECHO = f"""
-import os, sys, time
+import ctypes, os, sys, time
 from cortexmlx.hosts.join import end_process_when_lost, join
 from cortexmlx.hosts.link import LinkLimits
 port, silence = int(sys.argv[1]), float(sys.argv[2])
 link = join([("127.0.0.1", port)], bytes.fromhex(os.environ["KEY"]), 1, 0, {IDENTITY}, deadline=time.monotonic() + 600,
             limits=LinkLimits(silence_seconds=silence, beat_seconds=0.1))
 end_process_when_lost(link, grace=0.1)
-while (message := link.receive()) != b"hang":
+while (message := link.receive()) not in (b"hang", b"hold"):
     link.send(message)
-time.sleep(600)
+(time if message == b"hang" else ctypes.PyDLL(None)).sleep(600)
 """
-"""A worker that returns each message. After b"hang" it takes no more, like one in a collective that never ends."""
+"""A worker that returns each message. After b"hang" it takes no more, like one in a collective that never ends. After
+b"hold" it holds Python's lock, too.
+"""
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

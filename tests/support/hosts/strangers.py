@@ -1,0 +1,53 @@
+"""What strangers and workers do at the door of a group, byte by byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+from cortexmlx.hosts.handshake import Hello, Purpose, introduce
+from support.hosts.links import IDENTITY, Group
+from support.patience import PATIENCE
+
+
+def open_files() -> int:
+    return len(os.listdir("/dev/fd"))
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed it."""
+    connection.settimeout(PATIENCE)
+    try:
+        while connection.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def say(what: bytes) -> Callable[[Group], None]:
+    def knock(group: Group) -> None:
+        with socket.create_connection(group.address) as connection:
+            connection.sendall(what)
+            assert is_closed(connection)
+
+    return knock
+
+
+def shake_hands(connection: socket.socket, group: Group, purpose: Purpose, session: bytes = bytes(16)) -> bytes:
+    """Do as a worker of rank 0 does, and return what it said."""
+    talk = introduce(group.key, Hello(purpose, 0, group.epoch, session), IDENTITY)
+    connection.settimeout(PATIENCE)
+    said = b""
+    with contextlib.suppress(StopIteration):
+        wish = next(talk)
+        while True:
+            if isinstance(wish, bytes):
+                said += wish
+                connection.sendall(wish)
+                wish = next(talk)
+            else:
+                wish = talk.send(connection.recv(wish, socket.MSG_WAITALL))
+    return said
