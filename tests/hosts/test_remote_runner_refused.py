@@ -99,3 +99,17 @@ def test_no_rank_has_an_arena_if_one_cannot_begin(tiny: Tiny) -> None:
         with pytest.raises(MemoryRefused, match="no arena here"):
             Driver(tiny("llama"))
         assert {state.blocks for state in made[0].runner.ranks} == {(0,)}
+
+
+@pytest.mark.parametrize("worse", [0, 1])
+def test_an_arena_stays_only_if_it_is_whole_on_all_ranks(tiny: Tiny, small_arenas: None, worse: int) -> None:
+    """One rank refuses in words that say that its arena has not changed, another one in words that say nothing."""
+    changes = {
+        worse: Refusing("resize", {1}, RuntimeError(SAID)),
+        1 - worse: Refusing("resize", {1}, MemoryRefused("it stays")),
+    }
+    with engines_on_ranks(2, tiny("llama"), changed(changes)) as made:
+        driver, runner = Driver(tiny("llama")), made[0].runner
+        larger = tuple(2 * count for count in runner.blocks)
+        assert runner.resize(larger) == Refused(SAID, of_arena=False)
+        driver.core.release()
