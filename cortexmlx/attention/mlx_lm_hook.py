@@ -36,7 +36,7 @@ def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_L
     """Return a cache for each of the model's layers, given one for each leaf: a tuple if the layer has several. In a
     pipeline's part that sends, each is a `Sender` that has the place.
     """
-    if any(getattr(module, "pipeline_rank", 0) for _, module in model.named_modules()):
+    if _sends(model):
         for leaf in leaves:
             if isinstance(leaf, Sender):
                 leaf.sends = True
@@ -44,6 +44,14 @@ def arranged(model: nn.Module, leaves: Sequence[_Leaf]) -> list[_Leaf | tuple[_L
     return [
         tuple(next(rest) for _ in cache.caches) if _several(cache) else next(rest) for cache in make_prompt_cache(model)
     ]
+
+
+def _sends(model: nn.Module) -> bool:
+    """Return whether a model is a pipeline's part that sends. What has the layers lies outside of all lists, so few
+    modules are looked at.
+    """
+    parts = (part for part in model.values() if isinstance(part, nn.Module))
+    return bool(getattr(model, "pipeline_rank", 0)) or any(map(_sends, parts))
 
 
 def _several(cache: Any) -> bool:
