@@ -45,7 +45,6 @@ TESTED_WITH = {
     "cortexmlx/hosts/frames.py": "tests/hosts/test_link.py",
     "cortexmlx/hosts/heartbeat.py": "tests/hosts/test_link.py",
     "cortexmlx/hosts/options.py": "tests/hosts/test_rank_server.py",
-    "cortexmlx/hosts/visitor.py": "tests/hosts/test_listener.py",
     "cortexmlx/kv/sequences.py": "tests/kv/test_cache.py",
     "cortexmlx/models/loaded.py": "tests/models/test_folder.py",
     "cortexmlx/protocols/earlier.py": "tests/server/test_stored.py",
