@@ -45,7 +45,7 @@ FAULTS = (
     Fault("launchers' words are the workers'", PROCESSES, "inside = not inside", "inside = False"),
     Fault("a key on a command line", GROUP, "[task.variable()]", '[task.variable(), f"KEY={key.hex()}"]'),
     Fault("one epoch for all", GROUP, "self.epoch += 1", "self.epoch = 1"),
-    Fault("a lost host has no name", GROUP, "host=next(iter(ended), lost.host)", "host=None"),
+    Fault("a lost host has no name", GROUP, "host = next(iter(ended), lost.host)", "host = None"),
     Fault("a key of any length", ASSIGNMENT, "if len(key) == KEY_BYTES:", "if True:"),
     Fault("each worker takes all cores", LAUNCHER, "str(max(1, cores // here))", "str(cores)"),
     Fault("ports that are taken", LAUNCHER, "continue\n            return first", "pass\n            return first"),
