@@ -34,12 +34,6 @@ FAULTS = (
     ),
     Fault("Ctrl-C reaches the workers", PROCESSES, "start_new_session=True", "start_new_session=False"),
     Fault("a key is kept in the output", PROCESSES, '.replace(self._key, "...")', ""),
-    Fault(
-        "a killed supervisor leaves workers",
-        PROCESSES,
-        "if self._supervisor.wait() < 0:",
-        "if self._supervisor.wait() and 0:",
-    ),
     Fault("a long line is kept", PROCESSES, ".strip()[-_LINE_CHARACTERS:]", ".strip()"),
     Fault("escapes are kept", PROCESSES, 'c if c.isprintable() else " " for c', "c for c"),
     Fault("launchers' words are the workers'", PROCESSES, "inside = not inside", "inside = False"),
