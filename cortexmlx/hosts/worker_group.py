@@ -179,11 +179,12 @@ class WatchedChannel:
 
 
 def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
-    """Return an error with what is known of the workers: which ended, how, and the last lines of their output."""
+    """Return an error with what is known of the workers: which ended first, how, and the last lines of their output."""
     processes.await_news()
     ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
-    how = "; ".join(how if name == lost.host else f"{name}: {how}" for name, how in ended.items())
-    return HostLost(f"{lost}{f' ({how})' if how else ''}{_said(processes)}", host=next(iter(ended), lost.host))
+    host = next(iter(ended), lost.host)  # the others end because of it
+    how = "" if host is None or host not in ended else f"{'' if host == lost.host else f'{host}: '}{ended[host]}"
+    return HostLost(f"{lost}{f' ({how})' if how else ''}{_said(processes)}", host=host)
 
 
 def _said(processes: Processes) -> str:

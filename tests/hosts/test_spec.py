@@ -11,7 +11,6 @@ from mlx._distributed_utils.common import Hostfile
 
 from cortexmlx.errors import HostRefused
 from cortexmlx.hosts.spec import BACKENDS, Host, Hosts
-from support.pages import blocks
 
 TWO = [{"ssh": "studio-1", "ips": ["10.0.0.1"]}, {"ssh": "me@studio-2.local", "ips": ["10.0.0.2", "10.0.1.2"]}]
 MESH = [
@@ -57,12 +56,6 @@ def test_a_host_file_means_what_it_means_to_mlx(tmp_path: Path, value: Any) -> N
     assert (ours.backend, list(ours.environment)) == (theirs.backend or "ring", theirs.envs)
     assert ours.names == tuple(host["ssh"] for host in (value if isinstance(value, list) else value["hosts"]))
     assert not ours.here and ours.file == Path(path)
-
-
-def test_the_host_file_of_the_page_is_one(tmp_path: Path) -> None:
-    (block,) = (block for block in blocks("json") if block.page == "docs/hosts.md")
-    hosts = Hosts.parse(written(tmp_path, block.text))
-    assert hosts.names == ("studio-1", "studio-2") and hosts.backend == "ring"
 
 
 def test_mpi_fills_one_host_after_the_other_and_so_do_the_ranks(tmp_path: Path) -> None:

@@ -129,9 +129,11 @@ class Processes:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def await_news(self) -> None:
-        """Wait a moment, the first time only, for the launcher to tell how a rank ended."""
+        """Wait a moment, the first time only, for the launcher to end, as it does when a rank has ended: its last words
+        say how, and what the rank wrote comes after them.
+        """
         until = self._news_until = self._news_until or time.monotonic() + _NEWS_SECONDS
-        while not self.ended and not self.ended_ranks() and time.monotonic() < until:
+        while not self.ended and time.monotonic() < until:
             time.sleep(0.02)
         if self.ended:
             self._reader.join(_NEWS_SECONDS)
