@@ -135,7 +135,7 @@ Hosts = Annotated[
     str | None,
     typer.Option(
         "--hosts",
-        metavar="N|FILE",
+        metavar="HOSTS",
         help="Spread the model over N processes here, or the machines of MLX's host file.",
         show_default=False,
     ),

@@ -53,9 +53,10 @@ def _failing(method: str, times: set[int], error: Callable[[], Exception]) -> Ca
 def test_a_rank_that_fails_ends_the_group(tiny: Tiny, rank: int, method: str, error: Exception, why: str) -> None:
     with engines_on_ranks(2, tiny("llama"), changed({rank: _failing(method, {2}, lambda: error)})) as made:
         driver = Driver(tiny("llama"))
-        driver.add(tokens_of(20), 40)
+        handle = driver.add(tokens_of(20), 40)
+        driver.finish()
         with pytest.raises(HostLost, match=why) as raised:
-            driver.finish()
+            driver.result(handle)
         assert f"rank {rank}" in str(raised.value)
         runner = made[0].runner
         for call in (runner.collect, lambda: runner.resize((1,)), lambda: runner.settle(NOTHING)):
@@ -135,9 +136,10 @@ def test_a_rank_with_another_plan_is_found(tiny: Tiny, every: int, alter: Callab
     with engines_on_ranks(3, tiny("llama"), compare_every=every) as made:
         driver = Driver(tiny("llama"))
         _altered(made[0], 2, alter)
-        driver.add(tokens_of(20), 60)
+        handle = driver.add(tokens_of(20), 60)
+        driver.finish()
         with pytest.raises(HostLost, match=r"rank 2 has carried out other plans or block tables.*at step") as raised:
-            driver.finish()
+            driver.result(handle)
         assert raised.value.host == "rank 2"
         assert int(str(raised.value).split("at step ")[1].split(":")[0]) % every == 0
         driver.core.release()

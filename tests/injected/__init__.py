@@ -1,0 +1,1 @@
+"""Faults injected into the workers of an engine, at length."""
