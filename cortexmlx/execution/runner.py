@@ -44,7 +44,8 @@ from cortexmlx.stats import CommandBuffers
 class ModelRunner:
     """Turns plans into tokens: writes the arena and the tail, runs the model's forward pass, and samples. `attend`
     computes attention. A `writer` writes the tail where it can, and `products` computes the quantized products that it
-    serves. Samplers come from `make_sampler`. The arena has no blocks before `begin`. `Runner` documents the methods.
+    serves. `make_sampler` replaces `BatchSampler`. The arena has no blocks before `begin`. `Runner` documents the
+    methods.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class ModelRunner:
         attend: Attend,
         writer: TailWriter | None = None,
         products: QuantizedProducts | None = None,
-        make_sampler: MakeSampler = BatchSampler,
+        make_sampler: MakeSampler | None = None,
     ) -> None:
         self.model = model
         self.computes_at_dispatch = mx.default_device() == mx.cpu
@@ -74,6 +75,7 @@ class ModelRunner:
         self._forms = {layer: arena.quantization(layer) for layer in arena.group_of}
         every: dict[int, Any] = {**self._caches, **self.states.leaves}
         self._arranged = arranged(model, [every[leaf] for leaf in range(len(own))])
+        self._senders = [leaf for leaf in every.values() if leaf.sends]
         self._logit_rows = LogitRows(model, lazy_pass)
         self._writer = writer
         if writer is not None:
@@ -203,7 +205,7 @@ class ModelRunner:
         results = self.states.end() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
-        return results + take_sent([*self._caches.values(), *self.states.leaves.values()])
+        return results + take_sent(self._senders) if self._senders else results
 
     def _choose(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
@@ -220,7 +222,8 @@ class ModelRunner:
         if logits is None:
             return None
         if plan.sampling is not None:
-            self._sampler = self._make_sampler(plan.sampling, self._vocab_size, self.processors)
+            make = self._make_sampler or BatchSampler
+            self._sampler = make(plan.sampling, self._vocab_size, self.processors)
         assert self._sampler is not None
         live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
         self._newest = self._sampler(logits, plan.token_index, live, mask)

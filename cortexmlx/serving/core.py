@@ -60,8 +60,7 @@ class EngineCore:
         self.config = config
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
-        self._at_work = False
-        self._step_seconds = 0.0
+        self._at_work, self._step_seconds = False, 0.0
         self._collected: float | None = None
         try:
             self.model = model = open_model(config, wake, waiting)
@@ -98,17 +97,19 @@ class EngineCore:
 
     def step(self) -> None:
         """Plan and start the next step, then take the results of the one before it."""
-        with self.recovery, self.measured.busy:
-            if not self.recovery.ready():
-                return
-            self.requests.expire(time.perf_counter())
-            self._prepare()
-            self.speculation.draft()
-            plan = self._plan()
-            to_choose = self._dispatch(plan)
-            self._collect_due(plan)
-            if to_choose is not None:
-                self._choose(to_choose)
+        try:
+            with self.measured.busy:
+                if self.recovery.open or self.recovery.ready():
+                    self.requests.expire(time.perf_counter())
+                    self._prepare()
+                    self.speculation.draft()
+                    plan = self._plan()
+                    to_choose = self._dispatch(plan)
+                    self._collect_due(plan)
+                    if to_choose is not None:
+                        self._choose(to_choose)
+        except HostLost as lost:
+            self.recovery.recover(lost)
         self._look(at_work=True)
 
     @property

@@ -10,8 +10,8 @@ ANSWERS, BUDGET = "cortexmlx/serving/answers.py", "cortexmlx/serving/text/budget
 SOURCES, FORM = "cortexmlx/grammar/sources.py", "cortexmlx/structured/output.py"
 CLOSED = "cortexmlx/structured/closed.py"
 
-_COLLECT = "            self._collect_due(plan)\n"
-_CHOOSE = "            if to_choose is not None:\n                self._choose(to_choose)\n"
+_COLLECT = "                    self._collect_due(plan)\n"
+_CHOOSE = "                    if to_choose is not None:\n                        self._choose(to_choose)\n"
 
 TESTS = (
     "structured",

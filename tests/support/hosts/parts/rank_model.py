@@ -61,7 +61,7 @@ class RankModel:
         self.backend = choose_backend(config.attention)
         self._mode = PagedMode(self.loaded.model, self.groups)
         self._mode._runner = self.runner
-        self.disk, self.draft, self.choices = None, None, ()
+        self.disk, self.draft, self.choices, self.hosts = None, None, (), ()
         info = self.opened.info
         self.info = ModelInfo(
             name=info.name,
