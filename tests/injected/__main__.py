@@ -64,7 +64,7 @@ def stopped(victim: int, link: Any) -> None:
 
 def closed(victim: int, link: Any) -> None:
     """The socket is shut down, as a network that breaks does it."""
-    for connection in link._sockets:
+    for connection in link._link._sockets:
         connection.shutdown(2)
 
 
