@@ -17,7 +17,7 @@ from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver
 from support.hosts.environment import with_mpi
-from support.hosts.launch.processes import commands
+from support.hosts.launch.processes import commands, workers
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
 
@@ -173,9 +173,3 @@ def test_what_cannot_be_cut_is_refused_by_name_and_leaves_no_process(hosts: str,
     with pytest.raises(InvalidRequest, match="holds no block"):
         Engine(str(tiny("llama")), hosts=hosts, kv_memory=100)
     assert workers(before) == []
-
-
-def workers(before: set[int]) -> list[int]:
-    """The processes of the workers by the order in which they were started, without those of others' tests."""
-    new = {pid: command for pid, command in commands().items() if pid not in before}
-    return sorted(pid for pid, line in new.items() if "-m cortexmlx.hosts.worker" in line and "mpirun" not in line)

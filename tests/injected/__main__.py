@@ -28,6 +28,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
+from support.hosts.launch.processes import commands, workers
+
 LIMIT = 10.0
 """Seconds from the fault to the end of every request, without `resume_lost`."""
 
@@ -94,7 +96,6 @@ class Run:
         """Return what happened, in words. Raises AssertionError."""
         from cortexmlx import Engine
         from cortexmlx.errors import HostLost
-        from support.hosts.launch.processes import commands
 
         before = set(commands())
         try:
@@ -128,7 +129,7 @@ class Run:
                 f"the requests ended after {took:.1f} s"
             )
             if self.moment == "idle":
-                time.sleep(2 * LIMIT if self.fault is stopped else 1)
+                self._await_loss(engine)
             again = engine.submit(prompts[1], max_tokens=120, ignore_eos=True).result(AGAIN).token_ids
             assert again == expected[1], "the next request got other tokens"
             losses = engine.stats().host_losses
@@ -148,19 +149,18 @@ class Run:
         self.at = time.monotonic()
         self.fault(found[self.rank], None)
 
+    def _await_loss(self, engine: Any) -> None:
+        """Nobody asks the workers anything now. Their loss must be noticed all the same, unless memory is short."""
+        until = self.at + LIMIT
+        while not engine.stats().host_losses and time.monotonic() < until:
+            time.sleep(0.05)
+        assert engine.stats().host_losses or self.fault is starved, "nobody noticed the loss"
+
     def _no_process_is_left(self, before: set[int]) -> None:
         until = time.monotonic() + LIMIT
         while workers(before) and time.monotonic() < until:
             time.sleep(0.05)
         assert not workers(before), f"processes are left: {workers(before)}"
-
-
-def workers(before: set[int]) -> list[int]:
-    """The processes of the workers that were not there before."""
-    from support.hosts.launch.processes import commands
-
-    new = {pid: line for pid, line in commands().items() if pid not in before}
-    return sorted(pid for pid, line in new.items() if "-m cortexmlx.hosts.worker" in line and "mpirun" not in line)
 
 
 def main() -> int:

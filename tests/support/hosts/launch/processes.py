@@ -14,6 +14,14 @@ def commands(group: int | None = None) -> dict[int, str]:
     return {int(pid): args for pid, of, _, args in alive if group in (None, int(of))}
 
 
+def workers(before: Iterable[int]) -> list[int]:
+    """The processes of engines' workers by the order in which they were started, without those that were there
+    before.
+    """
+    new = {pid: line for pid, line in commands().items() if pid not in before}
+    return sorted(pid for pid, line in new.items() if "-m cortexmlx.hosts.worker" in line and "mpirun" not in line)
+
+
 def alive(pids: Iterable[int]) -> set[int]:
     """Those of some processes that are alive."""
     return set(pids) & set(commands())
