@@ -99,7 +99,7 @@ class EngineCore:
         """Plan and start the next step, then take the results of the one before it."""
         try:
             with self.measured.busy:
-                if self.recovery.open or self.recovery.ready():
+                if self.recovery.open or self.recovery.reopened():
                     self.requests.expire(time.perf_counter())
                     self._prepare()
                     self.speculation.draft()

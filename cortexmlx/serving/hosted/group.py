@@ -74,7 +74,7 @@ class HostGroup:
             self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
             self._runner = RemoteRunner(self._workers.channels, self.names)
             with self._reporting():
-                self.infos = self._runner.open(self._options())
+                self.infos = self._runner.open(rank_options(self._config, self._loaded.name, self._loaded.adapter))
             for name, info in zip(self.names, self.infos, strict=True):
                 self._check(name, info)
         except BaseException:
@@ -168,21 +168,6 @@ class HostGroup:
         if self._config.on_progress is not None:
             self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
 
-    def _options(self) -> RankOptions:
-        config = self._config
-        return RankOptions(
-            model=_everywhere(self._loaded.name),
-            adapter=None if self._loaded.adapter is None else str(self._loaded.adapter),
-            dequantize=config.dequantize,
-            kv_bits=config.kv_bits,
-            kv_group_size=config.kv_group_size,
-            block_size=config.block_size,
-            attention=config.attention,
-            reproducible=config.reproducible,
-            max_rows=config.max_rows,
-            prefill_budget=config.prefill_budget,
-        )
-
     def _check(self, name: str, info: RankInfo) -> None:
         """Raise HostRefused for a worker that has another model than the controller."""
         if info.identity != self._loaded.identity:
@@ -196,6 +181,22 @@ class HostGroup:
         while time.monotonic() < until:
             self._report()
             time.sleep(_LOOK_SECONDS)
+
+
+def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) -> RankOptions:
+    """Return what a worker needs to open its part of the model `name`."""
+    return RankOptions(
+        model=_everywhere(name),
+        adapter=None if adapter is None else str(adapter),
+        dequantize=config.dequantize,
+        kv_bits=config.kv_bits,
+        kv_group_size=config.kv_group_size,
+        block_size=config.block_size,
+        attention=config.attention,
+        reproducible=config.reproducible,
+        max_rows=config.max_rows,
+        prefill_budget=config.prefill_budget,
+    )
 
 
 def _everywhere(name: str) -> str:

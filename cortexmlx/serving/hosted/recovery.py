@@ -64,12 +64,6 @@ class Recovery:
         self.recover(error)
         return True
 
-    def ready(self) -> bool:
-        """Return whether a step may begin. If the workers could not be started after the last loss, try again. If that
-        fails, too, all requests fail.
-        """
-        return self.open or self._reopened()
-
     def recover(self, lost: HostLost) -> None:
         """Fail or restart the requests that run, and start the workers anew. If that fails, all requests fail."""
         core, finished = self._core, self._core.measured.requests_finished
@@ -81,15 +75,12 @@ class Recovery:
         if not resume:
             self._fail_running(lost)
         core.scheduler.restart_rows()
-        self._reopened()
+        self.reopened()
 
-    def _fail_running(self, lost: HostLost) -> None:
-        answers = self._core.requests.answers
-        for job in [job for job in self._core.scheduler.jobs if job.running]:
-            if job.id in answers:  # it may have failed with another answer of its request
-                self._core.requests.fail(answers[job.id].of_request, lost)
-
-    def _reopened(self) -> bool:
+    def reopened(self) -> bool:
+        """Start the workers anew, and return whether there are any now. If not, all requests fail. Call it before a
+        step if the workers are not `open`.
+        """
         self.open = False
         try:
             self._core.reopen()
@@ -99,3 +90,9 @@ class Recovery:
             lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error}")
             self._core.fail_all(lost)
         return self.open
+
+    def _fail_running(self, lost: HostLost) -> None:
+        answers = self._core.requests.answers
+        for job in [job for job in self._core.scheduler.jobs if job.running]:
+            if job.id in answers:  # it may have failed with another answer of its request
+                self._core.requests.fail(answers[job.id].of_request, lost)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,17 +16,17 @@ import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.execution.mode import PagedMode
-from cortexmlx.hosts.options import Cut, RankInfo, RankOptions
+from cortexmlx.hosts.options import Cut, RankInfo
 from cortexmlx.hosts.rank import open_rank
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load, bytes_per_token, row_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models import weights
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
-from cortexmlx.stats import ModelInfo
+from cortexmlx.serving.hosted.group import rank_options
+from cortexmlx.serving.loading.served_model import described, scheduling_of
 
 _BYTES = 1 << 16
 
@@ -35,19 +35,7 @@ class RankModel:
     """Opens this rank's part, and sizes the cache as for the rank that keeps the most of each group."""
 
     def __init__(self, config: EngineConfig, cut: Cut, group: mx.distributed.Group) -> None:
-        options = RankOptions(
-            model=str(config.model),
-            adapter=config.adapter,
-            dequantize=config.dequantize,
-            kv_bits=config.kv_bits,
-            kv_group_size=config.kv_group_size,
-            block_size=config.block_size,
-            attention=config.attention,
-            reproducible=config.reproducible,
-            max_rows=config.max_rows,
-            prefill_budget=config.prefill_budget,
-            cut=cut,
-        )
+        options = replace(rank_options(config, str(config.model), config.adapter), cut=cut)
         self._config = config
         self.opened = open_rank(options, group)
         told = told_by_all(self.opened.info, group)
@@ -63,20 +51,7 @@ class RankModel:
         self._mode._runner = self.runner
         self.disk, self.draft, self.choices, self.hosts = None, None, (), ()
         info = self.opened.info
-        self.info = ModelInfo(
-            name=info.name,
-            path="",
-            architecture=info.architecture,
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            parameters=info.parameters,
-            weight_bytes=info.weight_bytes,
-            dtype=info.dtype,
-            kv_bytes_per_token=bytes_per_token(self.groups),
-            chat_template=True,
-            notes=info.notes,
-        )
-        self.tokens = 0
+        self.info = described(self.loaded, info.vocab_size, bytes_per_token(self.groups), info.notes)
 
     def open_cache(self, tokens: int, snapshots: int) -> None:
         """Size the cache for so many tokens, and states of so many rows."""
@@ -89,22 +64,8 @@ class RankModel:
         return self._mode.begin(tuple(blocks), PrefixCache(self._config.block_size))
 
     def begin_scheduler(self, cache: KVCache) -> Scheduler:
-        config = self._config
-        scheduling = SchedulerConfig(
-            max_rows=config.max_rows,
-            prefill_budget=config.prefill_budget,
-            context_length=self.loaded.context_length,
-            vocab_size=self.info.vocab_size,
-            max_request_tokens=config.max_request_tokens,
-            client_tokens=config.client_tokens,
-            token_target=config.token_target,
-            keep=config.keep,
-            pipeline=config.pipeline,
-            long_tail_rows=0,
-            share_prefixes=config.prefix_cache,
-            share_between_clients=config.share_prefixes_between_clients,
-        )
-        return Scheduler(cache, scheduling)
+        context, vocab_size = self.loaded.context_length, self.info.vocab_size
+        return Scheduler(cache, scheduling_of(self._config, context, vocab_size))
 
     def begin_store(self) -> None:
         pass
