@@ -98,9 +98,10 @@ class Run:
         from cortexmlx.errors import HostLost
 
         before = set(commands())
+        early = threading.Thread(target=self._inject_early, args=(before,), daemon=True)
         try:
             if self.moment == "loading":
-                threading.Thread(target=self._inject_early, args=(before,), daemon=True).start()
+                early.start()
             engine = Engine(str(self.model), hosts="2:mpi", resume_lost=self.resume, kv_memory="8MB", prefill_budget=32)
         except HostLost as lost:
             assert self.moment == "loading", lost
@@ -115,7 +116,9 @@ class Run:
             elif self.moment == "idle":
                 for handle in handles:
                     handle.result(AGAIN)
-            if self.moment != "loading":
+            if self.moment == "loading":
+                early.join()  # the engine may open before its fault comes
+            else:
                 self._inject(workers(before)[self.rank], engine)
             lost_answers = 0
             for handle, right in zip(handles, expected, strict=True):
@@ -128,7 +131,7 @@ class Run:
             assert took < (AGAIN if self.resume or not lost_answers else LIMIT), (
                 f"the requests ended after {took:.1f} s"
             )
-            if self.moment == "idle":
+            if self.moment in ("idle", "loading"):
                 self._await_loss(engine)
             again = engine.submit(prompts[1], max_tokens=120, ignore_eos=True).result(AGAIN).token_ids
             assert again == expected[1], "the next request got other tokens"
@@ -150,11 +153,14 @@ class Run:
         self.fault(found[self.rank], None)
 
     def _await_loss(self, engine: Any) -> None:
-        """Nobody asks the workers anything now. Their loss must be noticed all the same, unless memory is short."""
+        """Nobody asks the workers anything now. Their loss must be noticed all the same, unless memory is short, or
+        they began only after they had been stopped.
+        """
         until = self.at + LIMIT
         while not engine.stats().host_losses and time.monotonic() < until:
             time.sleep(0.05)
-        assert engine.stats().host_losses or self.fault is starved, "nobody noticed the loss"
+        quiet = self.fault is starved or self.moment == "loading"
+        assert engine.stats().host_losses or quiet, "nobody noticed the loss"
 
     def _no_process_is_left(self, before: set[int]) -> None:
         until = time.monotonic() + LIMIT
