@@ -28,8 +28,8 @@ HEADINGS = ("text", "rows", "repeated", "without", "with", "ratio", "least", "mo
 BELOW = (
     "Each kind of text is known before: the model computes every step, and then the known token is taken. "
     "repeated: the share of the answers' 5-grams that came earlier in prompt or answer. without, with: tokens per "
-    "second without drafts and with them. ratio: the median of the pairs of runs, and the least and the greatest of "
-    "them. a step: tokens that a step of a row gives.",
+    "second without drafts and with them, until the first answer ends. ratio: the median of the pairs of runs, and "
+    "the least and the greatest of them. a step: tokens that a step of a row gives.",
 )
 
 
@@ -42,7 +42,7 @@ def measure_speculation(plan: Plan, rows: Sequence[int], block_size: int, tokens
     with ExitStack() as stack:
         sizes = [(block_size, max(rows) * (_ROOM + 2 * block_size))]
         opened = partial(open_engines, plan, stack, sizes, max(rows), token_target=None)
-        speculating, plain = opened()[block_size], opened(speculate=False)[block_size]
+        speculating, plain = opened()[block_size], opened(speculate=False, forced_tokens=False)[block_size]
         share_weights(plain, speculating)
         info: ModelInfo = plain.info
         try:
@@ -105,11 +105,12 @@ def _record(found: Measured) -> dict[str, Any]:
         "text": found.workload.kind.value,
         "rows": found.workload.rows,
         "repeated": found.workload.repetition(5),
-        "without": statistics.median(run.rate for run in found.plain),
-        "with": statistics.median(run.rate for run in runs),
+        "without": statistics.median(run.together.rate for run in found.plain),
+        "with": statistics.median(run.together.rate for run in runs),
         "ratio": found.ratio,
         "ratios": found.ratios,
         "cpu_ratio": found.cpu_ratio,
+        "whole_ratio": found.whole_ratio,
         "drafted": statistics.fmean(run.drafts.drafted for run in runs),
         "accepted": statistics.fmean(run.drafts.accepted for run in runs),
         "tokens_per_step": statistics.fmean(run.tokens_per_step for run in runs),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cortexmlx.bench.measure.trace import Stamp
+from cortexmlx.bench.replay.schema import RECORDS, as_forced
 from cortexmlx.bench.replay.scripted import scripted
 from cortexmlx.bench.replay.texts import Kind, Replayed, replayed
 from cortexmlx.engine import Engine
 from cortexmlx.errors import CortexError
-from cortexmlx.request import Completion
+from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.core import EngineCore
 from cortexmlx.serving.handle import RequestHandle
@@ -22,24 +23,37 @@ LIVE_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True)
-class Run:
-    """All answers of a workload, computed at once after their prompts."""
+class Span:
+    """A part of a run."""
 
+    tokens: int
+    """Tokens of all rows."""
     wall: float
     cpu: float
     """Seconds of all threads of the process, which other programs disturb less."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens of all rows per second."""
+        return self.tokens / self.wall
+
+
+@dataclass(frozen=True)
+class Run:
+    """All answers of a workload, computed at once after their prompts."""
+
     tokens: tuple[tuple[int, ...], ...]
+    whole: Span
+    together: Span
+    """Until the first answer ended. Drafts help some rows more than others, and afterwards fewer rows share a step. In
+    a run of more requests than rows the next request takes the place.
+    """
     drafts: SpeculationStats
 
     @property
     def count(self) -> int:
         """How many tokens all answers have."""
         return sum(map(len, self.tokens))
-
-    @property
-    def rate(self) -> float:
-        """Tokens of all rows per second."""
-        return self.count / self.wall
 
     @property
     def tokens_per_step(self) -> float:
@@ -77,8 +91,8 @@ class Measured:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Tokens per second with drafts over those without, pair by pair."""
-        return tuple(a.rate / b.rate for a, b in zip(self.speculating, self.plain, strict=True))
+        """Tokens per second with drafts over those without, while all answers run, pair by pair."""
+        return tuple(a.together.rate / b.together.rate for a, b in self._pairs)
 
     @property
     def ratio(self) -> float:
@@ -88,19 +102,30 @@ class Measured:
     @property
     def cpu_ratio(self) -> float:
         """The same by CPU time."""
-        both = zip(self.speculating, self.plain, strict=True)
-        return statistics.median(b.cpu / a.cpu for a, b in both)
+        spans = ((a.together, b.together) for a, b in self._pairs)
+        return statistics.median(b.cpu / b.tokens * a.tokens / a.cpu for a, b in spans)
+
+    @property
+    def whole_ratio(self) -> float:
+        """The same until the last answer ended."""
+        return statistics.median(a.whole.rate / b.whole.rate for a, b in self._pairs)
+
+    @property
+    def _pairs(self) -> list[tuple[Run, Run]]:
+        """Runs with drafts, and without."""
+        return list(zip(self.speculating, self.plain, strict=True))
 
     @property
     def same(self) -> int:
         """Answers that have the same tokens with drafts and without, of all pairs."""
-        both = zip(self.speculating, self.plain, strict=True)
-        return sum(a == b for mine, other in both for a, b in zip(mine.tokens, other.tokens, strict=True))
+        return sum(a == b for mine, other in self._pairs for a, b in zip(mine.tokens, other.tokens, strict=True))
 
 
 def workload(kind: Kind, pairs: int, rows: int, tokens: int, engine: Engine, live: bool = False) -> Workload:
     """Return texts for pairs of runs, with answers of `tokens` tokens at most."""
     every = [replayed(kind, row, tokens, engine.encode) for row in range(pairs * rows)]
+    if kind is Kind.SCHEMA:
+        every = [as_forced(row, engine) for row in every]
     return Workload(kind, tuple(tuple(every[first : first + rows]) for first in range(0, len(every), rows)), live)
 
 
@@ -119,7 +144,7 @@ def measure(
             for engine, runs in sides if pair % 2 else sides[::-1]:
                 name = "with drafts" if engine is speculating else "without"
                 tell(f"{work.kind.value}, {work.rows} rows, pair {pair + 1} of {len(work.texts)}: {name}")
-                run = _run(engine, rows, f"{work.kind.value} {pair}", work.live)
+                run = _run(engine, rows, f"{work.kind.value} {pair}", work)
                 if not work.live and run.tokens != tuple(row.answer for row in rows):
                     raise CortexError(f"an answer of {work.kind.value} {name} is not its script")
                 if pair >= 0:
@@ -127,34 +152,63 @@ def measure(
         yield Measured(work, tuple(sides[0][1]), tuple(sides[1][1]))
 
 
-def _run(engine: Engine, rows: Sequence[Replayed], client: str, live: bool) -> Run:
+class _Clock:
+    """Counts the tokens of answers from its beginning on, and notes when the first of them ended."""
+
+    def __init__(self) -> None:
+        self._began = Stamp.now()
+        self._tokens = 0
+        self.together: Span | None = None
+
+    def listen(self, event: TokenEvent) -> None:
+        """Count an event of any answer."""
+        self._tokens += event.token_id is not None
+        if event.completion is not None and self.together is None:
+            self.together = self.span
+
+    @property
+    def span(self) -> Span:
+        """What has come so far."""
+        now = Stamp.now()
+        return Span(self._tokens, now.wall - self._began.wall, now.cpu - self._began.cpu)
+
+
+def _run(engine: Engine, rows: Sequence[Replayed], client: str, work: Workload) -> Run:
     """Compute the answers of all rows. Prompts are computed before, so that they are found in the prefix cache."""
-    scripts = {} if live else {seed: row.answer for seed, row in enumerate(rows)}
+    scripts = {} if work.live else {seed: row.answer for seed, row in enumerate(rows)}
     with scripted(scripts):
-        _answers(engine, rows, client, live, prompts_only=True)
-        before, began = engine.stats().speculation, Stamp.now()
-        done = _answers(engine, rows, client, live)
-        ended, after = Stamp.now(), engine.stats().speculation
-    tokens = tuple(completion.token_ids for completion in done)
-    return Run(ended.wall - began.wall, ended.cpu - began.cpu, tokens, _since(before, after))
+        _answers(engine, rows, client, SamplingParams(max_tokens=1))
+        before, clock = engine.stats().speculation, _Clock()
+        params = SamplingParams(
+            max_tokens=None,
+            temperature=LIVE_TEMPERATURE if work.live else 0.0,
+            ignore_eos=True,
+            structured=RECORDS if work.kind is Kind.SCHEMA else None,
+        )
+        done = _answers(engine, rows, client, params, clock.listen)
+        whole, after = clock.span, engine.stats().speculation
+    assert clock.together is not None
+    return Run(tuple(each.token_ids for each in done), whole, clock.together, _since(before, after))
 
 
 def _answers(
-    engine: Engine, rows: Sequence[Replayed], client: str, live: bool, prompts_only: bool = False
+    engine: Engine,
+    rows: Sequence[Replayed],
+    client: str,
+    params: SamplingParams,
+    listener: Callable[[TokenEvent], None] | None = None,
 ) -> list[Completion]:
-    """Submit all requests between two steps, and wait for the answers."""
+    """Submit all requests between two steps, and wait for the answers, of as many tokens as the scripts if `params` do
+    not say it.
+    """
 
     def submit(core: EngineCore) -> list[RequestHandle]:
         return [
             engine.submit(
                 row.prompt,
-                SamplingParams(
-                    max_tokens=1 if prompts_only else len(row.answer),
-                    temperature=LIVE_TEMPERATURE if live else 0.0,
-                    seed=seed,
-                    ignore_eos=True,
-                ),
+                replace(params, seed=seed, max_tokens=params.max_tokens or len(row.answer)),
                 client=client,
+                listener=listener,
             )
             for seed, row in enumerate(rows)
         ]

@@ -1,4 +1,4 @@
-"""Texts for a replay: prompts, and the answers that a good model could give, of four kinds that repeat more or less.
+"""Texts for a replay: prompts, and the answers that a good model could give, of kinds that repeat more or less.
 
 They are made from this package's own source, always in the same way. Each row has texts of its own.
 """
@@ -35,6 +35,8 @@ class Kind(str, Enum):
     """Sentences, of which two of three are in the prompt."""
     JSON = "JSON"
     """Records with the same keys."""
+    SCHEMA = "schema"
+    """Such records without blanks, where a schema leaves no choice of the keys."""
     PROSE = "prose"
     """Sentences that are in no prompt."""
 
@@ -88,6 +90,18 @@ def _quotes(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
 
 
 def _json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    records = _records(row, 2 + tokens // 40)
+    fields = ", ".join(f"{name} ({type(value).__name__})" for name, value in records[0].items())
+    return f"Shop number {row}. Its customers as JSON, with the fields {fields}:\n\n", json.dumps(records)
+
+
+def _schema(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
+    prompt, _ = _json(row, 0, encode)
+    return prompt, json.dumps(_records(row, 2 + tokens // 30), separators=(",", ":"))
+
+
+def _records(row: int, count: int) -> list[dict[str, object]]:
+    """Return records that `RECORD` describes."""
     chance = random.Random(row)
     words = [word for sentence in islice(_sentences(row), 30) for word in re.findall(r"[a-z]{5,}", sentence)]
 
@@ -105,9 +119,7 @@ def _json(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
             "lifetime_value_euros": chance.randrange(100_000),
         }
 
-    records = [record() for _ in range(2 + tokens // 40)]
-    fields = ", ".join(f"{name} ({type(value).__name__})" for name, value in records[0].items())
-    return f"Shop number {row}. Its customers as JSON, with the fields {fields}:\n\n", json.dumps(records)
+    return [record() for _ in range(count)]
 
 
 def _prose(row: int, tokens: int, encode: Encode) -> tuple[str, str]:
@@ -119,6 +131,7 @@ _MAKERS: dict[Kind, Callable[[int, int, Encode], tuple[str, str]]] = {
     Kind.EDIT: _edit,
     Kind.QUOTES: _quotes,
     Kind.JSON: _json,
+    Kind.SCHEMA: _schema,
     Kind.PROSE: _prose,
 }
 

@@ -21,21 +21,22 @@ from cortexmlx.bench.replay.runs import Measured, measure, workload
 from cortexmlx.bench.replay.texts import Kind
 from cortexmlx.cpu import blas
 
-TOKENS = {Kind.EDIT: 400, Kind.QUOTES: 256, Kind.JSON: 400, Kind.PROSE: 256}
+TOKENS = {Kind.EDIT: 400, Kind.QUOTES: 256, Kind.JSON: 400, Kind.SCHEMA: 400, Kind.PROSE: 256}
 """Tokens of an answer at most."""
 
 HEAD = (
-    "rows  text    3-grams  5-grams  without     with   ratio       (range)   CPU  drafted accepted  a step  verified"
+    "rows  text    3-grams  5-grams  without     with   ratio       (range)   CPU  whole"
+    "  drafted accepted  a step  verified"
 )
-"""Shares of n-grams; tokens per second; ratios of the pairs, by wall and CPU time; tokens of a run; tokens of a row's
-step, and of one that verified drafts.
+"""Shares of n-grams; tokens per second until the first answer ends; ratios of the pairs, by wall and CPU time, and by
+wall time until the last answer ends; tokens of a run; tokens of a row's step, and of one that verified drafts.
 """
 
 
 def line(found: Measured) -> str:
     """Return the figures of a workload, as `HEAD` has them. Tokens per second are medians, other figures means."""
     work, runs = found.workload, found.speculating
-    rates = (statistics.median(run.rate for run in side) for side in (found.plain, runs))
+    rates = (statistics.median(run.together.rate for run in side) for side in (found.plain, runs))
     drafted, accepted = (
         statistics.fmean(getattr(run.drafts, name) for run in runs) for name in ("drafted", "accepted")
     )
@@ -44,8 +45,9 @@ def line(found: Measured) -> str:
     grams = "".join(f"{work.repetition(order):9.2f}" for order in (3, 5))
     speeds = "".join(f"{rate:9.1f}" for rate in rates)
     spread = f"({min(found.ratios):.2f}-{max(found.ratios):.2f})"
+    others = f"{found.cpu_ratio:6.2f}{found.whole_ratio:7.2f}"
     return (
-        f"{work.rows:4}  {work.kind.value:6}{grams}{speeds}  {found.ratio:5.2f}x {spread:>13}{found.cpu_ratio:6.2f}"
+        f"{work.rows:4}  {work.kind.value:6}{grams}{speeds}  {found.ratio:5.2f}x {spread:>13}{others}"
         f"{drafted:9,.0f}{accepted:9,.0f}{per_step:8.2f}{verifying:10.2f}"
     )
 
@@ -55,7 +57,10 @@ def study(model: str, rows: int, tokens: dict[Kind, int], pairs: int, live: bool
     speculates.
     """
     config: dict[str, Any] = {"max_rows": rows, "kv_memory": "1GB", "token_target": None}
-    with Engine(model, **config, speculate=False) as plain, Engine(model, **config | options) as speculating:
+    with (
+        Engine(model, **config, speculate=False, forced_tokens=False) as plain,
+        Engine(model, **config | options) as speculating,
+    ):
         works = [workload(kind, pairs, rows, most, plain, live) for kind, most in tokens.items()]
         yield from measure(plain, speculating, works, lambda what: print(what, file=sys.stderr))
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cortexmlx.bench.replay import report
-from cortexmlx.bench.replay.runs import Measured, Run, Workload
+from cortexmlx.bench.replay.runs import Measured, Run, Span, Workload
 from cortexmlx.bench.replay.texts import Kind, Replayed
 from cortexmlx.bench.report.text import of_part
 from cortexmlx.cli.start import run
@@ -18,7 +18,8 @@ TEXT = Replayed((1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 9))
 
 
 def timed(seconds: float, accepted: int = 0) -> Run:
-    return Run(seconds, seconds, (tuple(range(60)),), SpeculationStats(2 * accepted, accepted, 5))
+    span = Span(60, seconds, seconds)
+    return Run((tuple(range(60)),), span, span, SpeculationStats(2 * accepted, accepted, 5))
 
 
 def test_the_section_has_the_ratio_of_the_pairs_and_how_much_is_repeated() -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from cortexmlx import CortexError, Engine
 from cortexmlx.bench.replay import runs
-from cortexmlx.bench.replay.runs import Measured, Run, measure, workload
+from cortexmlx.bench.replay.runs import Measured, Run, Span, measure, workload
 from cortexmlx.bench.replay.texts import Kind
 from cortexmlx.stats import SpeculationStats
 
 
-def run(wall: float, tokens: int = 60, accepted: int = 0) -> Run:
-    return Run(wall, wall / 2, (tuple(range(tokens)),), SpeculationStats(2 * accepted, accepted, 5))
+def run(wall: float, accepted: int = 0) -> Run:
+    together = Span(60, wall, wall / 2)
+    return Run((tuple(range(60)),), Span(60, 2 * wall + 1, wall), together, SpeculationStats(2 * accepted, accepted, 5))
 
 
 def test_ratios_are_those_of_the_pairs() -> None:
@@ -22,7 +23,7 @@ def test_ratios_are_those_of_the_pairs() -> None:
         (run(1.0, accepted=40), run(2.0), run(2.0)),
     )
     assert (found.ratios, found.ratio, found.cpu_ratio) == ((3.0, 0.5, 3.0), 3.0, 3.0)
-    assert found.same == 3 and found.speculating[0].tokens_per_step == 60 / 20
+    assert found.whole_ratio == 7 / 3 and found.same == 3 and found.speculating[0].tokens_per_step == 60 / 20
     assert found.speculating[0].drafts.tokens_per_step == 9.0
 
 

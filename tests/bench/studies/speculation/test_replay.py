@@ -14,7 +14,7 @@ def test_each_kind_has_a_line_with_ratios_and_counts(model: str, capsys: pytest.
     said = capsys.readouterr()
     lines = [line.split() for line in said.out.splitlines() if re.match(r" +[12]  ", line)]
     assert [line[:2] for line in lines] == [
-        [rows, kind] for rows in "12" for kind in ("edit", "quotes", "JSON", "prose")
+        [rows, kind] for rows in "12" for kind in ("edit", "quotes", "JSON", "schema", "prose")
     ]
     assert all(re.fullmatch(r"[0-9.]+x", line[6]) and float(line[4]) > 0 for line in lines)
     assert "edit, 2 rows, pair 1 of 1: with drafts" in said.err
@@ -28,7 +28,7 @@ def test_a_live_run_says_nothing_of_other_tokens(model: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (["--kinds", "json,poems"], "argument --kinds: 'poems' is none of edit, quotes, JSON, prose"),
+        (["--kinds", "json,poems"], "argument --kinds: 'poems' is none of edit, quotes, JSON, schema, prose"),
         (["--kinds", ""], "argument --kinds: '' is none of edit"),
         (["--rows", "1,0"], "argument --rows: '1,0' is no list of numbers from 1 on, such as 1,8"),
         (["--rows", "one"], "argument --rows: 'one' is no list"),
