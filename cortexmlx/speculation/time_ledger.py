@@ -27,8 +27,10 @@ _WORST_SWITCH = 2.0
 _KNOWN = 3
 """After so many measured switches, the worst of them is the worst one expected."""
 
-_WORST_STEP = 3.0
-"""How many times its expected time a step counts at most: more was another program's doing."""
+_WORST_STEP = 1.5
+"""How many times its expected time a step counts at most: more was another program's doing, and would empty the purse
+for thousands of tokens. A step that is dearer by itself is known to be so from then on.
+"""
 
 
 @dataclass(frozen=True)

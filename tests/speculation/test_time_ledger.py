@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cortexmlx.scheduling.job import Job
@@ -64,6 +66,21 @@ def test_a_long_run_of_verifying_steps_stops_now_and_then_to_see_what_decoding_c
         figures.step()
         decoded += ledger._unseen == 0
     assert 0 < decoded < 10 and figures.verified > before + 5
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_another_programs_burst_in_one_step_does_not_end_drafting(machine: Machine) -> None:
+    figures = running(machine, 16, rows=4)
+    while figures.verified < 10:
+        figures.step()
+    verified = figures.verified
+    figures.machine = replace(machine, mixed=lambda tokens: 5 * machine.mixed(tokens))
+    while figures.verified == verified:
+        figures.step()
+    figures.machine = machine
+    for _ in range(20):
+        figures.step()
+    assert figures.verified > verified + 10 and figures.speculation.ledger.purse.level > 0
 
 
 def test_the_purse_counts_all_that_was_lost() -> None:
