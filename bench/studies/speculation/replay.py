@@ -73,6 +73,13 @@ def _kinds(text: str) -> list[Kind]:
     return [names[name.strip().lower()] for name in text.split(",")]
 
 
+def _count(text: str) -> int:
+    """Return a number of at least 1. Raises ArgumentTypeError."""
+    if not text.strip().isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
 def _numbers(text: str) -> list[int]:
     """Return the numbers of a list, each at least 1. Raises ArgumentTypeError."""
     if not all(number.strip().isdecimal() and int(number) for number in text.split(",")):
@@ -87,8 +94,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--rows", type=_numbers, default="1,8,16", help="answers at once, a list")
-    parser.add_argument("--tokens", type=int, help="of an answer at most (default: 400 of edits and JSON, else 256)")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--tokens", type=_count, help="of an answer at most (default: 400 of edits and JSON, else 256)")
+    parser.add_argument("--pairs", type=_count, default=5)
     every = ",".join(kind.value for kind in Kind)
     parser.add_argument("--kinds", type=_kinds, default=every, help=f"kinds of text, a list (default: {every})")
     parser.add_argument("--live", action="store_true", help="the model's own choices at temperature 0.8")

@@ -36,5 +36,5 @@ def test_both_engines_write_it_and_the_one_with_drafts_finds_its_keys(model: str
 
 
 def test_a_text_that_does_not_follow_the_schema_is_refused(model: str) -> None:
-    with Engine(model) as engine, pytest.raises(CortexError, match="does not follow its schema at .name"):
+    with Engine(model) as engine, pytest.raises(CortexError, match=r"does not follow its schema at .name"):
         as_forced(Replayed((1,), tuple(engine.encode('[{"name":1}]'))), engine)

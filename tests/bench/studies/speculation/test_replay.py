@@ -32,6 +32,8 @@ def test_a_live_run_says_nothing_of_other_tokens(model: str, capsys: pytest.Capt
         (["--kinds", ""], "argument --kinds: '' is none of edit"),
         (["--rows", "1,0"], "argument --rows: '1,0' is no list of numbers from 1 on, such as 1,8"),
         (["--rows", "one"], "argument --rows: 'one' is no list"),
+        (["--pairs", "0"], "argument --pairs: '0' is no number from 1 on"),
+        (["--tokens", "-4"], "argument --tokens: "),
     ],
 )
 def test_what_is_not_understood_is_said_in_one_message(
