@@ -7,10 +7,12 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from cortexmlx.embedding import EmbeddingInfo, Embeddings, Reranking
 from cortexmlx.errors import (
     ConversationFileError,
     CortexError,
     DownloadFailed,
+    EmbeddingRefused,
     EngineClosed,
     ForkedProcess,
     HostLost,
@@ -95,6 +97,9 @@ __all__ = [
     "CortexError",
     "DownloadFailed",
     "DraftStats",
+    "EmbeddingInfo",
+    "EmbeddingRefused",
+    "Embeddings",
     "Engine",
     "EngineClosed",
     "EngineStats",
@@ -136,6 +141,7 @@ __all__ = [
     "RequestState",
     "RequestStats",
     "RequestTimeout",
+    "Reranking",
     "SamplingParams",
     "SpeculationStats",
     "StoreState",

@@ -71,6 +71,12 @@ class InvalidRequest(CortexError, ValueError):
         self.field = field
 
 
+class EmbeddingRefused(CortexError):
+    """The model cannot make embeddings or scores of documents, or not as asked: it has no files that say how, its files
+    ask for something else than this version has, or an argument does not fit them.
+    """
+
+
 class RequestTimeout(CortexError, TimeoutError):
     """The request did not end within its time: give it more time, or ask for less."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.request import RequestState
 
 
@@ -44,6 +45,8 @@ class ModelInfo:
     """Values of `SamplingParams` that the model's makers recommend. The engine does not use them by itself."""
     draft: ModelInfo | None = None
     """The model that drafts for it."""
+    embedding: EmbeddingInfo | None = None
+    """How it makes embeddings; None: its files say nothing of them."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ ORDER = (
     "tools",
     "calls",
     "logprobs",
+    "embedding",
     "machine",
     "progress",
     "sampling_params",
