@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
+from cortexmlx.errors import CortexError, EmbeddingRefused, InvalidRequest, PromptTooLong
 from cortexmlx.protocols.reply import Body
 
 
@@ -18,7 +18,7 @@ class NotStored(InvalidRequest):
 
 def is_refusal(error: CortexError) -> bool:
     """Whether the request is at fault: status 400. The same request fails again."""
-    return isinstance(error, InvalidRequest | PromptTooLong)
+    return isinstance(error, InvalidRequest | PromptTooLong | EmbeddingRefused)
 
 
 def error_body(error: CortexError) -> Body:
