@@ -11,12 +11,13 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, named
-from cortexmlx.cli.batch.input import BatchReader, Ids
+from cortexmlx.cli.batch.files import BatchFiles
+from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
-from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
+from cortexmlx.cli.files.outputs import STDOUT, mode_of, named
+from cortexmlx.cli.files.source import Format, is_jsonl, opened
 from cortexmlx.cli.prompts import checked, prepared, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
@@ -133,17 +134,6 @@ def finish(files: BatchFiles, ids: Ids, source: str, *, ordered: bool, identity:
     tell_before(files)
     if files.failed:
         raise typer.Exit(FAILED)
-
-
-def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
-    """Return what becomes of an existing OUT. Raises typer.BadParameter for options that do not go together."""
-    if (resume or retry_errors) and (output == STDOUT or not resume):
-        raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
-    if resume and force:
-        raise typer.BadParameter("--resume continues OUT, and --force starts again: give one of them")
-    if resume:
-        return Mode.RETRY if retry_errors else Mode.RESUME
-    return Mode.FORCE if force else Mode.NEW
 
 
 def tell_before(files: BatchFiles) -> None:

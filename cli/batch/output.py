@@ -8,46 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
+from cortexmlx.cli.files.outputs import locked, open_descriptor, unwritten, written_anew
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.files import in_place_of
 from cortexmlx.protocols.batch import key_of_record
 from cortexmlx.protocols.reply import Body
 
-_STANDARD = ("stdin", "stdout", "stderr")
-_DESCRIPTOR = re.compile(rf"(?:/dev/({'|'.join(_STANDARD)})|(?:/dev|/proc/self)/fd/(\d+))")
 _REST = "what it holds stays, and with --resume the rest is asked"
-
-
-def written_anew(path: Path) -> Path:
-    """Return the path of the file that replaces a file of records after a rewrite."""
-    return path.with_name(path.name + ".new")
-
-
-def locked(path: Path) -> FileIO:
-    """Open a file to append to, locked against other batches. Raises InvalidRequest if another batch writes the file,
-    OSError if it cannot be opened.
-    """
-    file = FileIO(path, "ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if not isinstance(error, BlockingIOError):
-            raise
-        raise InvalidRequest(f"another batch is writing {path}: wait for it, or give another name") from None
-    return file
 
 
 class Sink(Protocol):
@@ -75,7 +51,7 @@ class RecordStream:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise _unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
+            raise unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
 
     def sync(self) -> None:
         """Do nothing: the reader has every record already."""
@@ -114,7 +90,7 @@ class RecordFile:
                 self._file = locked(self._name)
             self._file.truncate(self._size)
         except OSError as error:
-            raise _unwritten(str(self._name), error, "it is as it was") from error
+            raise unwritten(str(self._name), error, "it is as it was") from error
 
     @property
     def keys(self) -> list[str]:
@@ -142,14 +118,14 @@ class RecordFile:
                 self._file.truncate(self._size)
             if not isinstance(error, OSError):
                 raise
-            raise _unwritten(str(self._name), error, _REST) from error
+            raise unwritten(str(self._name), error, _REST) from error
 
     def sync(self) -> None:
         """Bring the records to the disk. Raises CortexError if that fails."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _unwritten(str(self._name), error, _REST) from error
+            raise unwritten(str(self._name), error, _REST) from error
 
     def arrange(self, lines: Mapping[str, int]) -> None:
         """Sort the records by `lines`, which has the input line of each key. Records with other keys come last. Raises
@@ -165,7 +141,7 @@ class RecordFile:
             if error.errno == errno.EBUSY:
                 then = "and stays so: a file that is mounted by itself is never replaced, so mount its folder"
             whole = f"it holds every record in the order in which they finished, {then}"
-            raise _unwritten(f"{self._name} in the order of the input", error, whole) from error
+            raise unwritten(f"{self._name} in the order of the input", error, whole) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -224,12 +200,6 @@ class BatchWriter:
             self._errors.sync()
 
 
-def open_descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path names, as `/dev/fd/3` does, or None."""
-    found = _DESCRIPTOR.fullmatch(str(path.absolute()))
-    return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
-
-
 def _stream(path: Path) -> TextIO:
     """Open a pipe or a device for writing. Opening a pipe waits for a reader, and a note says so.
 
@@ -266,7 +236,3 @@ def _object(line: bytes) -> Body | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _unwritten(name: str, error: OSError, then: str) -> CortexError:
-    return CortexError(f"{name} cannot be written: {error.strerror or error}; {then}")

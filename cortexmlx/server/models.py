@@ -159,8 +159,8 @@ class Models:
         raise Refused(404, f"{why}. --alias, --any-name and --adapters give others", "model_not_found")
 
     def _adapted(self, name: str) -> Meant | None:
-        """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name if one model has it, as
-        in vLLM; None: it means nothing.
+        """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name, as in vLLM, if one
+        model has it; None: it means nothing.
         """
         model, colon, adapter = name.rpartition(":")
         if colon and (own := self._names.get(model)) is not None and adapter in self._served.adapters(own):

@@ -97,8 +97,11 @@ def test_vectors_are_of_the_model_alone(http: httpx.Client) -> None:
 def test_a_pool_lists_the_adapters_of_models_that_are_not_loaded(engine: Engine) -> None:
     made: Any = Adapted(engine, "sql")
     models = [ServedModel(name, lambda _: made, adapters=("sql",) * (name == "one")) for name in ("one", "two")]
-    with ModelPool(models) as pool, listening(app(pool, ServerSettings())) as url:
-        with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http:
-            assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["one", "two", "one:sql"]
-            assert not pool.loaded() and ask(http, "two:sql").status_code == 404 and not pool.loaded()
-            assert ask(http, "one:sql").json()["model"] == "one:sql" and made.asked == ["sql"]
+    with (
+        ModelPool(models) as pool,
+        listening(app(pool, ServerSettings())) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
+        assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["one", "two", "one:sql"]
+        assert not pool.loaded() and ask(http, "two:sql").status_code == 404 and not pool.loaded()
+        assert ask(http, "one:sql").json()["model"] == "one:sql" and made.asked == ["sql"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.input import BatchReader, Ids, survey
+from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of, survey
+from cortexmlx.cli.files.source import Format
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Style, key_of
 from cortexmlx.protocols.request import Request
@@ -290,3 +292,12 @@ def test_the_command_lines_variables_are_for_requests_that_go_through_the_templa
 def test_variables_that_no_template_gets_are_refused(line: dict[str, Any], said: str) -> None:
     [bad] = read(line)
     assert isinstance(bad, BadLine) and said in bad.message
+
+
+def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
+    with pytest.raises(InvalidRequest, match="lines 1 and 2 both have the id 'a'"):
+        ids_of(str(tmp_path / "in"), Format.auto)
+    plain = ids_of(str(tmp_path / "in"), Format.lines)
+    assert plain is not None and list(plain.lines.values()) == [1, 2]
+    assert ids_of("-", Format.auto) is None
