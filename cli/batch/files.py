@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream
+from cortexmlx.cli.batch.output import BatchWriter, RecordFile
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity, beside
-from cortexmlx.cli.files.outputs import STDOUT, Mode, check_ending, check_output, is_regular, size_of
+from cortexmlx.cli.files.outputs import STDOUT, Mode, check_ending, check_output, check_own, is_regular, size_of
+from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import InvalidRequest
 
 
@@ -33,7 +34,7 @@ class BatchFiles:
         if errors is not None and _are_one(output, errors):
             raise InvalidRequest(f"{output} is for answers and for errors: leave out --errors, or give it another name")
         if output != STDOUT:
-            _check_own(output, errors, source)
+            check_own(output, beside(output), (Path(source), errors))
         self.kept = is_regular(output)
         if mode in (Mode.RESUME, Mode.RETRY) and not self.kept:
             raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
@@ -117,23 +118,3 @@ def _are_one(output: Path, errors: Path) -> bool:
     if output.exists() and errors.exists():
         return output.samefile(errors)
     return os.path.realpath(output) == os.path.realpath(errors)
-
-
-def _check_own(output: Path, errors: Path | None, source: str) -> None:
-    """Check the files that a batch writes beside OUT. Raises InvalidRequest if one is the input, the file for errors or
-    somebody else's file.
-    """
-    for own in beside(output):
-        for other in (Path(source), errors):
-            if other is not None and os.path.realpath(other) == str(own):
-                raise InvalidRequest(f"{other} is what a batch to {output} keeps for itself: give -o another name")
-        if own.is_file() and not _begins_as_ours(own):
-            raise InvalidRequest(
-                f"{own} is none of a batch's, and one to {output} writes over it: give -o another name"
-            )
-
-
-def _begins_as_ours(path: Path) -> bool:
-    """Return whether a file is empty or begins with a JSON object. Zeros that a disk left count as empty."""
-    with path.open("rb") as file:
-        return file.read(2).strip(b"\0") in (b"", b"{", b'{"')

@@ -13,10 +13,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Protocol
 
-from cortexmlx.cli.files.outputs import locked, open_descriptor, unwritten, written_anew
-from cortexmlx.cli.terminal import console
+from cortexmlx.cli.files.outputs import locked, unwritten, written_anew
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.files import in_place_of
@@ -34,33 +33,6 @@ class Sink(Protocol):
 
     def sync(self) -> None:
         """Make the records survive a power failure, too."""
-
-
-class RecordStream:
-    """Stdout (None), a pipe or a device. Each record is written at once."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._file = sys.stdout if path is None else _stream(path)
-
-    def append(self, record: Body) -> None:
-        """Write one record. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
-        try:
-            self._file.write(to_json(record) + "\n")
-            self._file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
-
-    def sync(self) -> None:
-        """Do nothing: the reader has every record already."""
-
-    def close(self) -> None:
-        """Close the pipe or the device. Stdout stays open."""
-        if self._path is not None:
-            with contextlib.suppress(OSError):  # a full disk; `append` has raised the error
-                self._file.close()
 
 
 class RecordFile:
@@ -198,25 +170,6 @@ class BatchWriter:
         self._out.sync()
         if self._errors is not self._out:
             self._errors.sync()
-
-
-def _stream(path: Path) -> TextIO:
-    """Open a pipe or a device for writing. Opening a pipe waits for a reader, and a note says so.
-
-    A path that names an open descriptor is written from the descriptor's position on.
-    """
-    if (known := open_descriptor(path)) is not None:
-        return os.fdopen(os.dup(known), "w", encoding="utf-8")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        console.note(f"waiting for somebody to read {path} ...")
-        descriptor = os.open(path, flags)
-    os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "w", encoding="utf-8")
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import stat
+from collections.abc import Iterable
 from enum import Enum
 from io import FileIO
 from pathlib import Path
@@ -119,6 +120,27 @@ def check_output(path: Path, option: str, source: str, mode: Mode, what: str = "
         raise InvalidRequest(
             f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
         )
+
+
+def check_own(output: Path, own: Iterable[Path], others: Iterable[Path | None], what: str = "batch") -> None:
+    """Check the files that a run writes beside its output. Raises InvalidRequest if one of them is one of the `others`
+    that the user named, or somebody else's file.
+    """
+    named = [other for other in others if other is not None]
+    for each in own:
+        for other in named:
+            if os.path.realpath(other) == str(each):
+                raise InvalidRequest(f"{other} is what a {what} to {output} keeps for itself: give -o another name")
+        if each.is_file() and not _begins_as_ours(each):
+            raise InvalidRequest(
+                f"{each} is none of a {what}'s, and one to {output} writes over it: give -o another name"
+            )
+
+
+def _begins_as_ours(path: Path) -> bool:
+    """Return whether a file is empty or begins with a JSON object. Zeros that a disk left count as empty."""
+    with path.open("rb") as file:
+        return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
 def check_ending(path: Path, option: str, mode: Mode) -> None:

@@ -27,6 +27,7 @@ TESTED_WITH = {
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cli/files/lines.py": "tests/cli/batch/test_input.py",
     "cli/files/run_file.py": "tests/cli/batch/test_resume.py",
+    "cli/files/stream.py": "tests/cli/batch/test_output.py",
     "cli/files/status_line.py": "tests/cli/batch/test_progress.py",
     "cli/chat/slash/command.py": "tests/cli/chat/slash/test_commands.py",
     "cortexmlx/__main__.py": "tests/cli/test_app.py",

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream
+from cortexmlx.cli.batch.output import BatchWriter, RecordFile
+from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import CortexError, InvalidRequest
 
 ERROR = {"id": 2, "error": {"code": "x", "line": 2}}

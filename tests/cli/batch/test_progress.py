@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordStream
+from cortexmlx.cli.batch.output import BatchWriter
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files import status_line
+from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import EngineClosed
 from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
