@@ -143,14 +143,14 @@ def _begins_as_ours(path: Path) -> bool:
         return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
 
 
-def check_ending(path: Path, option: str, mode: Mode) -> None:
+def check_ending(path: Path, option: str, mode: Mode, what: str = "batch") -> None:
     """Raise InvalidRequest for a name with the ending of another format. A file with such a name can be resumed, since
     an earlier version may have begun it.
     """
     ending = path.suffix.lower()
     if is_regular(path) and ending in _OTHER_FORMS and not (mode in (Mode.RESUME, Mode.RETRY) and path.exists()):
         raise InvalidRequest(
-            f"batch writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
+            f"{what} writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
             f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
         )
 

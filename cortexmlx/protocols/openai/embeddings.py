@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cortexmlx.embedding import EmbeddingInfo, Embeddings
 from cortexmlx.errors import InvalidRequest
@@ -14,6 +14,10 @@ from cortexmlx.protocols.fields import Fields, Unserved, checked, inside
 from cortexmlx.protocols.openai.parameters import flag
 from cortexmlx.protocols.reply import Body
 from cortexmlx.structured.texts import NO_TEXT, is_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 URL = "/v1/embeddings"
 
@@ -79,8 +83,8 @@ def read(
     said = FIELDS.without(unserved or {}).given(body)
     return EmbeddingRequest(
         _inputs(said.get("input"), vocab_size),
-        _prompt(said.get("prompt_name"), info),
-        _dimensions(said.get("dimensions"), info),
+        checked_prompt(said.get("prompt_name"), info),
+        checked_dimensions(said.get("dimensions"), info),
         truncates(said, None if info is None else info.max_tokens),
         _is_base64(said.get("encoding_format", "float")),
     )
@@ -94,9 +98,15 @@ def write(request: EmbeddingRequest, made: Embeddings, model: str, *, repeatable
 def data(request: EmbeddingRequest, made: Embeddings) -> Iterator[Body]:
     """Yield the item of each text. It has our own field `truncated` if its end was cut off."""
     for index, (vector, truncated) in enumerate(zip(made.vectors, made.truncated, strict=True)):
-        numbers = base64.b64encode(vector.astype("<f4").tobytes()).decode() if request.base64 else vector.tolist()
-        item: Body = {"object": "embedding", "index": index, "embedding": numbers}
+        item: Body = {"object": "embedding", "index": index, "embedding": written(vector, packed=request.base64)}
         yield {**item, "truncated": True} if truncated else item
+
+
+def written(vector: npt.NDArray[np.float32], *, packed: bool) -> str | list[float]:
+    """Return a vector as JSON has it: `packed` in base64, or as numbers with as many digits as a float32 needs."""
+    if packed:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(f"{number:.9g}") for number in vector.tolist()]
 
 
 def without_data(made: Embeddings, model: str) -> Body:
@@ -140,29 +150,30 @@ def _rest(made: Embeddings, model: str, repeatable: bool) -> Body:
 def _inputs(given: Any, vocab_size: int | None) -> tuple[Text, ...]:
     """Return the texts of a body: a text, token ids, or a list of either."""
     with inside("input"):
-        if isinstance(given, str):
-            return (checked_text(given, "`input`"),)
         if given is None or given == []:
             raise InvalidRequest("`input` is missing" if given is None else "`input` has no texts")
-        if not isinstance(given, list):
-            raise InvalidRequest(f"`input` is {given!r:.80}, but must be a text, token ids, or a list of them")
-        if type(given[0]) is int:
-            return (_tokens(given, "`input`", vocab_size),)
+        if not isinstance(given, list) or type(given[0]) is int:
+            return (read_text(given, "`input`", vocab_size),)
         if len(given) > MOST_INPUTS:
             message = f"`input` has {len(given):,} texts, but must have {MOST_INPUTS:,} at most: send several requests"
             raise InvalidRequest(message)
         return tuple(_one(each, place, vocab_size) for place, each in enumerate(given))
 
 
+def read_text(given: Any, name: str, vocab_size: int | None = None) -> Text:
+    """Return one text, or its token ids. `name` is its name in errors. Raises InvalidRequest."""
+    if isinstance(given, str):
+        return checked_text(given, name)
+    if not isinstance(given, list):
+        raise InvalidRequest(f"{name} is {given!r:.80}, but must be a text or a list of token ids")
+    if not given:
+        raise InvalidRequest(f"{name} has no tokens")
+    return _tokens(given, name, vocab_size)
+
+
 def _one(given: Any, place: int, vocab_size: int | None) -> Text:
     with inside(f"[{place}]"):
-        if isinstance(given, str):
-            return checked_text(given, f"text {place} of `input`")
-        if not isinstance(given, list):
-            raise InvalidRequest(f"`input` has {given!r:.80}, but must have texts or lists of token ids")
-        if not given:
-            raise InvalidRequest(f"text {place} of `input` has no tokens")
-        return _tokens(given, f"text {place} of `input`", vocab_size)
+        return read_text(given, f"text {place} of `input`", vocab_size)
 
 
 def _tokens(given: list[Any], name: str, vocab_size: int | None) -> list[int]:
@@ -178,7 +189,8 @@ def _tokens(given: list[Any], name: str, vocab_size: int | None) -> list[int]:
     return given
 
 
-def _prompt(name: Any, info: EmbeddingInfo | None) -> str | None:
+def checked_prompt(name: Any, info: EmbeddingInfo | None) -> str | None:
+    """Return the name of one of the model's prompts, or None. Raises InvalidRequest."""
     if name is None:
         return None
     checked("prompt_name", name, str, "a text")
@@ -189,7 +201,8 @@ def _prompt(name: Any, info: EmbeddingInfo | None) -> str | None:
     return str(name)
 
 
-def _dimensions(count: Any, info: EmbeddingInfo | None) -> int | None:
+def checked_dimensions(count: Any, info: EmbeddingInfo | None) -> int | None:
+    """Return how many numbers vectors have, or None for the model's own number. Raises InvalidRequest."""
     if count is None:
         return None
     if type(count) is not int or count < 1:

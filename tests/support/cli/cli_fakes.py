@@ -27,6 +27,7 @@ from cortexmlx.calls.hermes import Hermes
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
+from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
@@ -81,6 +82,7 @@ class FakeInfo:
     identity: str = "fa4e"
     template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")  # what the fake chat template reads
     sampling: tuple[tuple[str, float], ...] = ()
+    embedding: EmbeddingInfo | None = None
 
 
 class Words:

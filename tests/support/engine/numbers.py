@@ -36,7 +36,7 @@ class MadeUpNumbers:
     def __init__(self, engine: Any, *, most: int = INFO.max_tokens) -> None:
         self._engine = engine
         self._most = most
-        self.info = replace(engine.info, embedding=INFO) if engine is not None else None
+        self.info = replace(engine.info, embedding=INFO)
         self.asked: list[tuple[Any, ...]] = []
         self.clients: list[str] = []
         self.held = threading.Event()
@@ -46,6 +46,12 @@ class MadeUpNumbers:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+    def __enter__(self) -> MadeUpNumbers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._engine.__exit__(None, None, None)
 
     def embed(
         self,
