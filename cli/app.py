@@ -35,10 +35,9 @@ Examples:
 """
 
 OPTIONS = """\
-`cortexmlx COMMAND --help` says more. --version, --debug (tracebacks, log),
---install-completion (commands, options and models in your shell).
+`cortexmlx COMMAND --help` says more. --version, --debug, --install-completion.
 """
-"""The whole help is one screen of 24 lines, so the options take as few lines as possible."""
+"""The whole help is one screen of 24 lines, so the options take one line."""
 
 ELSEWHERE_CALLED = {
     "run": "chat",

@@ -14,7 +14,7 @@ from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
-from support.engine.adapted import Adapted
+from support.fakes.adapted import Adapted
 from support.patience import PATIENCE
 
 USER: Any = [{"role": "user", "content": "Hello?"}]

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.cli import engine as engines
 from cortexmlx.serving.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
-from support.engine.numbers import MadeUpNumbers
+from support.fakes.numbers import MadeUpNumbers
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cortexmlx.cli.embed import run as runs
 from cortexmlx.cli.start import run
 from cortexmlx.errors import EngineClosed
 from support.cli.cli_fakes import Fakes
-from support.engine.numbers import INFO, MadeUpNumbers, vector_of
+from support.fakes.numbers import INFO, MadeUpNumbers, vector_of
 
 Opened = list[MadeUpNumbers]
 LINES = '{"id": "a", "text": "one", "title": "kept out"}\n{"input": "two"}\n{"text": [1, 2, 3]}\n'

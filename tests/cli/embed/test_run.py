@@ -17,7 +17,7 @@ from cortexmlx.cli.embed.run import EmbedRun
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, PromptTooLong
-from support.engine.numbers import vector_of
+from support.fakes.numbers import vector_of
 from support.patience import PATIENCE
 
 
