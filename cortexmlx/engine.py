@@ -25,7 +25,8 @@ from cortexmlx.serving.app.submitter import Submitter
 from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
-from cortexmlx.serving.handle import NotCopyable, RequestHandle
+from cortexmlx.serving.embedding.calls import EmbeddingCalls
+from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
 from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, completion_of
 from cortexmlx.serving.threads import require_mlx_threads
@@ -43,7 +44,7 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row."""
 
 
-class Engine(NotCopyable):
+class Engine(EmbeddingCalls):
     """Loads a model and answers requests, many at once, in this process. `serving.config.EngineConfig` documents the
     options.
 
@@ -346,9 +347,7 @@ class Engine(NotCopyable):
         return self._worker.ask(lambda core: core.stats())
 
     def blocks(self) -> BlockMap:
-        """Return the state of every block of the KV arena. It can be called a few times per second. Raises
-        EngineClosed.
-        """
+        """Return the state of every block of the KV arena, a few times per second at most. Raises EngineClosed."""
         return self._worker.ask(lambda core: core.cache.pools.block_map())
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NewType
 
 from cortexmlx.calls.format import Calls
+from cortexmlx.embedding import Pooled
 from cortexmlx.errors import CortexError, StructuredOutputError
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
@@ -78,6 +79,8 @@ class QueuedRequest:
     """Tokens of the prompt, up to the end of the last user's message, that later prompts surely begin with, also those
     that leave out thoughts after it; 0: no such place is known.
     """
+    pooled: Pooled | None = None
+    """What is asked of the prompt's states, instead of an answer; None: an answer is asked for."""
 
 
 @dataclass(frozen=True)

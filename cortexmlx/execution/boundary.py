@@ -26,6 +26,9 @@ from cortexmlx.stats import ArenaWrites, CommandBuffers
 
 Arrays = tuple[np.ndarray, ...]
 
+Vector = npt.NDArray[np.float32]
+"""`[n] float32`"""
+
 Shapes = tuple[tuple[tuple[int, ...], str], ...]
 """The shape and NumPy's dtype of each array."""
 
@@ -100,6 +103,8 @@ class StepResult:
     """The log-probabilities of the plan's `scoring`."""
     failures: Mapping[int, CortexError] = field(default_factory=dict)
     """What the logits processors of single rows raised. The tokens of those rows are meaningless."""
+    pooled: tuple[Vector, ...] = ()
+    """For each segment of the plan's `pooling`: the weighted sum of its states, or the logits that it asks for."""
 
 
 class Runner(Protocol):

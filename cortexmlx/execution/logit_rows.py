@@ -61,6 +61,33 @@ class LogitRows:
         with self._pick.given(kept):
             return self._lazy_pass(self._model, mx.zeros((1, 1), mx.int32), _nothing)[:, 0]
 
+    def ends_body(self) -> bool:
+        """Return whether the model's body, the part of it that has the norm whose input is kept, returns just what that
+        norm returns. If so, `states` gives the model's last hidden states. Nothing is computed.
+        """
+        path = next((path for path, module in self._model.named_modules() if module is self._pick), "")
+        parent = path.rpartition(".")[0]
+        if self._pick is None or isinstance(self._pick, _PickOutput) or not parent:
+            return False
+        body = dict(self._model.named_modules())[parent]
+        place, returned, norm = _place(self._model, parent), list[Any](), self._pick.norm
+        place(_Returning(body, returned.append))
+        self._pick["norm"] = _Returning(norm, returned.append)
+        try:
+            self._lazy_pass(self._model, mx.zeros((_TOKENS, 1), mx.int32), _nothing)
+        finally:
+            self._pick["norm"] = norm
+            place(body)
+        return len(returned) > 1 and returned[-1] is returned[-2]
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return the hidden states `[n, width]`, behind the last norm, of `n` rows of what `run_keeping` returned. See
+        `ends_body`.
+        """
+        assert self._pick is not None
+        states: mx.array = self._pick.norm(kept)[:, 0]
+        return states
+
     def _run(
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: mx.array | None
     ) -> tuple[mx.array, mx.array]:
@@ -164,6 +191,19 @@ class _Noted(_Wrapped):
         self._note()
         out = self.norm(*inputs, **others)
         self._after()
+        return out
+
+
+class _Returning(_Wrapped):
+    """A norm, or a part, that reports what each of its calls returns."""
+
+    def __init__(self, norm: nn.Module, note: Callable[[Any], None]) -> None:
+        super().__init__(norm)
+        self._note = note
+
+    def __call__(self, *inputs: Any, **others: Any) -> Any:
+        out = self["norm"](*inputs, **others)
+        self._note(out)
         return out
 
 

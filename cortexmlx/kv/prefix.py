@@ -58,6 +58,8 @@ class Entry(Node):
     """Snapshots of recurrent states, by the number of this block's tokens that they come after."""
     on_disk: frozenset[int] = field(default=frozenset(), kw_only=True)
     """The groups, or `STATE`, whose piece of this entry is on disk."""
+    transient: bool = field(default=False, kw_only=True)
+    """Whether only transient sequences have used it: see `KVCache.allocate_for`."""
     forgotten: bool = field(default=False, kw_only=True)
     """Whether the entry has been removed. A sequence may still continue from it."""
 

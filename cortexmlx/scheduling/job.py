@@ -68,6 +68,8 @@ class Job:
     """Tokens of the answer that are planned or committed."""
     num_scored_tokens: int = 1
     """Tokens of `request.scored` that have their log-probabilities. The first token needs none."""
+    num_pooled_tokens: int = 0
+    """Tokens of a request without an answer whose states are summed up, and those before the first of them."""
     reserved: int = 0
     """Tokens for which room is promised to it."""
     cached: int = 0
@@ -134,6 +136,8 @@ class Job:
                 object.__setattr__(self.params, name, none)
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
+        if request.pooled is not None:
+            self.keep, self.num_pooled_tokens = None, request.pooled.first
         self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
@@ -219,11 +223,24 @@ class Job:
         return self.num_scored_tokens < len(self.request.scored)
 
     @property
+    def pools(self) -> bool:
+        """Whether the states of its prompt are asked for, and no answer. It ends with its prompt, and takes no row."""
+        return self.request.pooled is not None
+
+    def num_sharable(self, tokens: int) -> int:
+        """Return how many of its first `tokens` tokens other jobs may begin with."""
+        pooled = self.request.pooled
+        return tokens if pooled is None else min(tokens, pooled.shared)
+
+    @property
     def num_reusable_tokens(self) -> int:
         """How many of its first tokens need not be computed if they are cached: all but the last. While its text is
-        scored: those before the next token to score.
+        scored: those before the next token to score. Of a prompt whose states are summed up: those that it shares,
+        before the next state that counts.
         """
         most = len(self.tokens) - 1
+        if self.pools:
+            return self.num_sharable(min(most, self.num_pooled_tokens))
         return min(most, self.num_scored_tokens - 1) if self.being_scored else most
 
     def scored_after(self, first: int, end: int) -> range:
@@ -231,6 +248,18 @@ class Job:
         each of them follows one of these.
         """
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
+
+    def pooled_after(self, first: int, end: int) -> range:
+        """Return the positions of the tokens whose states count when the tokens `first .. end` are computed."""
+        return range(max(first, self.num_pooled_tokens), end) if self.pools else range(0)
+
+    def take_prompt(self, scored: range, pooled: range) -> bool:
+        """Note which tokens of the prompt were scored, and which were pooled. Return whether that ends the job."""
+        if scored:
+            self.num_scored_tokens = scored.stop
+        if pooled:
+            self.num_pooled_tokens = pooled.stop
+        return self.pools and self.num_pooled_tokens == self.prompt_length
 
     def take(self, token: int, index: int = 0, on_token: OnToken | None = None) -> FinishReason | None:
         """Take the job's next token, which is at `index` in the step's result. Return why it is the last one; None if

@@ -75,9 +75,28 @@ class RunningSet:
         """Return the keys of the full blocks of `tokens` in the prefix cache; none if they are not shared."""
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
 
+    def keys_of(self, job: Job) -> list[Key]:
+        """Return the keys of the full blocks of a job's tokens that it may share."""
+        return self.keys(job.tokens[: job.num_sharable(len(job.tokens))], job.salt, job.request.cache)
+
     def shares(self, job: Job) -> bool:
         """Return whether a job may begin with what other jobs stored, and other jobs with what it stores."""
         return self.share_prefixes and job.request.cache
+
+    @property
+    def rows(self) -> int:
+        """How many jobs have a row: all but those that end with their prompt."""
+        return sum(not job.pools for job in self.jobs)
+
+    def has_place_for(self, job: Job) -> bool:
+        """Return whether a job of this kind may begin: there is a row, or, for one that ends with its prompt, the next
+        step has room for its tokens. While steps are kept small, all jobs count as rows.
+        """
+        if self.backoff.holds_back:
+            return len(self.jobs) < self.backoff.rows
+        if not job.pools:
+            return self.rows < self.backoff.rows
+        return sum(len(j.tokens) - j.num_computed_tokens for j in self.jobs if j.pools) < self.backoff.tokens
 
     def begin_keys(self, job: Job) -> list[Key]:
         """Return the `keys` of a new job's prompt. A fork takes those of its parent, as far as the parent still has the
@@ -85,7 +104,7 @@ class RunningSet:
         """
         parent = job.fork_of
         if parent is None or parent.drops:
-            return self.keys(job.tokens, job.salt, job.request.cache)
+            return self.keys_of(job)
         return parent.keys[: len(job.tokens) // self.cache.block_size]  # one that was preempted knows more
 
     def match(self, job: Job) -> Match | None:
@@ -98,19 +117,23 @@ class RunningSet:
 
     def fits(self, job: Job, match: Match | None) -> bool:
         """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources
-        of copies are let go. The first row always fits.
+        of copies are let go. The first row always fits. A job that ends with its prompt evicts nothing of chats, unless
+        it runs alone and the system has taken memory away.
         """
+        need, tables = self._blocks_needed(job, match), self.cache.tables
+        while not self.jobs and job.pools and not tables.can_obtain(need, transient=True):
+            if not self.cache.pools.drop_cached(1):
+                break
         if not self.jobs:
             return True
-        need = self._blocks_needed(job, match)
-        tables = self.cache.tables
-        return tables.can_obtain(need) or tables.can_obtain(need, {row.id: row.reserved for row in self.jobs})
+        promised: dict[int, int] = {row.id: row.reserved for row in self.jobs}
+        return tables.can_obtain(need, None, job.pools) or tables.can_obtain(need, promised, job.pools)
 
     @property
     def room(self) -> list[int]:
         """Blocks of each layer group that a job may need to begin now, if headroom is dropped."""
         blocks = self.cache.tables.obtainable_beside({row.id: row.reserved for row in self.jobs})
-        return [count - len(self.jobs) for count in blocks]
+        return [count - self.rows for count in blocks]
 
     def fits_uncached(self, job: Job, room: list[int]) -> bool:
         """Return whether a job fits into `room` without any cached block. The prefix cache is not looked at."""
@@ -119,11 +142,11 @@ class RunningSet:
 
     def make_room(self, job: Job, match: Match | None) -> None:
         """Drop headroom if a job that fits needs it."""
-        if not self.cache.tables.can_obtain(self._blocks_needed(job, match)):
+        if not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools):
             self.drop_headroom()
 
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
-        return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
+        return [count + self.rows for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: Match | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
         """Give a job a row and blocks for its tokens, and return the block copies that this takes.
@@ -136,7 +159,7 @@ class RunningSet:
         parent = self.parent_to_fork(job)
         if parent is None:
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
-            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load)
+            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load, job.pools)
             if load is not None:
                 self._loads += self.cache.load(job.id, load, job.tokens, job.keys)
         else:
@@ -245,7 +268,8 @@ class RunningSet:
         """Note that the job's first `tokens` tokens are in the arena, or will be before anyone reads them."""
         job.num_stored_tokens = tokens
         if self.shares(job):
-            self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
+            stored = job.num_sharable(min(tokens, len(job.tokens)))
+            self.cache.register(job.id, job.tokens, stored, job.keys)
         self.changes += 1
 
     def keeps_all_of(self, job: Job) -> bool:
@@ -268,7 +292,7 @@ class RunningSet:
 
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
-        stored = min(job.num_stored_tokens, len(job.tokens)) if self.shares(job) else 0
+        stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares(job) else 0
         if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.taken`
             stored -= stored % self.cache.block_size
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)

@@ -124,7 +124,7 @@ class EngineCore:
         self.cache.pools.expect_back()
         self.pins.settle_again()
         try:
-            self.scheduler.check_prompt(len(request.prompt), params=request.params)
+            self.scheduler.limits.check_request(request, self.cache.tables.capacity_tokens)
         except CortexError as error:
             handle.fail(error)
             return

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from cortexmlx.errors import CortexError
-from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
+from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores, Vector
 from cortexmlx.execution.logits import NO_TOKEN
 from cortexmlx.grammar.matcher import Grammar, Mask, fill_masks
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
@@ -145,6 +145,7 @@ class OpenRequests:
         """Take the tokens of a step, and finish the answers that end with one of them."""
         if result.scores is not None:
             self._take_scores(plan, result.scores)
+        pooled = self._take_pooled(plan, result.pooled) if result.pooled else []
         self._fail_rows(plan, result)
         read = partial(self._take_token, result)
         for new in self._scheduler.commit(plan, result.tokens, result.seconds, read):
@@ -157,6 +158,9 @@ class OpenRequests:
                 self.fail(answer.of_request, no_form(new.job, answer.matcher.error))
             else:
                 self._finish(answer, new.finish_reason)
+        for answer in pooled:
+            if answer.job.finish_reason is not None:
+                self._finish(answer, answer.job.finish_reason)
 
     def _take_token(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
         """Add a new token to its answer. Return whether the answer's text ends with it."""
@@ -180,6 +184,16 @@ class OpenRequests:
             if begin < end and answer is not None and answer.job.generation == segment.generation:
                 answer.take_scores(segment.scored, scores[begin:end])
             begin = end
+
+    def _take_pooled(self, plan: StepPlan, pooled: Sequence[Vector]) -> list[Answer]:
+        """Take what was asked of the prompts' states. Return the answers that got something."""
+        took = []
+        for segment, part in zip((s for s in plan.segments if s.pooled), pooled, strict=True):
+            answer = self.answers.get(segment.job)
+            if answer is not None and answer.job.generation == segment.generation:
+                answer.of_request.take_pooled(part)
+                took.append(answer)
+        return took
 
     # -- requests end -------------------------------------------------------------------------------------------------
 

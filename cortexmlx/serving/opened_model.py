@@ -34,6 +34,7 @@ from cortexmlx.models.loaded import check_logits
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.vocabulary import check_same_tokens
+from cortexmlx.serving.embedding.support import support_of
 from cortexmlx.serving.loading.served_model import Call, check_prefix_cache, described, scheduling_of
 from cortexmlx.serving.loading.warm_up import WarmUp
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
@@ -142,8 +143,12 @@ class OpenedModel:
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
         notes = loaded.notes + beyond + mode.notes + notes + (not_stored(mode) if config.kv_store else ())
+        self.embedding = support_of(
+            loaded, self.runner, mode.groups, self.blocks, config.block_size, config.max_request_tokens
+        )
+        drafting = None if draft is None else draft.info
         self.info: ModelInfo = described(
-            loaded, vocab_size, bytes_per_token(mode.groups), notes, None if draft is None else draft.info
+            loaded, vocab_size, bytes_per_token(mode.groups), notes, drafting, self.embedding.info
         )
 
     def _draft_notes(self) -> tuple[str, ...]:
@@ -225,6 +230,7 @@ class OpenedModel:
         MemoryRefused.
         """
         cache = self._mode.begin(blocks, PrefixCache(self._config.block_size))
+        cache.pools.spare = self.embedding.spare_of(cache.pools.max_blocks)
         if self.disk is not None:
             self.disk.attach(cache)
         return cache

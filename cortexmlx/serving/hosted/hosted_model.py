@@ -27,6 +27,7 @@ from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.embedding.support import no_support
 from cortexmlx.serving.hosted.group import HostGroup
 from cortexmlx.serving.hosted.parts import Part, in_one_order, room_of_all, together
 from cortexmlx.serving.loading.served_model import (
@@ -48,6 +49,10 @@ class HostedModel:
     draft: ServedModel | None = None
     disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
+    embedding = no_support(
+        "with hosts no texts are embedded and no documents judged: the model's states are in other processes. Open the "
+        "model without hosts"
+    )
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
         """`wake(call)` has a call carried out between two steps. Threads that watch the workers use it. Raises what

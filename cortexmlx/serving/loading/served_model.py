@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.store_connector import StoreConnector
@@ -15,6 +16,7 @@ from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.embedding.support import EmbeddingSupport
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 
 Call = Callable[[Any], None]
@@ -47,6 +49,9 @@ class ServedModel(Protocol):
     """What was chosen to compute attention, and why. Empty where the rules choose everything."""
     blocks: Counts
     """How many blocks each layer group may have at most."""
+
+    embedding: EmbeddingSupport
+    """How it embeds texts and judges documents, or why not."""
 
     @property
     def hosts(self) -> tuple[HostStats, ...]:
@@ -104,6 +109,7 @@ def described(
     kv_bytes_per_token: int,
     notes: tuple[str, ...],
     draft: ModelInfo | None = None,
+    embedding: EmbeddingInfo | None = None,
 ) -> ModelInfo:
     """Return what an app sees of a model."""
     return ModelInfo(
@@ -123,6 +129,7 @@ def described(
         template_vars=_template_vars(loaded),
         sampling=tuple(loaded.sampling.items()),
         draft=draft,
+        embedding=embedding,
     )
 
 
