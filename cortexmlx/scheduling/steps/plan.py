@@ -146,3 +146,5 @@ class StepPlan:
     scoring: Scoring | None = None
     """Log-probabilities to compute besides; only in a MIXED step."""
     loads: tuple[PieceLoad, ...] = ()
+    adapters: tuple[int, ...] | None = None
+    """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
