@@ -18,10 +18,11 @@ from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, TokenEvent
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app import arguments
+from cortexmlx.serving.app.adapters import HasAdapters
 from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
-from cortexmlx.serving.app.submitter import Submitter
+from cortexmlx.serving.app.submitter import RequestOptions, Submitter
 from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
@@ -32,7 +33,7 @@ from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, completion_
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Worker
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.sessions.pin import Pin, beginning
+from cortexmlx.sessions.pin import Pin, beginning, pinned
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row."""
 
 
-class Engine(EmbeddingCalls):
+class Engine(HasAdapters, EmbeddingCalls):
     """Loads a model and answers requests, many at once, in this process. `serving.config.EngineConfig` documents the
     options.
 
@@ -71,6 +72,7 @@ class Engine(EmbeddingCalls):
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
+            self._load_adapters(config.adapters)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
             self._worker.end()
             raise
@@ -89,6 +91,7 @@ class Engine(EmbeddingCalls):
         background: bool = False,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
         """Queue a request and return its handle at once. While 64 other submissions wait for the engine's thread, wait.
@@ -102,14 +105,14 @@ class Engine(EmbeddingCalls):
           requests go first, for up to a minute. The largest `max_tokens` begin first.
         - `cache`: False keeps the request out of the prefix cache. Its whole prompt is computed, and nothing is kept.
         - `timeout`: seconds after which the request fails with RequestTimeout, between two steps, if it has not ended.
+        - `adapter`: the name of a loaded adapter. None: the model as it is.
 
-        Raises InvalidRequest, PromptTooLong or EngineClosed.
+        Raises InvalidRequest, PromptTooLong, UnknownAdapter or EngineClosed.
         """
         params = with_keywords(params, **sampling)
         arguments.checked_function("on_event", on_event)
-        handle = self._submitter.submit(
-            self, prompt, params, listener, client=client, background=background, cache=cache, timeout=timeout
-        )
+        options = RequestOptions(client=client, background=background, cache=cache, timeout=timeout, adapter=adapter)
+        handle = self._submitter.submit(self, prompt, params, listener, **options)
         if on_event is not None:
             try:
                 self._callbacks.subscribe(handle, on_event)
@@ -125,6 +128,7 @@ class Engine(EmbeddingCalls):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         on_progress: OnProgress | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
@@ -134,7 +138,7 @@ class Engine(EmbeddingCalls):
         """
         arguments.checked_function("on_progress", on_progress)
         asked = with_keywords(params, **sampling)
-        handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout)
+        handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter)
         try:
             for event in handle if on_progress is not None else ():
                 report_progress(on_progress, event)
@@ -200,13 +204,14 @@ class Engine(EmbeddingCalls):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> TokenStream:
         """Return an iterator of the answer's events; the last one carries the completion. Closing or dropping the
         iterator cancels the request. Other parameters: see `submit`.
         """
         asked = with_keywords(params, **sampling)
-        return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout))
+        return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter))
 
     def perplexity(
         self,
@@ -238,35 +243,27 @@ class Engine(EmbeddingCalls):
         params: SamplingParams | None = None,
         template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
+        adapter: str | None = None,
     ) -> Conversation:
         """Return a conversation that begins with these messages. Its turns can be undone, forked and saved, and each
-        computes only what is new. `params` and `client` are those of its requests. Raises InvalidRequest.
+        computes only what is new. `params`, `client` and `adapter` are those of its requests. Raises InvalidRequest.
         """
         system = arguments.checked_text("system", system)
         asked, client = with_keywords(params), arguments.checked_client(client)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
-        talk.template_vars = checked_vars(template_vars)
+        talk.template_vars, talk.adapter = checked_vars(template_vars), arguments.checked_adapter(adapter)
         return talk
 
-    def pin(self, prefix: Prompt, *, client: str | None = None) -> Pin:
-        """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
-        the pin.
+    def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
+        """Compute a beginning of prompts (text, tokens, or messages that others follow) and keep it cached.
 
         Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
         before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,
         InvalidRequest if there is no whole block to pin, and what `submit` raises.
         """
         tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        client = self._submitter.read(self, tokens, params, client=client).request.client
-        number, count = self._worker.ask(lambda core: core.pin(tokens, client))
-        pin = Pin(count, lambda: self._worker.ask(lambda core: core.pins.remove(number)))
-        try:
-            self.submit(tokens[: count + 1], params, client=client).result()
-            self._worker.ask(lambda core: core.pins.settle(number))
-        except BaseException:
-            pin.unpin()
-            raise
-        return pin
+        submission = self._submitter.read(self, tokens, params, client=client, adapter=adapter)
+        return pinned(self._worker, submission)
 
     # -- for asyncio: from any event loop, of any thread ---------------------------------------------------------------
 
@@ -277,11 +274,12 @@ class Engine(EmbeddingCalls):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncTokenStream:
         """`stream` for asyncio. The first `anext` submits the request, and raises what `submit` raises."""
         asked = with_keywords(params, **sampling)
-        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout))
+        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout, adapter))
 
     async def agenerate(
         self,
@@ -290,6 +288,7 @@ class Engine(EmbeddingCalls):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         on_progress: OnProgress | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
@@ -297,9 +296,10 @@ class Engine(EmbeddingCalls):
         params = with_keywords(params, **sampling)
         arguments.checked_function("on_progress", on_progress)
         if on_progress is None:
-            return await completion_of(partial(self._submitter.asubmit, self, prompt, params, cache, timeout))
+            submit = partial(self._submitter.asubmit, self, prompt, params, cache, timeout, adapter)
+            return await completion_of(submit)
         done: Completion | None = None
-        async with self.astream(prompt, params, cache=cache, timeout=timeout) as events:
+        async with self.astream(prompt, params, cache=cache, timeout=timeout, adapter=adapter) as events:
             async for event in events:
                 done = event.completion
                 report_progress(on_progress, event)

@@ -57,6 +57,16 @@ class ModelUnsupported(CortexError):
     """The model's files are fine, but this version cannot run that architecture, tensor type or quantization."""
 
 
+class AdapterRefused(CortexError):
+    """An adapter cannot be served per request: its kind, a layer that it changes, or what the engine has room for. The
+    message names the adapter and says why.
+    """
+
+
+class UnknownAdapter(CortexError):
+    """No adapter of that name is loaded. The message names those that are."""
+
+
 class PromptTooLong(CortexError):
     """The prompt, or the prompt with its answer, can never fit the model's context or the KV arena."""
 

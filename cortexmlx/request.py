@@ -52,9 +52,19 @@ JobId.
 
 
 @dataclass(frozen=True)
+class AdapterKey:
+    """Names an adapter's content in an engine, whatever it is called."""
+
+    number: int
+    """Its number in plans, from 1."""
+    digest: bytes
+    """A hash of its content. Prefixes are shared under it."""
+
+
+@dataclass(frozen=True)
 class QueuedRequest:
-    """A request that was checked, on its way to the scheduler. `client`, `background`, `cache` and `timeout` are those
-    of `Engine.submit`.
+    """A request that was checked, on its way to the scheduler. `client`, `background`, `cache`, `timeout` and `adapter`
+    are those of `Engine.submit`.
     """
 
     prompt: tuple[int, ...]
@@ -81,6 +91,9 @@ class QueuedRequest:
     """
     pooled: Pooled | None = None
     """What is asked of the prompt's states, instead of an answer; None: an answer is asked for."""
+    adapter: str | None = None
+    adapter_key: AdapterKey | None = None
+    """The adapter that this name stood for when the request was queued; None: the base model."""
 
 
 @dataclass(frozen=True)

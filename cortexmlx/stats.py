@@ -325,6 +325,11 @@ class EngineStats:
     """Bytes of the recurrent layers' states, beside the arena: those of running rows and those of snapshots."""
     state_snapshots: int
     """Snapshots of beginnings that can be used again."""
+    adapters: int
+    """Adapters that requests can name, or that running requests still have."""
+    adapter_bytes: int
+    """Bytes that they take."""
+    adapter_bytes_limit: int
     pins: int
     pinned_blocks: int
     """Used and cached blocks that `pins` hold."""

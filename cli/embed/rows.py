@@ -33,10 +33,13 @@ class Row:
 class Rows(Protocol):
     """A file of rows."""
 
-    count: int
-    """Rows that it holds."""
-    failed: int
-    """Those of them that have no vector."""
+    @property
+    def count(self) -> int:
+        """Rows that it holds."""
+
+    @property
+    def failed(self) -> int:
+        """Those of them that have no vector."""
 
     def open(self, dimensions: int | None) -> None:
         """Lock the file, create it if it is missing, and cut off what is no whole row. `dimensions`: numbers of a

@@ -88,6 +88,18 @@ class LogitRows:
         states: mx.array = self._pick.norm(kept)[:, 0]
         return states
 
+    def lazy(self, tokens: mx.array, rows: Sequence[int]) -> mx.array:
+        """Build a pass over flat tokens `[T, 1]`, all at position 0, of which `rows` get logits. The model must have
+        been probed, and the logits must not be evaluated.
+        """
+        if self._pick is not None:
+            self._pick.pick(mx.array(list(rows)))
+        try:
+            return self._lazy_pass(self._model, tokens, _nothing)
+        finally:
+            if self._pick is not None:
+                self._pick.pick(None)
+
     def _run(
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: mx.array | None
     ) -> tuple[mx.array, mx.array]:

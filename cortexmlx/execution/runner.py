@@ -20,6 +20,7 @@ from cortexmlx.attention.tail_write import TailWriter, Written
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
+from cortexmlx.execution.adapters.served import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
 from cortexmlx.execution.footprint.bindings import bound_elements
 from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
@@ -84,6 +85,7 @@ class ModelRunner:
         self.products = products
         if products is not None:
             products.install(model)
+        self.adapters = ServedAdapters(model, self._logit_rows.lazy)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._prepared: StepPlan | None = None
@@ -105,6 +107,7 @@ class ModelRunner:
             memory = self.memory
             if self.products is not None:
                 self.products.remove()
+            self.adapters.close()
             vars(self).clear()
             memory.close()
 
@@ -183,7 +186,7 @@ class ModelRunner:
         """
         self._plan = plan
         if plan.groups is not None:
-            self._check(plan.groups)
+            self.memory.check(plan.groups)
             self._groups = plan.groups
             self._derived = tuple(Derived() for _ in plan.groups)
             arena = self.memory.arena
@@ -278,7 +281,8 @@ class ModelRunner:
             tokens = self._newest.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
-        with swiglu.by_powers_of_two(), nullcontext() if self.products is None else self.products.step():
+        products = nullcontext() if self.products is None else self.products.step()
+        with swiglu.by_powers_of_two(), products, self.adapters.step(plan, self.states.step):
             if (kept := kept_rows(plan)) is not None:
                 return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, kept)
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
@@ -318,14 +322,6 @@ class ModelRunner:
         if self._writer is None or plan is None or self._forms[layer] is not None:
             return None
         return self._writer.write(keys, values, self.memory.tail[layer] if plan.column else None)
-
-    def _check(self, groups: Sequence[GroupStep]) -> None:
-        """Raise KVBlockError if a step would read outside the arena."""
-        for number, group in enumerate(groups):
-            self.arena.check_blocks(number, group.tables)
-            for piece in group.pieces:
-                if piece.slots is not None:
-                    self.arena.check_blocks(number, piece.slots // self.arena.block_size)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

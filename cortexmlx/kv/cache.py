@@ -17,7 +17,7 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
-from cortexmlx.kv.prefix import GONE, Entry, Key, Match, predecessor
+from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Salt, predecessor
 from cortexmlx.kv.sequences import SequenceTables
 from cortexmlx.kv.state.sequence_states import SequenceStates
 from cortexmlx.kv.step import BlockCopy, copies_of
@@ -50,7 +50,7 @@ class KVCache:
 
     # -- what is cached -----------------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> Match:
         """Return the cached beginning of `tokens` under `salt`, at most `max_tokens` of them, at whose end a sequence
         can begin. `keys` are `prefix.keys(tokens, salt)`.
         """

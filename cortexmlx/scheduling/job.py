@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import NewType
 
-from cortexmlx.kv.prefix import Key
+from cortexmlx.kv.prefix import AdapterSalt, Key, Salt
 from cortexmlx.kv.state.snapshots import Row
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.sampling_params import SamplingParams
@@ -56,7 +56,7 @@ class Job:
     keep: KeepPolicy | None = None
     """Which tokens stay when the text outgrows the context; None: all tokens."""
     salt: str | None = None
-    """It shares blocks with jobs of the same salt only."""
+    """It shares texts with jobs of the same salt only, and blocks with those that have its adapter, too (`chain`)."""
     state: RequestState = RequestState.WAITING
     generation: int = 0
     """A number that changes when the job loses its row. Results for an older generation are dropped."""
@@ -114,6 +114,8 @@ class Job:
     """Why it ended; None: it has not ended."""
     params: SamplingParams = field(init=False)
     """How its tokens are chosen, without the caller's functions and types: plain data that goes into plans."""
+    adapter: int = field(init=False)
+    """The number of its adapter in plans; 0: the base model."""
     processed: bool = field(init=False)
     """Whether functions of the caller change its logits. The runner has them, under the job's id."""
     tokens: list[int] = field(init=False)
@@ -129,6 +131,7 @@ class Job:
 
     def __post_init__(self) -> None:
         request, answer = self.request, self.max_new_tokens
+        self.adapter = 0 if request.adapter_key is None else request.adapter_key.number
         self.params, self.processed = request.params, bool(request.params.logits_processors)
         if self.processed or request.params.structured is not None or request.params.tools:
             self.params = copy(request.params)  # `replace` would check all values again
@@ -141,6 +144,12 @@ class Job:
         self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
+
+    @property
+    def chain(self) -> Salt:
+        """Under which salt its blocks are cached: keys and values of one adapter are none of another's."""
+        adapter = self.request.adapter_key
+        return self.salt if adapter is None else AdapterSalt(adapter.digest, self.salt)
 
     @property
     def seed(self) -> int:
@@ -320,6 +329,11 @@ class Job:
         assert self.generated <= self.num_planned_outputs <= self.max_new_tokens, (
             f"job {self.id} has more tokens than it may have"
         )
+
+
+def by_adapter(job: Job) -> int:
+    """Return the place of a job's row in a step: rows of one adapter are computed together."""
+    return job.adapter
 
 
 OnToken = Callable[[Job, int, int, bool], bool]

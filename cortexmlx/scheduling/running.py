@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.disk_tier import DiskLoad, PieceLoad
-from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.prefix import Key, Match, Salt
 from cortexmlx.kv.state.resume_points import whole_blocks
 from cortexmlx.kv.state.snapshots import Save
 from cortexmlx.kv.step import BlockCopy
@@ -71,13 +71,13 @@ class RunningSet:
         several = [own for own in rows.values() if len(own) > 1]
         return max(several or [self.in_order], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
-    def keys(self, tokens: Sequence[int], salt: str | None, shared: bool = True) -> list[Key]:
+    def keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
         """Return the keys of the full blocks of `tokens` in the prefix cache; none if they are not shared."""
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
 
     def keys_of(self, job: Job) -> list[Key]:
         """Return the keys of the full blocks of a job's tokens that it may share."""
-        return self.keys(job.tokens[: job.num_sharable(len(job.tokens))], job.salt, job.request.cache)
+        return self.keys(job.tokens[: job.num_sharable(len(job.tokens))], job.chain, job.request.cache)
 
     def shares(self, job: Job) -> bool:
         """Return whether a job may begin with what other jobs stored, and other jobs with what it stores."""
@@ -113,7 +113,7 @@ class RunningSet:
         """
         if not self.shares(job):
             return None
-        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.salt)
+        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.chain)
 
     def fits(self, job: Job, match: Match | None) -> bool:
         """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources

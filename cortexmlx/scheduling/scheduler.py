@@ -25,7 +25,7 @@ from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
-from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken
+from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken, by_adapter
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, fit_all
@@ -296,7 +296,7 @@ class Scheduler:
         decoding = [j for j in decoding if j.running]
         pieces = [(job, count) for job, count in pieces if job.running]
         several = [(j, 1 + len(j.drafts)) for j in decoding] + pieces
-        scheduled = sorted(several, key=lambda each: each[1] > 1)
+        scheduled = sorted(several, key=lambda each: (each[1] > 1, by_adapter(each[0])))
         if not scheduled:
             return None
         plan = self._builder.mixed(scheduled, flush, self._running.cuts(scheduled))

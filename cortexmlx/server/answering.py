@@ -75,7 +75,7 @@ class Answering:
                     listener=listener,
                     client=client,
                     timeout=timeout,
-                    **({} if self._adapter is None else {"adapter": self._adapter}),
+                    adapter=self._adapter,
                 )
             )
 

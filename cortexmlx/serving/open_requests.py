@@ -19,6 +19,7 @@ from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full
 from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.serving.adapters.registry import AdapterRegistry
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, no_form, no_token, request_of_job
 from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
@@ -41,10 +42,11 @@ class OpenRequests:
         job_numbers: Iterator[int],
         forced_tokens: bool,
         ended: Callable[[Job], None],
+        adapters: AdapterRegistry,
     ) -> None:
         """Make it without requests. `processors` are the runner's, `detokenizer` makes one for an answer, and
         `job_numbers` yields the numbers of new jobs. `forced_tokens`: see `EngineConfig`. `ended` is called with each
-        job that has ended.
+        job that has ended. `adapters` are those that requests can name.
         """
         self.answers: dict[JobId, Answer] = {}
         self.by_id: dict[RequestId, RequestAnswers] = {}
@@ -56,12 +58,14 @@ class OpenRequests:
         self._job_numbers = job_numbers
         self._forced_tokens = forced_tokens
         self._ended = ended
+        self._adapters = adapters
         self._constrainable = 0
 
     # -- requests come ------------------------------------------------------------------------------------------------
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
-        """Queue a request that can run. Its answers end at `stops` and follow `grammar`."""
+        """Queue a request that can run. Its answers end at `stops` and follow `grammar`. Raises UnknownAdapter."""
+        request = self._adapters.resolved(request)
         params = request.params
         answers = RequestAnswers(request, handle)
         stop_ids = frozenset() if params.only_scores else stops.token_ids
@@ -270,6 +274,8 @@ class OpenRequests:
         if answer.job.processed:
             del self._processors[answer.job.id]
         self._ended(answer.job)
+        if answer.job.adapter:
+            self._adapters.sweep()
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error. The scheduler must have forgotten them."""

@@ -10,9 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import AdapterRefused, InvalidRequest
+from cortexmlx.execution.boundary import AdapterTables
 from cortexmlx.execution.choices.timed_choices import choose, leave_products, times_at_opening
 from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
@@ -127,6 +129,7 @@ class OpenedModel:
         paged_on_gpu = automatic() == "metal" and mode.most_rows is None
         self._long_tail_rows = long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
         reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
+        reserved += config.adapter_limits.bytes if config.adapters is not None else 0
         self.reserved = reserved
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -256,6 +259,16 @@ class OpenedModel:
         if self.disk is not None and self._store is not None:
             self.disk.begin(self.runner)
             self._store.begin(self.disk, self.loaded.model)
+
+    def adapters(self) -> AdapterTables:
+        """Return the model's adapters. Raises AdapterRefused if it runs one request at a time."""
+        if not isinstance(self.runner, ModelRunner):
+            raise AdapterRefused(
+                f"{self.loaded.name} runs one request at a time, and no adapters are served per request then: open an "
+                "engine with one adapter (adapter=, --adapter)"
+            )
+        self.runner.adapters.begin(self.loaded.dtype)
+        return self.runner.adapters
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if pinning a text is useless here."""

@@ -73,6 +73,7 @@ class StepBuilder:
             cuts=cuts,
             scoring=scoring_of(scheduled, segments),
             pooling=pooling_of(scheduled, segments),
+            adapters=_adapters([job.adapter for job, _ in scheduled]),
         )
         self._result_of, end = {}, 0
         for segment in plan.logit_segments:
@@ -114,6 +115,7 @@ class StepBuilder:
             column=column,
             columns=columns,
             flush=flush,
+            adapters=_adapters([lane.job.adapter if i in todo else 0 for i, lane in enumerate(lanes)]),
         )
 
     def _source(self, lanes: Sequence[Lane]) -> IntArray | None:
@@ -150,6 +152,7 @@ class StepBuilder:
         cuts: tuple[Save, ...] = (),
         scoring: Scoring | None = None,
         pooling: Pooling | None = None,
+        adapters: tuple[int, ...] | None = None,
     ) -> StepPlan:
         self.count += 1
         return StepPlan(
@@ -172,6 +175,7 @@ class StepBuilder:
             states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),
             scoring=scoring,
             pooling=pooling,
+            adapters=adapters,
         )
 
 
@@ -183,6 +187,11 @@ def logit_rows(segments: Sequence[Segment]) -> IntArray:
         rows.extend(range(begin + segment.logits.start - segment.first, begin + segment.logits.stop - segment.first))
         begin += segment.count
     return np.array(rows, np.int32)
+
+
+def _adapters(numbers: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the adapters of a step's segments for its plan. Those of dead lanes are not named: they may be gone."""
+    return tuple(numbers) if any(numbers) else None
 
 
 def _sampling_row(job: Job, drafted: int = 0) -> SamplingRow:

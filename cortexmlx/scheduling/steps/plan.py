@@ -165,6 +165,8 @@ class StepPlan:
     pooling: Pooling | None = None
     """States to sum up; only in a MIXED step."""
     loads: tuple[PieceLoad, ...] = ()
+    adapters: tuple[int, ...] | None = None
+    """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
 
     @property
     def asks_of_prompts(self) -> bool:

@@ -37,7 +37,7 @@ class OpenEngines:
 
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that are loaded now."""
-        return tuple(getattr(self._engines[name], "adapters", ()))
+        return tuple(self._engines[name].adapters)
 
     def is_loaded(self, name: str) -> bool:
         """Return True."""

@@ -120,7 +120,7 @@ class ModelPool:
     def adapters(self, name: str) -> tuple[str, ...]:
         """Return the names of the adapters that requests for a model may name."""
         loaded = self._loaded.get(name)
-        return self._models[name].adapters if loaded is None else tuple(getattr(loaded[0], "adapters", ()))
+        return self._models[name].adapters if loaded is None else tuple(loaded[0].adapters)
 
     def is_loaded(self, name: str) -> bool:
         """Return whether a model is in memory."""

@@ -14,7 +14,8 @@ from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.arguments import checked_client, checked_function
+from cortexmlx.serving.adapters.registry import unknown
+from cortexmlx.serving.app.arguments import checked_adapter, checked_client, checked_function
 from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
@@ -37,6 +38,7 @@ class RequestOptions(TypedDict, total=False):
     background: bool
     cache: bool
     timeout: float | None
+    adapter: str | None
 
 
 class Submitter:
@@ -70,12 +72,13 @@ class Submitter:
         params: SamplingParams | None,
         cache: bool,
         timeout: float | None,
+        adapter: str | None,
         listener: Listener,
     ) -> RequestHandle:
         """`submit` for asyncio: the event loop waits neither for the chat template, nor for a grammar, nor for the
         queue.
         """
-        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout)
+        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
         quick = is_quick(prompt) and (params is None or not (params.structured or params.tools))
         submission = read() if quick else await on_a_thread(read, interruptible=True)
         while self._worker.would_wait:
@@ -90,7 +93,9 @@ class Submitter:
         listener: Listener | None = None,
         **options: Unpack[RequestOptions],
     ) -> Submission:
-        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest or PromptTooLong."""
+        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest, PromptTooLong or
+        UnknownAdapter.
+        """
         params = checked_params(params)
         params.validate(self._vocab_size)
         if self._hosted and params.logits_processors:
@@ -99,6 +104,7 @@ class Submitter:
                 "out, or ask for a form (structured), logit_bias or penalties",
                 field="logits_processors",
             )
+        adapter = self._checked_adapter(options.get("adapter"))
         client, timeout = checked_client(options.get("client")), options.get("timeout")
         checked_function("listener", listener)
         check_timeout(timeout)
@@ -107,7 +113,15 @@ class Submitter:
         seed = secrets.randbits(62) if params.seed is None else params.seed
         background, cache = options.get("background", False), options.get("cache", True)
         request = QueuedRequest(
-            tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
+            tuple(tokens),
+            params,
+            seed,
+            submitted,
+            client,
+            background,
+            cache=cache,
+            timeout=timeout,
+            adapter=adapter,
         )
         if isinstance(tokens, ChatTokens):
             tail, anchor = tokens.tail, tokens.anchor
@@ -121,6 +135,17 @@ class Submitter:
         limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
         stops = stops if limit is None else replace(stops, thinking=limit)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
+
+    def _checked_adapter(self, name: str | None) -> str | None:
+        """Return the name of an adapter that is loaded. Raises UnknownAdapter."""
+        name = checked_adapter(name)
+        if name is None:
+            return None
+        self._worker.check_process()
+        loaded = self._worker.core.adapters.infos
+        if name not in loaded:
+            raise unknown(name, loaded)
+        return name
 
     def _queue(self, submission: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []

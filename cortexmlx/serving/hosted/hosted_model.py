@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cortexmlx.errors import HostLost, HostRefused
-from cortexmlx.execution.boundary import Runner
+from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
+from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.mode import begin_paged
 from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
@@ -162,6 +162,13 @@ class HostedModel:
         if [info.groups for info in self._group.infos] != [info.groups for info in before]:
             raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
         self._arranged()
+
+    def adapters(self) -> AdapterTables:
+        """Raise AdapterRefused: the workers cannot have any yet."""
+        raise AdapterRefused(
+            "with hosts no adapters are served per request: open the engine without hosts, or with one adapter "
+            "(adapter=, --adapter)"
+        )
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if pinning a text is useless here."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import Counts
@@ -78,6 +78,11 @@ class ServedModel(Protocol):
 
     def begin_anew(self) -> None:
         """Forget everything but the model, since an exception may have landed anywhere. `begin_cache` must follow."""
+
+    def adapters(self) -> AdapterTables:
+        """Return the model's adapters, of which there are none at first. Raises AdapterRefused if it cannot have any
+        per request.
+        """
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if pinning a text is useless here."""
