@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cortexmlx.cli.adapters import Adapters, adapters_of
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.models.hub.names import hub_names
@@ -217,6 +218,7 @@ SAMPLING = {
 ENGINE = {
     "hosts": Hosts,
     "adapter": Adapter,
+    "adapters": Adapters,
     "draft": Draft,
     "kv_memory": KVMemory,
     "kv_bits": KVBits,
@@ -268,6 +270,7 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
 
     def make(
         kv_memory: str | None,
+        adapters: list[str] | None = None,
         kv_store: str | None = None,
         kv_store_bytes: str = str(EngineConfig.kv_store_bytes),
         no_kv_store: bool = False,
@@ -278,6 +281,7 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
         folder = kv_store or (default_folder() if stored and not (no_kv_store or others.get("hosts")) else None)
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = memory_size(kv_memory)
+        fixed["adapters"] = adapters_of(adapters)
         return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
 
     usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}

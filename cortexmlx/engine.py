@@ -23,7 +23,7 @@ from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
 from cortexmlx.serving.app.submitter import RequestOptions, Submitter
-from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
+from cortexmlx.serving.as_completed import AsCompleted, NotYet, adapted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.embedding.calls import EmbeddingCalls
@@ -172,6 +172,7 @@ class Engine(HasAdapters, EmbeddingCalls):
         window: int | None = None,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | Iterable[str | None] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsCompleted:
         """Return an iterator of (index of the prompt, its Completion or the CortexError that ended it), in the order in
@@ -179,9 +180,9 @@ class Engine(HasAdapters, EmbeddingCalls):
 
         `prompts` may be any iterator, also an endless one. At most four prompts per row are read and not yet returned.
         With `window`, no prompt is read that comes `window` or more after the oldest unfinished one. Closing or
-        dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` are
-        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. Other parameters: see
-        `submit`.
+        dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` or
+        adapters are not as many as the prompts, or an error of `prompts`. `adapter` is one for all, or one each.
+        `timeout` counts for each prompt. Other parameters: see `submit`.
         """
         check_timeout(timeout)
         if window is not None and not (isinstance(window, int) and window >= 1):
@@ -190,7 +191,7 @@ class Engine(HasAdapters, EmbeddingCalls):
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
-            partial(self._submitter.read, self, background=True, cache=cache, timeout=timeout),
+            adapted(partial(self._submitter.read, self, background=True, cache=cache, timeout=timeout), adapter),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,

@@ -99,4 +99,4 @@ def _served(name: str, config: EngineConfig, asked: Asked, **plan: Any) -> Serve
     def opened(on_progress: OnProgress) -> Engine:
         return engines.load(replace(config, on_progress=on_progress))
 
-    return ServedModel(name, opened, defaults=asked.of, **plan)
+    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=asked.of, **plan)

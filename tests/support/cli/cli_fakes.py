@@ -28,14 +28,15 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
 from cortexmlx.embedding import EmbeddingInfo
-from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
+from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong, UnknownAdapter
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
+from cortexmlx.models.adapters.low_rank import AdapterInfo
 from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import accepted_variables
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.as_completed import AsCompleted, paired
+from cortexmlx.serving.as_completed import AsCompleted, adapted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
@@ -140,6 +141,8 @@ class FakeEngine:
     lock: threading.Lock = field(default_factory=threading.Lock)
     cancelled: set[int] = field(default_factory=set)
     template_end: str = ""
+    adapted: list[str | None] = field(default_factory=list)
+    loaded: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> FakeEngine:
         return self
@@ -165,9 +168,11 @@ class FakeEngine:
     def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
         return "".join(map(chr, tokens))
 
-    def conversation(self, **options: Any) -> Conversation:
+    def conversation(self, *, adapter: str | None = None, **options: Any) -> Conversation:
         host: Any = self
-        return Conversation(host, FakeReader(self), **options)
+        talk = Conversation(host, FakeReader(self), **options)
+        talk.adapter = adapter
+        return talk
 
     @property
     def longest_request(self) -> int:
@@ -207,18 +212,36 @@ class FakeEngine:
         client: str | None = None,
         background: bool = False,
         timeout: float | None = None,
+        adapter: str | None = None,
     ) -> RequestHandle:
         handles: list[RequestHandle] = []
-        self._start([self._checked(prompt, params, on_event or listener)], handles)
+        self._start([self._checked(prompt, params, on_event or listener, adapter=adapter)], handles)
         return handles[0]
 
-    def as_completed(self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None) -> AsCompleted:
-        start: Any = self._start
-        return AsCompleted(
-            paired(prompts, params), self._checked, start, ahead=4 * self.options.max_rows, window=window
-        )
+    def as_completed(
+        self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None, adapter: Any = None
+    ) -> AsCompleted:
+        start, check = self._start, adapted(self._checked, adapter)
+        return AsCompleted(paired(prompts, params), check, start, ahead=4 * self.options.max_rows, window=window)
 
-    def _checked(self, prompt: Prompt, params: SamplingParams | None, listener: Any) -> Any:
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """What `--adapters` named, and what was loaded since."""
+        return dict.fromkeys(self.options.adapters or {}) | self.loaded
+
+    def load_adapter(self, name: str, path: str) -> Any:
+        """As the engine's."""
+        if "missing" in str(path):
+            raise ModelNotFound(f"no adapter folder {path}")
+        self.loaded[name] = AdapterInfo(name, 4, (), 8192, "d1", str(path), None)
+        return self.loaded[name]
+
+    def _checked(
+        self, prompt: Prompt, params: SamplingParams | None, listener: Any, *, adapter: str | None = None
+    ) -> Any:
+        if adapter is not None and adapter not in self.adapters:
+            raise UnknownAdapter(f"no adapter {adapter!r}")
+        self.adapted.append(adapter)
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
         if not text_of(prompt):
