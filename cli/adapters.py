@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -29,18 +29,3 @@ def adapters_of(given: Sequence[str] | None) -> dict[str, str] | None:
         if folders.setdefault(name, folder) != folder:
             raise typer.BadParameter(f"{name!r} is {folders[name]} and {folder}", param_hint="--adapters")
     return folders or None
-
-
-def named_in(model: str, known: Mapping[str, object], own: str) -> str | None:
-    """Return the adapter that a request means by `model`: `own:name`, the same with any other name of the model, or the
-    adapter's name alone; None: it means none. `own` is the model's name. Raises KeyError if the name is the model's own
-    and the adapter is not known.
-    """
-    if model in known:
-        return model
-    before, colon, name = model.rpartition(":")
-    if colon and name in known:
-        return name
-    if colon and before == own and known:
-        raise KeyError(name)
-    return None

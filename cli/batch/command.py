@@ -23,6 +23,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.protocols.batch import Recorder
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.server.loading.open_engines import public_name
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def batch(
     errors = None if errors is None or named(errors) == out == STDOUT else named(errors)
     mode = mode_of(out, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
-    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, errors, variables or None)
+    beside = (errors, variables or None, config.adapters)
+    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, *beside)
     with opened(source, input_format) as lines, BatchFiles(out, errors, mode, source) as files:
         known = ids_of(source, input_format)
         ids = known or Ids()
@@ -92,6 +94,8 @@ def batch(
             raw=raw,
             template_vars=variables,
             ids=ids if known is None else None,
+            model=public_name(model),
+            adapters=tuple(config.adapters or ()),
         )
         files.check(identity, ids.digests)
         if known is not None and known.lines.keys() <= files.done:

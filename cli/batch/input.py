@@ -6,7 +6,7 @@ ends the run: two records with the same id could not be told apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
 
 from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
@@ -60,6 +60,7 @@ class BatchReader:
       brace.
     - `defaults`, `template_vars`: used for what a line does not say itself.
     - `ids`: gets the id of every line, if given.
+    - `model`, `adapters`: the name of the model that answers, and those of its adapters, which a line may name.
     - `models`: the models that the bodies name. They do not change which model answers.
     """
 
@@ -72,10 +73,13 @@ class BatchReader:
         raw: bool,
         template_vars: TemplateVars = NO_VARIABLES,
         ids: Ids | None = None,
+        model: str = "",
+        adapters: Collection[str] = (),
     ) -> None:
         self.models: set[str] = set()
         self._lines = lines
-        self._defaults = Defaults(defaults, template_vars, raw, UNSERVED)
+        self._defaults = Defaults(defaults, template_vars, raw, UNSERVED, adapters=adapters)
+        self._model = model
         self._jsonl = jsonl
         self._ids = ids
 
@@ -107,12 +111,13 @@ class BatchReader:
             data = json_object(line)
             style = style_of(data)
             identity = identity_of(data, number)
-            request = read_line(data, style, self._defaults)
+            request = read_line(data, style, self._defaults, self._model)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
         except RecursionError:  # JSON within JSON, such as the arguments of a tool call
             return BadLine(number, identity, style, "not JSON that can be read: nested too deeply")
-        if isinstance(model := request.body.get("model"), str):
+        body = data if style is Style.SIMPLE else data["body"]
+        if isinstance(model := body.get("model"), str) and not (isinstance(request, Request) and request.adapter):
             self.models.add(model)
         return BatchRequest(number, identity, style, request)
 

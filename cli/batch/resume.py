@@ -45,6 +45,8 @@ class RunIdentity:
     keep: KeepPolicy | None = None
     errors: Path | None = None
     template_vars: TemplateVars | None = None
+    adapters: Mapping[str, str | Path] | None = None
+    """The folders of the adapters that lines may name."""
     weights: str | None = None
     """Identity of the content of the model's files. None before they are loaded."""
 
@@ -52,6 +54,8 @@ class RunIdentity:
         """Return the settings as OUT.run keeps them."""
         kept = {**asdict(self), "source": _lasting(self.source)}
         kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
+        lasting = {name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()}
+        kept["adapters"] = lasting or None
         kept["errors"] = None if self.errors is None else str(self.errors.resolve())
         kept["defaults"] = asdict(SamplingParams())
         for params in (kept["params"], kept["defaults"]):

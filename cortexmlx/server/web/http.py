@@ -20,6 +20,7 @@ from cortexmlx.errors import (
     KVCacheFull,
     MemoryRefused,
     RequestTimeout,
+    UnknownAdapter,
 )
 from cortexmlx.protocols.anthropic import errors as anthropic_errors
 from cortexmlx.protocols.openai.errors import NotStored, error_body, is_refusal
@@ -79,7 +80,7 @@ def status_of(error: CortexError) -> int:
     """Return the status of an error."""
     if isinstance(error, Refused):
         return error.status
-    if isinstance(error, NotStored):
+    if isinstance(error, NotStored | UnknownAdapter):
         return 404
     if is_refusal(error):
         return 400
