@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import (
+    AdapterRefused,
     ConversationFileError,
     CortexError,
     DownloadFailed,
@@ -32,6 +33,7 @@ from cortexmlx.errors import (
     RequestTimeout,
     StructuredOutputError,
     ToolchainMissing,
+    UnknownAdapter,
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.messages import ChatPrompt
@@ -65,6 +67,7 @@ from cortexmlx.tools.tool import Tool
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.models.adapters.low_rank import AdapterInfo
     from cortexmlx.perplexity import Perplexity
     from cortexmlx.serving.as_completed import AsCompleted
     from cortexmlx.serving.handle import RequestHandle
@@ -79,6 +82,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdapterInfo",
+    "AdapterRefused",
     "ArenaWrites",
     "AsCompleted",
     "AsyncReply",
@@ -151,6 +156,7 @@ __all__ = [
     "ToolCall",
     "ToolEvent",
     "ToolchainMissing",
+    "UnknownAdapter",
     "Usage",
     "UsageSample",
     "__version__",
@@ -161,6 +167,7 @@ logging.getLogger("cortexmlx").addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     _HOMES = {
+        "AdapterInfo": "cortexmlx.models.adapters.low_rank",
         "Engine": "cortexmlx.engine",
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",
