@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.embedding import EmbeddingInfo, Embeddings, Reranking
 from cortexmlx.errors import (
+    AdapterRefused,
     ConversationFileError,
     CortexError,
     DownloadFailed,
@@ -34,6 +35,7 @@ from cortexmlx.errors import (
     RequestTimeout,
     StructuredOutputError,
     ToolchainMissing,
+    UnknownAdapter,
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.messages import ChatPrompt
@@ -67,6 +69,7 @@ from cortexmlx.tools.tool import Tool
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.models.adapters.low_rank import AdapterInfo
     from cortexmlx.perplexity import Perplexity
     from cortexmlx.serving.as_completed import AsCompleted
     from cortexmlx.serving.handle import RequestHandle
@@ -81,6 +84,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdapterInfo",
+    "AdapterRefused",
     "ArenaWrites",
     "AsCompleted",
     "AsyncReply",
@@ -157,6 +162,7 @@ __all__ = [
     "ToolCall",
     "ToolEvent",
     "ToolchainMissing",
+    "UnknownAdapter",
     "Usage",
     "UsageSample",
     "__version__",
@@ -167,6 +173,7 @@ logging.getLogger("cortexmlx").addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     _HOMES = {
+        "AdapterInfo": "cortexmlx.models.adapters.low_rank",
         "Engine": "cortexmlx.engine",
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",

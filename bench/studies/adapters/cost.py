@@ -2,9 +2,10 @@
 
     python -m cortexmlx.bench.studies.adapters.cost [MODEL] [PAIRS]
 
-One engine has no adapters, the other has eight of rank 16. A model with an adapter merged into its weights has the
-shapes of one without any, so it takes the same time. The ratio is the CPU time of the engine without adapters over that
-of the other one: at 1.0, adapters cost nothing. CPU time counts what the machine's other programs do not take.
+One engine has no adapters, the other has 16 of rank 16: eight for seven targets, and eight for two. A model with an
+adapter merged into its weights has the shapes of one without any, so it takes the same time. A ratio is the CPU time of
+the engine without adapters over that of the other one: at 1.0, adapters cost nothing. CPU time counts what this process
+computes, and not what the machine's other programs take.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from cortexmlx import Engine
 from cortexmlx.bench.studies.adapters.random_adapters import ATTENTION, SEVEN, layer_sizes, write_adapter
 
-ROWS, TOKENS, PROMPT, RANK, ADAPTERS = 16, 32, 512, 16, 8
+ROWS, TOKENS, PROMPTS, PROMPT, RANK, ADAPTERS = 16, 32, 4, 512, 16, 8
+
+Names = Sequence[str | None]
+Work = Callable[[Engine, Names], float]
+SEVENS: Names = [f"seven {number}" for number in range(ADAPTERS)]
+TWOS: Names = [f"two {number}" for number in range(ADAPTERS)]
 
 
-def decode(engine: Engine, adapters: Sequence[str | None]) -> float:
+def decode(engine: Engine, adapters: Names) -> float:
     """Return the CPU seconds of 16 answers, of which row i has adapter `adapters[i % len(adapters)]`."""
     began = time.process_time()
     handles = [
@@ -41,48 +49,78 @@ def decode(engine: Engine, adapters: Sequence[str | None]) -> float:
     return time.process_time() - began
 
 
-def prefill(engine: Engine, adapters: Sequence[str | None]) -> float:
-    """Return the CPU seconds of four prompts, one after the other."""
+def prefill(engine: Engine, adapters: Names) -> float:
+    """Return the CPU seconds of some prompts, one after the other."""
     began = time.process_time()
-    prompt = [1 + place % 999 for place in range(PROMPT)]
-    for number in range(4):
+    prompt = [1 + place % (engine.info.vocab_size - 1) for place in range(PROMPT)]
+    for number in range(PROMPTS):
         engine.generate(prompt, max_tokens=1, cache=False, adapter=adapters[number % len(adapters)])
     return time.process_time() - began
 
 
+KINDS: tuple[tuple[str, Work, Names], ...] = (
+    ("16 rows, none of them with an adapter", decode, [None]),
+    ("16 rows, seven targets, one adapter", decode, SEVENS[:1]),
+    ("16 rows, seven targets, 8 adapters", decode, SEVENS),
+    ("16 rows, half of them with 4 adapters of seven targets", decode, [None, *SEVENS[:4], None, None, None]),
+    ("16 rows, q and v, one adapter", decode, TWOS[:1]),
+    ("16 rows, q and v, 8 adapters", decode, TWOS),
+    ("16 rows, 4 adapters of seven targets and 4 of two", decode, [*SEVENS[:4], *TWOS[:4]]),
+    ("a prompt of 512 tokens, seven targets", prefill, SEVENS),
+)
+"""The kinds of work, and the adapters of its rows."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The ratios of the pairs of one kind of work."""
+
+    what: str
+    ratios: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.what}: {median(self.ratios):.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f})"
+
+
+def opened(model: str, adapters: Mapping[str, str | Path] | None) -> Engine:
+    """Return an engine that drafts nothing, so that both engines of a pair take the same steps."""
+    return Engine(model, adapters=adapters, kv_memory="256MB", max_rows=ROWS, token_target=None, speculate=False)
+
+
+def measure(plain: Engine, served: Engine, kind: tuple[str, Work, Names], pairs: int) -> Ratios:
+    """Return the ratios of one kind of work, after a run of each engine that is not counted."""
+    what, work, adapters = kind
+    work(plain, [None])
+    work(served, adapters)
+    ratios = []
+    for number in range(pairs):
+        if number % 2:
+            with_them = work(served, adapters)
+            ratios.append(work(plain, [None]) / with_them)
+        else:
+            ratios.append(work(plain, [None]) / work(served, adapters))
+    return Ratios(what, tuple(ratios))
+
+
+def written(engine: Engine, root: Path) -> dict[str, str | Path]:
+    """Write the adapters of all names for an engine's model, and return their folders."""
+    folders: dict[str, str | Path] = {}
+    for names, targets in ((SEVENS, SEVEN), (TWOS, ATTENTION)):
+        sizes = layer_sizes(engine, targets)
+        for number, name in enumerate(names):
+            folders[str(name)] = write_adapter(root / str(name), sizes, RANK, number)
+    return folders
+
+
 def main(model: str = "smollm2", pairs: int = 7) -> None:
     """Print the median ratio of the pairs for each kind of work."""
-    options = {"kv_memory": "256MB", "max_rows": ROWS, "token_target": None, "speculate": False}
-    with tempfile.TemporaryDirectory() as root, Engine(model, **options) as plain:
-        folders = {}
-        for kind, targets in (("seven", SEVEN), ("two", ATTENTION)):
-            sizes = layer_sizes(plain, targets)
-            for number in range(ADAPTERS):
-                name = f"{kind} {number}"
-                folders[name] = write_adapter(Path(root) / kind / str(number), sizes, RANK, number)
-        with Engine(model, adapters=folders, **options) as served:
-            seven, two = ([f"{kind} {number}" for number in range(ADAPTERS)] for kind in ("seven", "two"))
-            kinds = (
-                ("16 rows, none of them with an adapter", decode, [None]),
-                ("16 rows, seven targets, one adapter", decode, seven[:1]),
-                ("16 rows, seven targets, 8 adapters", decode, seven),
-                ("16 rows, seven targets, half of them with 4 adapters", decode, [None, *seven[:4], None, None, None]),
-                ("16 rows, q and v, one adapter", decode, two[:1]),
-                ("16 rows, q and v, 8 adapters", decode, two),
-                ("16 rows, q and v or seven, 8 adapters", decode, [*seven[:4], *two[:4]]),
-                ("a prompt of 512 tokens, seven targets", prefill, seven),
-            )
-            print(f"{plain.info.name}, {plain.info.dtype}, rank {RANK}")
-            for name, work, adapters in kinds:
-                work(plain, [None]), work(served, adapters)
-                ratios = []
-                for number in range(pairs):
-                    if number % 2:
-                        with_them = work(served, adapters)
-                        ratios.append(work(plain, [None]) / with_them)
-                    else:
-                        ratios.append(work(plain, [None]) / work(served, adapters))
-                print(f"{name}: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})", flush=True)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        plain = stack.enter_context(opened(model, None))
+        served = stack.enter_context(opened(model, written(plain, root)))
+        print(f"{plain.info.name}, {plain.info.dtype}, rank {RANK}")
+        for kind in KINDS:
+            print(measure(plain, served, kind, pairs), flush=True)
 
 
 if __name__ == "__main__":

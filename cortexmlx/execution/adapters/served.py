@@ -235,7 +235,8 @@ class ServedAdapters:
             route = group.route if part is None else self._route_of_part(index, group, part)
             if route is None:
                 continue
-            if route.tokens * x.shape[-1] != x.size:
+            # A recurrent layer may look at a piece token by token. All of it is one row's, so any part of it is served.
+            if route.tokens * x.shape[-1] != x.size and (part is None or not part.piece):
                 raise RuntimeError(f"a layer with adapters gets {x.shape} for {route.tokens} tokens")
             out = table.added(route, x, out)
         return out

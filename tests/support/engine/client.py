@@ -12,6 +12,8 @@ from typing import assert_type
 
 import cortexmlx
 from cortexmlx import (
+    AdapterInfo,
+    AdapterRefused,
     ArenaWrites,
     AsCompleted,
     AsyncReply,
@@ -84,6 +86,7 @@ from cortexmlx import (
     ToolCall,
     ToolchainMissing,
     ToolEvent,
+    UnknownAdapter,
     Usage,
     UsageSample,
 )
@@ -193,7 +196,7 @@ def talks(engine: Engine, folder: Path) -> None:
         print(reply.result().text, len(reply.prompt), reply.opened)
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
-    print(talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
+    print(talk.adapter, talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
     several = SamplingParams(max_tokens=4, temperature=1.0, n=2, ignore_eos=True)
     talk.choose(talk.ask("Which one?", several).others[0])
     try:  # the tiny model cannot call
@@ -234,11 +237,21 @@ def looks(engine: Engine) -> None:
     tokens: list[int] = engine.encode("the cat")
     assert engine.count_tokens("the cat") == len(tokens) and engine.decode(tokens, special_tokens=False) == "the cat"
     assert b"".join(map(engine.token_bytes, tokens)).endswith(b"the cat")
-    with engine.pin(list(range(1, 40)), client="one") as pin:
+    with engine.pin(list(range(1, 40)), client="one", adapter=None) as pin:
         assert_type(pin, Pin)
         print(pin.tokens)
     pin.unpin()
+    try:
+        known: AdapterInfo = engine.load_adapter("sql", "a folder that is not there")
+        print(known.name, known.rank, known.targets, known.bytes, known.digest, known.path, known.base)
+    except ModelNotFound as error:
+        print(error, dict(engine.adapters))
+    try:
+        engine.unload_adapter("sql")
+    except UnknownAdapter as error:
+        print(error)
     stats: EngineStats = engine.stats()
+    print(stats.adapters, stats.adapter_bytes, stats.adapter_bytes_limit)
     drafts: SpeculationStats = stats.speculation
     sources: Mapping[str, DraftStats] = drafts.sources
     print(drafts.tokens_per_step, drafts.drafted >= drafts.accepted, [each.accepted for each in sources.values()])
@@ -276,6 +289,7 @@ def fails(engine: Engine) -> None:
     except RequestTimeout as error:
         print(isinstance(error, TimeoutError))
     rest = (
+        AdapterRefused,
         ForkedProcess,
         HostLost,
         HostRefused,
