@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cortexmlx.embedding import Embeddings
-from cortexmlx.errors import InvalidRequest, RequestTimeout
+from cortexmlx.errors import EmbeddingRefused, InvalidRequest, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server.asking import Asking
@@ -91,6 +91,8 @@ class EmbeddingPaths:
                     )
                 request.scope[MODEL] = lease.name
                 return await answer(body, lease, began)
+            except EmbeddingRefused as error:  # a folder's path is nobody's business
+                raise EmbeddingRefused(str(error).replace(lease.engine.info.name, lease.name)) from None
             finally:
                 lease.release()
 

@@ -72,7 +72,8 @@ def adapter(chat: ChatSession, argument: str, console: Console) -> None:
             print_indented(console, f"{here} {each}")
         return print_indented(console, "/adapter NAME lets one answer, and /adapter NAME=FOLDER loads another")
     if loads:
-        info = chat.engine.load_adapter(name, os.path.expanduser(folder))
+        folder = os.path.abspath(os.path.expanduser(folder))
+        info = chat.engine.load_adapter(name, folder)
         if chat.host is not None:  # so that it is there after /set, too
             chat.host.config = replace(chat.host.config, adapters={**(chat.host.config.adapters or {}), name: folder})
         print_indented(console, f"loaded {name}: rank {info.rank}, {format_bytes(info.bytes)}")
