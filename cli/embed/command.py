@@ -110,7 +110,8 @@ def embed(
             numbers = dimensions or info.dimensions
             files.open(replace(settings, weights=engine.info.identity, instruction=instruction), numbers)
             run = EmbedRun(made, files.append)
-            texts = _new(read_texts(lines, jsonl, engine.info.vocab_size), files)
+            prompted = prompt is not None
+            texts = _new(read_texts(lines, jsonl, engine.info.vocab_size, prompted=prompted), files)
             try:
                 with StatusLine(lambda: line_of(run, files, total), live=out != STDOUT):
                     run.run(texts)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import Identity, identity_of
-from cortexmlx.protocols.openai.embeddings import Text, checked_text, read_text
+from cortexmlx.protocols.openai.embeddings import UNPROMPTED, Text, checked_text, read_text
 
 _WANTED = "a `text`"
 
@@ -31,18 +31,19 @@ class TextLine:
 
 
 def read_texts(
-    lines: Iterable[bytes | None], jsonl: bool | None, vocab_size: int | None = None
+    lines: Iterable[bytes | None], jsonl: bool | None, vocab_size: int | None = None, *, prompted: bool = False
 ) -> Iterator[TextLine | None]:
-    """Yield a text for each line that is not blank. None, for a line that has not arrived yet, is passed on.
+    """Yield a text for each line that is not blank. None, for a line that has not arrived yet, is passed on. If they
+    are `prompted`, a prompt goes before each text, so token ids are none.
 
     With `jsonl` None, the first line decides: JSON begins with a brace. A line without a text is one with the reason.
     """
     is_json, filled = filled_lines(lines, jsonl)
     for number, line in filled:
-        yield None if line is None else _read(number, line, is_json, vocab_size)
+        yield None if line is None else _read(number, line, is_json, vocab_size, prompted)
 
 
-def _read(number: int, line: bytes, is_json: bool, vocab_size: int | None) -> TextLine:
+def _read(number: int, line: bytes, is_json: bool, vocab_size: int | None, prompted: bool) -> TextLine:
     digest, identity = blake2b(line, digest_size=8).hexdigest(), number
     text: Text | None = None
     why = ""
@@ -52,7 +53,10 @@ def _read(number: int, line: bytes, is_json: bool, vocab_size: int | None) -> Te
         else:
             data = json_object(line, _WANTED)
             identity = identity_of(data, number)  # type: ignore[assignment]
-            text = _text_of(data, vocab_size)
+            read = _text_of(data, vocab_size)
+            if prompted and not isinstance(read, str):
+                raise InvalidRequest(f"--prompt {UNPROMPTED}")
+            text = read
     except InvalidRequest as error:
         why = str(error)
     return TextLine(number, identity, text, why, digest)

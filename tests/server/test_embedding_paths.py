@@ -52,8 +52,10 @@ def test_the_openai_package_reads_the_vectors(client: openai.OpenAI, form: Any) 
             found = np.frombuffer(base64.b64decode(found), "<f4")
         assert np.allclose(np.array(found, np.float32), vector_of(text, dimensions=8), atol=0)
     assert made.model == "tiny" and made.usage.prompt_tokens == made.usage.total_tokens == 6
-    [tokens] = client.embeddings.create(model="tiny", input=[1, 2, 3], extra_body={"prompt_name": "query"}).data
-    assert np.array_equal(np.array(tokens.embedding, np.float32), vector_of([1, 2, 3], "query"))
+    [tokens] = client.embeddings.create(model="tiny", input=[1, 2, 3]).data
+    assert np.array_equal(np.array(tokens.embedding, np.float32), vector_of([1, 2, 3]))
+    [query] = client.embeddings.create(model="tiny", input="one", extra_body={"prompt_name": "query"}).data
+    assert np.array_equal(np.array(query.embedding, np.float32), vector_of("one", "query"))
 
 
 def test_a_large_reply_is_the_same_as_its_parts(client: openai.OpenAI) -> None:

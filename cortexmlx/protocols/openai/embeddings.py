@@ -31,6 +31,9 @@ _OWN_PROMPT = "name one of the model's own prompts with `prompt_name`, or write 
 _SPECIAL = "a model's embeddings are of texts with its special tokens"
 _AS_THE_MODEL_SAYS = "vectors are as the model's files say"
 
+UNPROMPTED = "is for texts: token ids are taken as they are, so put the prompt's own tokens before them"
+"""Why there is no prompt before token ids."""
+
 UNSERVED: Mapping[str, Unserved] = {
     "add_special_tokens": Unserved(_SPECIAL, (True,)),
     "embed_dtype": Unserved("vectors are float32", ("float32",)),
@@ -81,9 +84,12 @@ def read(
     names the field.
     """
     said = FIELDS.without(unserved or {}).given(body)
+    inputs, prompt = _inputs(said.get("input"), vocab_size), checked_prompt(said.get("prompt_name"), info)
+    if prompt is not None and not all(isinstance(each, str) for each in inputs):
+        raise InvalidRequest(f"prompt_name {UNPROMPTED}", field="prompt_name")
     return EmbeddingRequest(
-        _inputs(said.get("input"), vocab_size),
-        checked_prompt(said.get("prompt_name"), info),
+        inputs,
+        prompt,
         checked_dimensions(said.get("dimensions"), info),
         truncates(said, None if info is None else info.max_tokens),
         _is_base64(said.get("encoding_format", "float")),

@@ -85,6 +85,7 @@ def test_every_field_of_the_openai_package_is_known() -> None:
         ({"input": "a", "encoding_format": ["float"]}, "encoding_format", "float or base64"),
         ({"input": "a", "prompt_name": "qery"}, "prompt_name", "did you mean 'query'"),
         ({"input": "a", "prompt_name": 7}, "prompt_name", "must be a text"),
+        ({"input": ["a", [1]], "prompt_name": "query"}, "prompt_name", "token ids are taken as they are"),
         ({"input": "a", "truncate": "END"}, "truncate", "true or false"),
         ({"input": "a", "truncate_prompt_tokens": 100}, "truncate_prompt_tokens", "512"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
@@ -104,8 +105,8 @@ def test_what_is_refused_names_its_field(body: dict[str, Any], field: str, says:
 
 
 def test_a_body_can_be_read_before_the_model_is_known() -> None:
-    body = {"input": [10**6], "dimensions": 10**6, "prompt_name": "other", "truncate_prompt_tokens": 3}
-    assert read(body).inputs == ([10**6],)
+    body = {"input": [10**6], "dimensions": 10**6, "truncate_prompt_tokens": 3}
+    assert read(body).inputs == ([10**6],) and read({"input": "a", "prompt_name": "other"}).prompt == "other"
     assert len(read({"input": ["a"] * MOST_INPUTS}).inputs) == MOST_INPUTS
 
 
