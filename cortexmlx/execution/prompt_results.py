@@ -47,8 +47,8 @@ class KeptStates:
         scores = None
         if scoring is not None:
             scored = len(scoring.rows)
-            project = self._rows.project
-            scores = scores_of(lambda part: project(self._kept[part]), scoring.tokens, scoring.top, self._at_once)
+            project, kept = self._rows.project, self._kept[:scored]
+            scores = scores_of(lambda part: project(kept[part]), scoring.tokens, scoring.top, self._at_once)
         return PromptResults(scores, () if pooling is None else self._pooled(self._kept[scored:], pooling))
 
     def _pooled(self, kept: mx.array, pooling: Pooling) -> tuple[Vector, ...]:

@@ -1,4 +1,4 @@
-"""Embeddings end to end: the vectors of `Engine.embed` against NumPy, and what happens to them beside other requests."""
+"""Embeddings end to end: the vectors of `Engine.embed` against NumPy, and what becomes of them beside other requests."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ from typing import Any
 
 _BODY = "model."
 _FIRST, _HEAD = "layers.0.", "lm_head."
+_PARTS = {"model", "embed_tokens", "layers", "norm"}
+"""The first parts of the names of tensors of a model without its output matrix."""
 
 Classes = Callable[[dict[str, Any]], tuple[Any, Any]]
 """mlx-lm's function that finds a model's class, and the class of its arguments, by config.json."""
@@ -33,7 +35,8 @@ def lacks_head(tensors: Collection[str], config: Mapping[str, Any], embeds: bool
     """Return whether a model that makes embeddings was saved without the output matrix that its `config` promises. It
     is loaded as if its output matrix were its input matrix, which makes no difference to its states.
     """
-    return embeds and config.get("tie_word_embeddings") is False and not any(_HEAD in name for name in tensors)
+    untied = config.get("tie_word_embeddings") is False
+    return embeds and untied and {name.partition(".")[0] for name in tensors} <= _PARTS
 
 
 def _renaming(model_class: Callable[[Any], Any], args_class: Any) -> tuple[Any, Any]:

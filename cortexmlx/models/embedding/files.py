@@ -183,7 +183,7 @@ def _read_pooling(folder: Path, config: Mapping[str, Any]) -> tuple[str, bool, i
         named = " and ".join(map(str, modes)) if isinstance(modes, list) and modes else "no pooling"
         raise EmbeddingRefused(f"{path} asks for {named}, and this version computes one of {', '.join(_COMPUTED)}")
     width = said.get("embedding_dimension", said.get("word_embedding_dimension"))
-    hidden = config.get("hidden_size")
+    hidden = None if "text_config" in config else config.get("hidden_size")
     if not isinstance(width, int) or width < 1 or (isinstance(hidden, int) and width != hidden):
         raise ModelCorrupt(f"{path} is for states of {width} numbers, and the model's have {hidden}: take both of one")
     return modes[0], said.get("include_prompt", True) is not False, width

@@ -63,6 +63,8 @@ def test_a_chat_model_without_its_output_matrix_stays_damaged(tmp_path: Path) ->
     flatten(folder)
     with pytest.raises(ModelCorrupt, match="lm_head"):
         load_folder(folder)
-    assert not lacks_head(["lm_head.weight"], {"tie_word_embeddings": False}, True)
-    assert not lacks_head([], {"tie_word_embeddings": True}, True)
-    assert lacks_head([], {"tie_word_embeddings": False}, True)
+    body = ["model.embed_tokens.weight", "model.norm.weight"]
+    untied = {"tie_word_embeddings": False}
+    assert not any(lacks_head([*body, head], untied, True) for head in ("lm_head.weight", "output.weight"))
+    assert not lacks_head(body, {"tie_word_embeddings": True}, True) and not lacks_head(body, {}, True)
+    assert lacks_head(body, untied, True) and not lacks_head(body, untied, False)

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.serving.embedding.support import EmbeddingSupport, no_support
-from support.models.embedding_models import write_embedding, write_reranker
+from support.models.embedding_models import write_embedding
 
 
 def support(model: Path, **options: Any) -> EmbeddingSupport:
@@ -67,7 +67,10 @@ def test_a_class_that_ends_in_another_way_is_refused_by_name(tmp_path: Path, nam
     assert f"mlx-lm's class for {name} does not end its body with a norm" in support(model).not_embedding
 
 
-def test_a_reranker_with_a_window_is_refused(tmp_path: Path) -> None:
-    model = write_reranker(tmp_path / "qwen3-reranker")
-    assert support(model).reranker is not None
-    assert support(model, kv_bits=8, kv_group_size=8).reranker is not None
+def test_quantized_keys_and_values_serve_too(tmp_path: Path) -> None:
+    """Vectors are then a little different, as answers are."""
+    model = write_embedding(tmp_path, head_dim=64)
+    with Engine(model, kv_memory="4MB") as engine:
+        right = engine.embed(["the cat", "a hat"]).vectors
+    with Engine(model, kv_memory="4MB", kv_bits=8) as engine:
+        assert ((engine.embed(["the cat", "a hat"]).vectors - right) ** 2).sum(axis=1).max() < 0.1
