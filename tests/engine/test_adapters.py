@@ -339,6 +339,31 @@ def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) 
         assert (talk.adapter, other.fork().adapter) == ("sql", "chat")
 
 
+def test_rows_of_one_adapter_are_together_in_a_step(tiny: Any, folders: dict[str, Path]) -> None:
+    """Whatever the order in which they came: single tokens first, then pieces of prompts."""
+    driver = Driver(tiny("llama"), tokens=2048, max_rows=9)
+    for name, folder in folders.items():
+        driver.core.adapters.load(name, content(folder))
+    plans: list[Any] = []
+    plan = driver.core.scheduler.plan
+    driver.core.scheduler.plan = lambda in_flight: (plans.append(plan(in_flight)), plans[-1])[1]  # type: ignore[method-assign]
+    names = [None, "poem", "sql", "chat", "sql", None, "chat", "poem", "sql"]
+    handles = [driver.add(tokens_of(9, seed=place), 30, adapter=name) for place, name in enumerate(names)]
+    driver.step(6)
+    late = driver.add(PROMPT, 4, adapter="chat")
+    driver.finish()
+    assert all(driver.result(handle).token_ids for handle in (*handles, late))
+    seen = 0
+    for step in plans:
+        if step is not None and step.adapters is not None:
+            kinds = [segment.count > 1 for segment in step.segments]
+            live = [(k, a) for k, a, s in zip(kinds, step.adapters, step.segments, strict=True) if s.live]
+            assert live == sorted(live)
+            seen += len(set(step.adapters)) == 4
+    assert seen > 10
+    driver.core.release()
+
+
 def test_base_rows_run_the_models_own_modules(tiny: Any, folders: dict[str, Path]) -> None:
     """Adapters that nobody asks for change no module, and no plan names them."""
 
