@@ -108,16 +108,12 @@ class Engine(HasAdapters, NotCopyable):
 
         Raises InvalidRequest, PromptTooLong, UnknownAdapter or EngineClosed.
         """
-        params = with_keywords(params, **sampling)
+        asked = with_keywords(params, **sampling)
         arguments.checked_function("on_event", on_event)
         options = RequestOptions(client=client, background=background, cache=cache, timeout=timeout, adapter=adapter)
-        handle = self._submitter.submit(self, prompt, params, listener, **options)
+        handle = self._submitter.submit(self, prompt, asked, listener, **options)
         if on_event is not None:
-            try:
-                self._callbacks.subscribe(handle, on_event)
-            except BaseException:  # nobody else has the handle
-                handle.cancel()
-                raise
+            self._callbacks.subscribe(handle, on_event)
         return handle
 
     def generate(
@@ -150,13 +146,14 @@ class Engine(HasAdapters, NotCopyable):
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
         """Return the answers to many prompts, computed together, in the order of the prompts. Raises the first error,
         and cancels the others. Four requests per row are queued ahead, so that other callers need not wait for all.
         """
         answers: dict[int, Completion] = {}
-        with closing(self.as_completed(prompts, params, **sampling)) as completed:
+        with closing(self.as_completed(prompts, params, adapter=adapter, **sampling)) as completed:
             for index, result in completed:
                 if isinstance(result, CortexError):
                     raise result
@@ -171,6 +168,7 @@ class Engine(HasAdapters, NotCopyable):
         window: int | None = None,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | Iterable[str | None] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsCompleted:
         """Return an iterator of (index of the prompt, its Completion or the CortexError that ended it), in the order in
@@ -179,8 +177,8 @@ class Engine(HasAdapters, NotCopyable):
         `prompts` may be any iterator, also an endless one. At most four prompts per row are read and not yet returned.
         With `window`, no prompt is read that comes `window` or more after the oldest unfinished one. Closing or
         dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` are
-        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. Other parameters: see
-        `submit`.
+        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. `adapter` is one for all
+        prompts, or one each. Other parameters: see `submit`.
         """
         check_timeout(timeout)
         if window is not None and not (isinstance(window, int) and window >= 1):
@@ -189,7 +187,7 @@ class Engine(HasAdapters, NotCopyable):
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
-            partial(self._submitter.read, self, background=True, cache=cache, timeout=timeout),
+            self._submitter.reader(self, adapter, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -248,13 +246,15 @@ class Engine(HasAdapters, NotCopyable):
         computes only what is new. `params`, `client` and `adapter` are those of its requests. Raises InvalidRequest.
         """
         system = arguments.checked_text("system", system)
-        asked, client = with_keywords(params), arguments.checked_client(client)
+        client, adapter = arguments.checked_client(client), arguments.checked_adapter(adapter)
+        asked, given = with_keywords(params), checked_vars(template_vars)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
-        talk.template_vars, talk.adapter = checked_vars(template_vars), arguments.checked_adapter(adapter)
+        talk.template_vars, talk.adapter = given, adapter
         return talk
 
     def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
-        """Compute a beginning of prompts (text, tokens, or messages that others follow) and keep it cached.
+        """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
+        the pin.
 
         Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
         before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,

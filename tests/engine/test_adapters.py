@@ -1,12 +1,9 @@
 """Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have.
-
-`python -m tests.adapted` runs as many random trials as are asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +12,21 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import UnknownAdapter
+from cortexmlx.errors import InvalidRequest, UnknownAdapter
 from cortexmlx.serving.core import EngineCore
-from support.adapted.kinds import NAMES, Adapted, adapted_kinds, content
-from support.adapted.trial import AdaptedTrial
-from support.engine.core_driver import Driver, assert_nothing_lost
+from support.adapted.kinds import content
+from support.engine.core_driver import Driver
 from support.engine.half import log_softmax, write_rounded
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import greedy
 from support.models.adapters import write_adapter, write_peft_adapter
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.speculation.counts import Counts
 from support.speculation.kinds import judge
 from support.store.stored import Stored, reading_pays
 
 TOKENS = 24
 PROMPT = tokens_of(40, seed=4)
 KEYS = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
-
-
-@pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Adapted]:
-    return adapted_kinds(tmp_path_factory.mktemp("adapted"))
 
 
 @pytest.fixture
@@ -59,49 +49,6 @@ def alone(model: Path, adapter: Path | None, prompt: list[int] = PROMPT, tokens:
 
 
 # -- the same tokens --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_with_all_adapters_and_none_get_mlx_lms_tokens(name: str, adapted: Callable[[str], Adapted]) -> None:
-    """All of them in one batch, joining step by step: prompts of one beside decoding rows of others."""
-    of = adapted(name)
-    driver = Driver(of.kind.folder, tokens=4096, max_rows=12, prefill_budget=12, kv_bits=of.kind.kv_bits)
-    for folder in of.adapters:
-        driver.core.adapters.load(folder.name, content(folder))
-    asked = []
-    for length in (3, 21):
-        for folder in (*of.adapters, None):
-            prompt = tokens_of(length, seed=length)
-            handle = driver.add(prompt, TOKENS, ignore_eos=False, adapter=None if folder is None else folder.name)
-            asked.append((folder, prompt, handle))
-            driver.step(2)
-    driver.finish()
-    noise = NOISE if of.kind.kv_bits is None else 1.0
-    for folder, prompt, handle in asked:
-        mine, theirs = driver.result(handle).token_ids, alone(of.kind.folder, folder, prompt)
-        gap = disagreement(judge(of.kind.folder, folder), prompt, mine, theirs)
-        assert gap is None or gap[1] < noise, f"adapter {folder}: differs at {gap[0]} by {gap[1]}"
-    assert_nothing_lost(driver.core.stats())
-    driver.core.release()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_random_requests_beside_engines_with_one_adapter(
-    name: str, adapted: Callable[[str], Adapted], tmp_path: Path
-) -> None:
-    counts = Counts()
-    for seed in range(3 if name == "llama" else 1):
-        AdaptedTrial(seed, adapted(name), store=tmp_path / str(seed)).run(counts)
-    assert counts.answers > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_many_random_requests(name: str, adapted: Callable[[str], Adapted], tmp_path: Path) -> None:
-    counts = Counts()
-    for seed in range(100, 140):
-        AdaptedTrial(seed, adapted(name), store=tmp_path / str(seed)).run(counts)
-    assert counts.preemptions > 10 and counts.cancelled
 
 
 def test_an_adapter_of_peft(tiny: Any, tmp_path: Path) -> None:
@@ -323,6 +270,11 @@ def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) 
     with Engine(tiny("llama"), kv_memory="1MB", adapters=folders) as engine:
         assert list(engine.generate(PROMPT, **asked).token_ids) == wanted
         assert [event.token_id for event in engine.stream(PROMPT, **asked) if event.token_id is not None] == wanted
+
+        answers = engine.generate_batch([PROMPT] * 2, max_tokens=TOKENS, temperature=0, adapter=["sql", None])
+        assert [list(answer.token_ids) for answer in answers] == [wanted, alone(tiny("llama"), None)]
+        few = dict(engine.as_completed([PROMPT] * 2, max_tokens=2, adapter=iter(["sql"])))
+        assert isinstance(few[1], InvalidRequest) and "fewer adapters" in str(few[1]) and few[0].token_ids
 
         async def both() -> None:
             assert list((await engine.agenerate(PROMPT, **asked)).token_ids) == wanted

@@ -19,6 +19,7 @@ TESTS = (
     "serving/adapters",
     "serving/app/test_adapters.py",
     "engine/test_adapters.py",
+    "engine/test_adapters_trials.py",
 )
 """The tests that judge these faults."""
 

@@ -205,6 +205,7 @@ class FakeEngine:
         client: str | None = None,
         background: bool = False,
         timeout: float | None = None,
+        adapter: str | None = None,
     ) -> RequestHandle:
         handles: list[RequestHandle] = []
         self._start([self._checked(prompt, params, on_event or listener)], handles)
