@@ -1,5 +1,4 @@
-"""Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have.
-"""
+"""Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import InvalidRequest, UnknownAdapter
+from cortexmlx.errors import AdapterRefused, InvalidRequest, UnknownAdapter
 from cortexmlx.serving.core import EngineCore
 from support.adapted.kinds import content
 from support.engine.core_driver import Driver
@@ -59,6 +58,21 @@ def test_an_adapter_of_peft(tiny: Any, tmp_path: Path) -> None:
         plain = engine.generate(PROMPT, max_tokens=TOKENS, temperature=0).token_ids
     with Engine(tiny("llama"), kv_memory="256KB", adapter=tmp_path / "p") as engine:
         assert engine.generate(PROMPT, max_tokens=TOKENS, temperature=0).token_ids == mine != plain
+
+
+def test_on_top_of_whole_layers(tiny: Any, tmp_path: Path, folders: dict[str, Path]) -> None:
+    full = write_adapter(tmp_path / "full", tiny("llama"), "full")
+    with Engine(tiny("llama"), kv_memory="256KB", adapter=full, adapters={"sql": folders["sql"]}) as engine:
+        plain = engine.generate(PROMPT, max_tokens=8, temperature=0).token_ids
+        assert engine.generate(PROMPT, max_tokens=8, temperature=0, adapter="sql").token_ids != plain
+
+
+def test_on_a_layer_that_has_one_already_it_is_refused(tiny: Any, folders: dict[str, Path]) -> None:
+    with (
+        Engine(tiny("llama"), kv_memory="256KB", adapter=folders["sql"]) as engine,
+        pytest.raises(AdapterRefused, match="no linear layer"),
+    ):
+        engine.load_adapter("chat", folders["chat"])
 
 
 def test_all_answers_of_a_request_have_its_adapter(tiny: Any, folders: dict[str, Path]) -> None:
