@@ -23,7 +23,7 @@ from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
 from cortexmlx.serving.app.submitter import RequestOptions, Submitter
-from cortexmlx.serving.as_completed import AsCompleted, NotYet, adapted, paired
+from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
 from cortexmlx.serving.embedding.calls import EmbeddingCalls
@@ -109,16 +109,12 @@ class Engine(HasAdapters, EmbeddingCalls):
 
         Raises InvalidRequest, PromptTooLong, UnknownAdapter or EngineClosed.
         """
-        params = with_keywords(params, **sampling)
+        asked = with_keywords(params, **sampling)
         arguments.checked_function("on_event", on_event)
         options = RequestOptions(client=client, background=background, cache=cache, timeout=timeout, adapter=adapter)
-        handle = self._submitter.submit(self, prompt, params, listener, **options)
+        handle = self._submitter.submit(self, prompt, asked, listener, **options)
         if on_event is not None:
-            try:
-                self._callbacks.subscribe(handle, on_event)
-            except BaseException:  # nobody else has the handle
-                handle.cancel()
-                raise
+            self._callbacks.subscribe(handle, on_event)
         return handle
 
     def generate(
@@ -151,13 +147,14 @@ class Engine(HasAdapters, EmbeddingCalls):
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
         """Return the answers to many prompts, computed together, in the order of the prompts. Raises the first error,
         and cancels the others. Four requests per row are queued ahead, so that other callers need not wait for all.
         """
         answers: dict[int, Completion] = {}
-        with closing(self.as_completed(prompts, params, **sampling)) as completed:
+        with closing(self.as_completed(prompts, params, adapter=adapter, **sampling)) as completed:
             for index, result in completed:
                 if isinstance(result, CortexError):
                     raise result
@@ -180,9 +177,9 @@ class Engine(HasAdapters, EmbeddingCalls):
 
         `prompts` may be any iterator, also an endless one. At most four prompts per row are read and not yet returned.
         With `window`, no prompt is read that comes `window` or more after the oldest unfinished one. Closing or
-        dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` or
-        adapters are not as many as the prompts, or an error of `prompts`. `adapter` is one for all, or one each.
-        `timeout` counts for each prompt. Other parameters: see `submit`.
+        dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` are
+        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. `adapter` is one for all
+        prompts, or one each. Other parameters: see `submit`.
         """
         check_timeout(timeout)
         if window is not None and not (isinstance(window, int) and window >= 1):
@@ -191,7 +188,7 @@ class Engine(HasAdapters, EmbeddingCalls):
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
-            adapted(partial(self._submitter.read, self, background=True, cache=cache, timeout=timeout), adapter),
+            self._submitter.reader(self, adapter, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -250,13 +247,15 @@ class Engine(HasAdapters, EmbeddingCalls):
         computes only what is new. `params`, `client` and `adapter` are those of its requests. Raises InvalidRequest.
         """
         system = arguments.checked_text("system", system)
-        asked, client = with_keywords(params), arguments.checked_client(client)
+        client, adapter = arguments.checked_client(client), arguments.checked_adapter(adapter)
+        asked, given = with_keywords(params), checked_vars(template_vars)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
-        talk.template_vars, talk.adapter = checked_vars(template_vars), arguments.checked_adapter(adapter)
+        talk.template_vars, talk.adapter = given, adapter
         return talk
 
     def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
-        """Compute a beginning of prompts (text, tokens, or messages that others follow) and keep it cached.
+        """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
+        the pin.
 
         Its whole blocks are evicted after all other cached blocks, but before a running request loses anything and
         before a request is refused. All pins have at most half of the KV memory. Raises PinRefused with the numbers,

@@ -7,8 +7,6 @@ import queue
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from enum import Enum
-from functools import partial
-from typing import Any, Protocol
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.host.waits import take_from
@@ -189,31 +187,6 @@ def paired(
     if isinstance(prompts, Sized) and isinstance(params, Sized) and len(prompts) != len(params):
         raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} params, not {len(params)}")
     return _one_each(prompts, params)
-
-
-class _Check(Protocol):
-    def __call__(
-        self, prompt: Prompt, params: SamplingParams | None, listener: Listener, *, adapter: str | None
-    ) -> Submission: ...
-
-
-def adapted(
-    check: _Check, adapter: str | Iterable[str | None] | None
-) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
-    """Return `check` with an adapter: the same for all prompts, or the next one for each. What is returned is called
-    once for each prompt, in their order, and raises InvalidRequest if there are too few adapters.
-    """
-    if adapter is None or isinstance(adapter, str):
-        return partial(check, adapter=adapter)
-    each, nothing = iter(adapter), object()
-
-    def checked(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
-        own: Any = next(each, nothing)
-        if own is nothing:
-            raise InvalidRequest("there are adapters for fewer prompts than there are: give as many as prompts")
-        return check(prompt, params, listener, adapter=own)
-
-    return checked
 
 
 def _one_each(

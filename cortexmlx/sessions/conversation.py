@@ -66,6 +66,7 @@ class Conversation:
         params: SamplingParams | None = None,
         template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.system = system
         self.params = params or SamplingParams()
@@ -74,7 +75,7 @@ class Conversation:
         self._host = host
         self._reader = reader
         self._client = client
-        self.adapter: str | None = None
+        self.adapter = adapter
         """The adapter of its next turns; None: the model as it is."""
         self.unread = 0
         self._messages = listed(messages)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import cortexmlx
+from support.models.adapters import write_adapter
 from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
@@ -21,6 +22,7 @@ them.
 """
 SAID = {
     "README.md": [],
+    "docs/adapters.md": ["4 ", "['sql', 'chat', 'poem']"],
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
     "docs/coming-from.md": [],
     "docs/memory.md": ["StoreStats("],
@@ -77,6 +79,9 @@ def opened(models: Mapping[str, Path]) -> Any:
 TOOLS = "docs/tools.md"
 """Its model cannot be had here, and the starter model calls no tools."""
 
+ADAPTERS = "docs/adapters.md"
+"""Its adapters are made here, for the tiny model."""
+
 
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_program_of_a_page_runs(
@@ -89,6 +94,8 @@ def test_the_program_of_a_page_runs(
 ) -> None:
     name = "mlx-community/Qwen3-4B-4bit" if page == TOOLS else "smollm2"
     monkeypatch.setattr(cortexmlx, "Engine", opened({name: calling if page == TOOLS else thinking}))
+    for number, adapter in enumerate(("sql", "chat", "poem") if page == ADAPTERS else ()):
+        write_adapter(tmp_path / "adapters" / adapter, thinking, seed=number)
     run(page, tmp_path, monkeypatch)
     said = capsys.readouterr().out
     assert [words for words in SAID[page] if words not in said] == []
@@ -96,7 +103,7 @@ def test_the_program_of_a_page_runs(
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TOOLS])
+@pytest.mark.parametrize("page", [page for page in PROGRAMS if page not in (TOOLS, ADAPTERS)])
 def test_it_runs_with_the_starter_model(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,12 +1,8 @@
-"""Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have.
-
-`python -m tests.adapted` runs as many random trials as are asked for.
-"""
+"""Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +11,21 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import UnknownAdapter
+from cortexmlx.errors import AdapterRefused, InvalidRequest, UnknownAdapter
 from cortexmlx.serving.core import EngineCore
-from support.adapted.kinds import NAMES, Adapted, adapted_kinds, content
-from support.adapted.trial import AdaptedTrial
-from support.engine.core_driver import Driver, assert_nothing_lost
+from support.adapted.kinds import content
+from support.engine.core_driver import Driver
 from support.engine.half import log_softmax, write_rounded
-from support.engine.judge import NOISE, disagreement, greedy
+from support.engine.judge import greedy
 from support.models.adapters import write_adapter, write_peft_adapter
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
-from support.speculation.counts import Counts
 from support.speculation.kinds import judge
 from support.store.stored import Stored, reading_pays
 
 TOKENS = 24
 PROMPT = tokens_of(40, seed=4)
 KEYS = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
-
-
-@pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Adapted]:
-    return adapted_kinds(tmp_path_factory.mktemp("adapted"))
 
 
 @pytest.fixture
@@ -61,49 +50,6 @@ def alone(model: Path, adapter: Path | None, prompt: list[int] = PROMPT, tokens:
 # -- the same tokens --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_with_all_adapters_and_none_get_mlx_lms_tokens(name: str, adapted: Callable[[str], Adapted]) -> None:
-    """All of them in one batch, joining step by step: prompts of one beside decoding rows of others."""
-    of = adapted(name)
-    driver = Driver(of.kind.folder, tokens=4096, max_rows=12, prefill_budget=12, kv_bits=of.kind.kv_bits)
-    for folder in of.adapters:
-        driver.core.adapters.load(folder.name, content(folder))
-    asked = []
-    for length in (3, 21):
-        for folder in (*of.adapters, None):
-            prompt = tokens_of(length, seed=length)
-            handle = driver.add(prompt, TOKENS, ignore_eos=False, adapter=None if folder is None else folder.name)
-            asked.append((folder, prompt, handle))
-            driver.step(2)
-    driver.finish()
-    noise = NOISE if of.kind.kv_bits is None else 1.0
-    for folder, prompt, handle in asked:
-        mine, theirs = driver.result(handle).token_ids, alone(of.kind.folder, folder, prompt)
-        gap = disagreement(judge(of.kind.folder, folder), prompt, mine, theirs)
-        assert gap is None or gap[1] < noise, f"adapter {folder}: differs at {gap[0]} by {gap[1]}"
-    assert_nothing_lost(driver.core.stats())
-    driver.core.release()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_random_requests_beside_engines_with_one_adapter(
-    name: str, adapted: Callable[[str], Adapted], tmp_path: Path
-) -> None:
-    counts = Counts()
-    for seed in range(3 if name == "llama" else 1):
-        AdaptedTrial(seed, adapted(name), store=tmp_path / str(seed)).run(counts)
-    assert counts.answers > 10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_many_random_requests(name: str, adapted: Callable[[str], Adapted], tmp_path: Path) -> None:
-    counts = Counts()
-    for seed in range(100, 140):
-        AdaptedTrial(seed, adapted(name), store=tmp_path / str(seed)).run(counts)
-    assert counts.preemptions > 10 and counts.cancelled
-
-
 def test_an_adapter_of_peft(tiny: Any, tmp_path: Path) -> None:
     shapes = {f"model.layers.{layer}.self_attn.v_proj": (16, 32) for layer in (0, 1)}
     write_peft_adapter(tmp_path / "p", shapes, lora_alpha=40)
@@ -112,6 +58,21 @@ def test_an_adapter_of_peft(tiny: Any, tmp_path: Path) -> None:
         plain = engine.generate(PROMPT, max_tokens=TOKENS, temperature=0).token_ids
     with Engine(tiny("llama"), kv_memory="256KB", adapter=tmp_path / "p") as engine:
         assert engine.generate(PROMPT, max_tokens=TOKENS, temperature=0).token_ids == mine != plain
+
+
+def test_on_top_of_whole_layers(tiny: Any, tmp_path: Path, folders: dict[str, Path]) -> None:
+    full = write_adapter(tmp_path / "full", tiny("llama"), "full")
+    with Engine(tiny("llama"), kv_memory="256KB", adapter=full, adapters={"sql": folders["sql"]}) as engine:
+        plain = engine.generate(PROMPT, max_tokens=8, temperature=0).token_ids
+        assert engine.generate(PROMPT, max_tokens=8, temperature=0, adapter="sql").token_ids != plain
+
+
+def test_on_a_layer_that_has_one_already_it_is_refused(tiny: Any, folders: dict[str, Path]) -> None:
+    with (
+        Engine(tiny("llama"), kv_memory="256KB", adapter=folders["sql"]) as engine,
+        pytest.raises(AdapterRefused, match="no linear layer"),
+    ):
+        engine.load_adapter("chat", folders["chat"])
 
 
 def test_all_answers_of_a_request_have_its_adapter(tiny: Any, folders: dict[str, Path]) -> None:
@@ -324,6 +285,11 @@ def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) 
         assert list(engine.generate(PROMPT, **asked).token_ids) == wanted
         assert [event.token_id for event in engine.stream(PROMPT, **asked) if event.token_id is not None] == wanted
 
+        answers = engine.generate_batch([PROMPT] * 2, max_tokens=TOKENS, temperature=0, adapter=["sql", None])
+        assert [list(answer.token_ids) for answer in answers] == [wanted, alone(tiny("llama"), None)]
+        few = dict(engine.as_completed([PROMPT] * 2, max_tokens=2, adapter=iter(["sql"])))
+        assert isinstance(few[1], InvalidRequest) and "fewer adapters" in str(few[1]) and few[0].token_ids
+
         async def both() -> None:
             assert list((await engine.agenerate(PROMPT, **asked)).token_ids) == wanted
             async with engine.astream(PROMPT, **asked) as events:
@@ -337,6 +303,31 @@ def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) 
         other = talk.fork()
         other.adapter = "chat"
         assert (talk.adapter, other.fork().adapter) == ("sql", "chat")
+
+
+def test_rows_of_one_adapter_are_together_in_a_step(tiny: Any, folders: dict[str, Path]) -> None:
+    """Whatever the order in which they came: single tokens first, then pieces of prompts."""
+    driver = Driver(tiny("llama"), tokens=2048, max_rows=9)
+    for name, folder in folders.items():
+        driver.core.adapters.load(name, content(folder))
+    plans: list[Any] = []
+    plan = driver.core.scheduler.plan
+    driver.core.scheduler.plan = lambda in_flight: (plans.append(plan(in_flight)), plans[-1])[1]  # type: ignore[method-assign]
+    names = [None, "poem", "sql", "chat", "sql", None, "chat", "poem", "sql"]
+    handles = [driver.add(tokens_of(9, seed=place), 30, adapter=name) for place, name in enumerate(names)]
+    driver.step(6)
+    late = driver.add(PROMPT, 4, adapter="chat")
+    driver.finish()
+    assert all(driver.result(handle).token_ids for handle in (*handles, late))
+    seen = 0
+    for step in plans:
+        if step is not None and step.adapters is not None:
+            kinds = [segment.count > 1 for segment in step.segments]
+            live = [(k, a) for k, a, s in zip(kinds, step.adapters, step.segments, strict=True) if s.live]
+            assert live == sorted(live)
+            seen += len(set(step.adapters)) == 4
+    assert seen > 10
+    driver.core.release()
 
 
 def test_base_rows_run_the_models_own_modules(tiny: Any, folders: dict[str, Path]) -> None:

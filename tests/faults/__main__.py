@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults import (
+    adapters,
     choices,
     draft_model,
     gains,
@@ -50,6 +51,7 @@ from tests.faults.planted import Fault
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
 ROOMS = (
+    adapters,
     choices,
     draft_model,
     gains,

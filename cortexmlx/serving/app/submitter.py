@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.compiler import GrammarCompiler
@@ -15,7 +16,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.adapters.registry import unknown
-from cortexmlx.serving.app.arguments import checked_adapter, checked_client, checked_function
+from cortexmlx.serving.app.arguments import checked_adapter, checked_client, checked_function, is_list
 from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
@@ -135,6 +136,27 @@ class Submitter:
         limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
         stops = stops if limit is None else replace(stops, thinking=limit)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
+
+    def reader(
+        self, owner: object, adapters: str | Iterable[str | None] | None, **options: Unpack[RequestOptions]
+    ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
+        """Return a function that reads one prompt after the other, for `AsCompleted`. `adapters` is one for all, or one
+        each; a prompt for which there is none left raises InvalidRequest.
+        """
+        if adapters is None or isinstance(adapters, str) or not is_list(adapters):
+            one: Any = adapters
+            return partial(self.read, owner, **{**options, "adapter": one})
+        each, missing = iter(adapters), object()
+
+        def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
+            own: Any = next(each, missing)
+            if own is missing:
+                raise InvalidRequest(
+                    "there are fewer adapters than prompts: give one for all, or one each (None: none)"
+                )
+            return self.read(owner, prompt, params, listener, **{**options, "adapter": own})
+
+        return read
 
     def _checked_adapter(self, name: str | None) -> str | None:
         """Return the name of an adapter that is loaded. Raises UnknownAdapter."""

@@ -99,6 +99,7 @@ def test_adapters_that_go_leave_the_others_theirs(served: ServedAdapters, tiny: 
         served.add(number, adapter)
     judged((1, 2, 3))
     judged((0, 3, 3))
+    judged((1, 0, 3))
     served.remove(2)
     judged((1, 0, 3))
     served.add(2, adapters[2])
@@ -137,7 +138,7 @@ def test_layers_that_cannot_have_one_are_refused_by_name(
 
 def test_an_adapter_of_another_model_is_refused_with_both_sizes(served: ServedAdapters, tmp_path: Path) -> None:
     for changes, words in (
-        ({"hidden_size": 64}, ("64 inputs", "and 32 and")),
+        ({"hidden_size": 64}, ("64 outputs there", "32 here")),
         ({"num_hidden_layers": 5}, ("no layer of this model", "org/base")),
     ):
         model = write_tiny(tmp_path / words[0], **changes)

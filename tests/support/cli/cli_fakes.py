@@ -28,15 +28,14 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
 from cortexmlx.embedding import EmbeddingInfo
-from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong, UnknownAdapter
+from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
-from cortexmlx.models.adapters.low_rank import AdapterInfo
 from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import accepted_variables
 from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.as_completed import AsCompleted, adapted, paired
+from cortexmlx.serving.as_completed import AsCompleted, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
@@ -59,6 +58,7 @@ if __name__ == "__main__":  # a program of its own, which does not find the test
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.cli.fake_answers import Prompt, answer_to, scripted, text_of
+from support.fakes.adapters import FakeAdapters, with_each
 
 THOUGHTS = Thoughts("<think>", "</think>")
 
@@ -128,7 +128,7 @@ class FakeReader:
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(FakeAdapters):
     """A thread answers each prompt. `seen`: every prompt, `most_in_flight`: the crowd, `ended`: how many ended."""
 
     options: EngineConfig
@@ -141,8 +141,6 @@ class FakeEngine:
     lock: threading.Lock = field(default_factory=threading.Lock)
     cancelled: set[int] = field(default_factory=set)
     template_end: str = ""
-    adapted: list[str | None] = field(default_factory=list)
-    loaded: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> FakeEngine:
         return self
@@ -221,27 +219,13 @@ class FakeEngine:
     def as_completed(
         self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None, adapter: Any = None
     ) -> AsCompleted:
-        start, check = self._start, adapted(self._checked, adapter)
+        start, check = self._start, with_each(self._checked, adapter)
         return AsCompleted(paired(prompts, params), check, start, ahead=4 * self.options.max_rows, window=window)
-
-    @property
-    def adapters(self) -> dict[str, Any]:
-        """What `--adapters` named, and what was loaded since."""
-        return dict.fromkeys(self.options.adapters or {}) | self.loaded
-
-    def load_adapter(self, name: str, path: str) -> Any:
-        """As the engine's."""
-        if "missing" in str(path):
-            raise ModelNotFound(f"no adapter folder {path}")
-        self.loaded[name] = AdapterInfo(name, 4, (), 8192, "d1", str(path), None)
-        return self.loaded[name]
 
     def _checked(
         self, prompt: Prompt, params: SamplingParams | None, listener: Any, *, adapter: str | None = None
     ) -> Any:
-        if adapter is not None and adapter not in self.adapters:
-            raise UnknownAdapter(f"no adapter {adapter!r}")
-        self.adapted.append(adapter)
+        self.note_adapter(adapter)
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
         if not text_of(prompt):

@@ -164,7 +164,7 @@ def asks(engine: Engine) -> None:
         yield prompt
         yield []
 
-    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=600)
+    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=600, adapter=None)
     assert_type(completed, AsCompleted)
     for index, result in completed:
         print(index, result if isinstance(result, CortexError) else result.text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cortexmlx import Engine
 from cortexmlx.bench.studies.adapters.random_adapters import (
@@ -16,6 +18,12 @@ from cortexmlx.bench.studies.adapters.random_adapters import (
     write_mlx_lm_adapter,
 )
 from cortexmlx.models.adapters.low_rank import read_low_rank
+
+
+@pytest.fixture
+def engine(tiny: Any) -> Iterator[Engine]:
+    with Engine(tiny("llama"), kv_memory="256KB") as opened:
+        yield opened
 
 
 def test_both_formats_have_the_same_numbers(engine: Engine, tmp_path: Path) -> None:
