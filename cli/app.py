@@ -35,7 +35,7 @@ Examples:
 """
 
 OPTIONS = """\
-`cortexmlx COMMAND --help` says more. --version, --debug, --install-completion.
+cortexmlx COMMAND --help: more. --version, --debug, --install-completion.
 """
 """The whole help is one screen of 24 lines, so the options take one line."""
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortexmlx.cli import options
-from cortexmlx.cli.adapters import Adapters, adapters_of
 from cortexmlx.cli.plan.text import kv_lines, line, page
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
@@ -43,7 +42,7 @@ def plan(
     ] = None,
     model_option: options.ModelOption = None,
     adapter: options.Adapter = None,
-    adapters: Adapters = None,
+    adapters: options.Adapters = None,
     draft: options.Draft = None,
     context: Annotated[
         list[int] | None,
@@ -114,7 +113,7 @@ def plan(
         keep_last=keep_last,
         draft=draft,
     )
-    folders = (*([] if adapter is None else [adapter]), *(adapters_of(adapters) or {}).values())
+    folders = (*([] if adapter is None else [adapter]), *(options.adapters_of(adapters) or {}).values())
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
         if model is not None or model_option is not None or folders or draft is not None:

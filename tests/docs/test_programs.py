@@ -16,8 +16,10 @@ from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
 
-PROGRAMS = sorted({block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md"})
-"""Without the pages whose programs need a server: `test_server_page.py` and `tests/server/clients/test_packages.py` run
+PROGRAMS = sorted(
+    {block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md", "docs/embeddings.md"}
+)
+"""Without the pages whose programs need a server: `test_server_page.py`, `test_embeddings_page.py` and `tests/server/clients/test_packages.py` run
 them.
 """
 SAID = {

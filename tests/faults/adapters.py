@@ -37,9 +37,9 @@ FAULTS = (
     ),
     Fault(
         "a row that begins again has the base's keys",
-        "cortexmlx/scheduling/scheduler.py",
-        "keys(job.tokens, job.chain",
-        "keys(job.tokens, job.salt",
+        "cortexmlx/scheduling/running.py",
+        "num_sharable(len(job.tokens))], job.chain",
+        "num_sharable(len(job.tokens))], job.salt",
     ),
     Fault("a pin is the base's", REGISTRY, "return AdapterSalt(self._keys[name].digest, client)", "return client"),
     Fault("an identity without B", LOW_RANK, "for array in pairs[name]:", "for array in pairs[name][:1]:"),
