@@ -287,6 +287,8 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
         folder = kv_store or (default_folder() if stored and not (no_kv_store or others.get("hosts")) else None)
+        if "=" in (said := str(others.get("adapter") or "")) and not Path(os.path.expanduser(said)).exists():
+            raise typer.BadParameter(f"{said!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = memory_size(kv_memory)
         fixed["adapters"] = adapters_of(adapters)

@@ -328,7 +328,6 @@ class EngineStats:
     adapters: int
     """Adapters that requests can name, or that running requests still have."""
     adapter_bytes: int
-    """Bytes that they take."""
     adapter_bytes_limit: int
     pins: int
     pinned_blocks: int

@@ -188,10 +188,9 @@ def _total(source: str) -> int | None:
 
 
 def _info(engine: Engine) -> EmbeddingInfo:
+    """Return how a model makes vectors. Raises EmbeddingRefused, with the reason, if it makes none."""
     info = engine.info.embedding
     if info is None:
-        raise EmbeddingRefused(
-            f"{engine.info.name} is no embedding model: it has no files of sentence-transformers (modules.json) that "
-            "say how its vectors are made. Qwen/Qwen3-Embedding-0.6B is one"
-        )
+        engine.embed([])  # it says why
+        raise EmbeddingRefused(f"{engine.info.name} is no embedding model")
     return info

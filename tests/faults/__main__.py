@@ -43,6 +43,7 @@ from tests.faults import (
     structured,
     suffix,
     tools,
+    vectors,
     warm,
     worker_starts,
 )
@@ -68,6 +69,7 @@ ROOMS = (
     structured,
     suffix,
     tools,
+    vectors,
     warm,
     worker_starts,
 )

@@ -6,14 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cortexmlx.errors import ModelNotFound, UnknownAdapter
+from cortexmlx.errors import EmbeddingRefused, ModelNotFound, UnknownAdapter
 from cortexmlx.models.adapters.low_rank import AdapterInfo
 
 
 class FakeAdapters:
-    """The part of a fake engine that is about adapters. `adapted` has the adapter of each request."""
+    """The part of a fake engine that is about adapters, and embeddings, of which it makes none. `adapted` has the
+    adapter of each request.
+    """
 
     options: Any
+
+    def embed(self, texts: Any, **options: Any) -> Any:
+        """As the engine's, for a model that is none for embeddings."""
+        raise EmbeddingRefused("fake is no embedding model")
 
     @property
     def adapted(self) -> list[str | None]:
