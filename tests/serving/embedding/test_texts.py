@@ -15,7 +15,7 @@ from cortexmlx.models.embedding.files import read_embedding
 from cortexmlx.models.folder import read_folder
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.embedding.texts import TextReader
-from support.models.embedding_models import INSTRUCTION, put_end_token, write_embedding
+from support.embedding.models import INSTRUCTION, put_end_token, write_embedding
 
 END = 257
 
