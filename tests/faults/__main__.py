@@ -25,6 +25,7 @@ from pathlib import Path
 from tests.faults import (
     choices,
     draft_model,
+    embeddings,
     gains,
     identity,
     launches,
@@ -52,6 +53,7 @@ KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
 ROOMS = (
     choices,
     draft_model,
+    embeddings,
     gains,
     launches,
     lost_hosts,
