@@ -181,8 +181,8 @@ FAULTS = (
     Fault(
         "sums of an older row count",
         REQUESTS,
-        "if answer is not None and answer.job.generation == segment.generation:\n                answer.of_request.take_pooled",
-        "if answer is not None:\n                answer.of_request.take_pooled",
+        "answer.job.generation == segment.generation:\n                answer.of_request.take_pooled",
+        "answer.job.id:\n                answer.of_request.take_pooled",
     ),
     Fault(
         "only the last piece counts",
