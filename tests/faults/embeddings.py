@@ -110,8 +110,8 @@ FAULTS = (
     Fault(
         "a text that does not fit waits for ever",
         RUNNING,
-        "if not self.cache.pools.drop_cached(1):\n                break",
-        "break",
+        " and self.cache.pools.drop_cached(1):",
+        " and False:",
     ),
     Fault(
         "chats cache in the room of texts", POOLS, "while spare and pool.evictable", "while False and pool.evictable"
@@ -146,8 +146,8 @@ FAULTS = (
     Fault(
         "an instruction is taken over by the first text",
         CACHE,
-        "whole = sequence.transient or partial",
-        "whole = partial",
+        "takes_over = takes_over and not sequence.transient",
+        "pass",
     ),
     Fault("what texts cache goes last", CACHE, "entry.transient = sequence.transient", "entry.transient = False"),
     Fault("instructions wait with chats", POOL, "elif entry.transient:", "elif False:"),

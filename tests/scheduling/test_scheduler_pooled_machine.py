@@ -73,6 +73,14 @@ class PooledMachine(RuleBasedStateMachine):
             assert not transient or self.of_chats() == before, "a text evicts what a chat has cached"
 
         pools.make_room = watched  # type: ignore[method-assign]
+        drop_cached = pools.drop_cached
+        self.dropping = False
+
+        def dropped(entries: int | None = None) -> int:
+            assert self.taken or self.dropping, "what is cached is dropped for a text"
+            return drop_cached(entries)
+
+        pools.drop_cached = dropped  # type: ignore[method-assign]
 
     def of_chats(self) -> set[Entry]:
         return {entry for entry in self.cache.prefix.entries if not entry.transient}
@@ -163,12 +171,16 @@ class PooledMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.shadow.in_flight)
     @rule(critical=st.booleans())
     def relieve(self, critical: bool) -> None:
+        self.dropping = True
         self.scheduler.relieve(critical)
+        self.dropping = False
 
     @rule(refused=st.booleans())
     def fail_a_step(self, refused: bool) -> None:
         self.shadow.in_flight.clear()
+        self.dropping = True
         self.scheduler.restart_rows(rows=1 if refused else None)
+        self.dropping = False
 
     @precondition(lambda self: not self.shadow.in_flight and not self.scheduler.rows_running and not self.taken)
     @rule()
