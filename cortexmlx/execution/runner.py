@@ -27,7 +27,7 @@ from cortexmlx.execution.footprint.command_buffers import command_buffers, limit
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
-from cortexmlx.execution.prompt_results import KeptStates, kept_rows
+from cortexmlx.execution.prompts.kept_states import KeptStates, kept_rows
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup

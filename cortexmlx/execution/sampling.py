@@ -35,7 +35,7 @@ from cortexmlx.execution.logits import (
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, RowSubset
 from cortexmlx.execution.processors import LogitsProcessors
-from cortexmlx.execution.prompt_results import PromptResults
+from cortexmlx.execution.prompts.kept_states import PromptResults
 from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import SamplingRow

@@ -145,8 +145,8 @@ class KVCache:
         sequence.parent = match.last
         sequence.length = match.tokens(self.block_size) if load is None else load.loaded * self.block_size
         partial = match.partial
-        whole = sequence.transient or partial is None or len(partial.tokens) == self.block_size
-        takes_over = not whole and partial is not None and not self._in_use(partial)
+        takes_over = partial is not None and len(partial.tokens) < self.block_size and not self._in_use(partial)
+        takes_over = takes_over and not sequence.transient
         for entry in () if sequence.transient else match.entries:
             self.pools.keep_for_chats(entry)
         for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
@@ -205,7 +205,7 @@ class KVCache:
             sequence.parent = cached
             sequence.registered = index + 1
             self.states.attach(sequence, cached, index)
-            if self.disk_tier is not None:
+            if self.disk_tier is not None and not sequence.transient:
                 self.disk_tier.on_cached(cached)
 
     def _cache(self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None) -> Entry | None:

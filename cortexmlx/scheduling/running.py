@@ -32,6 +32,8 @@ class RunningSet:
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
         self.changes = 0
+        self._texts = self._text_tokens = 0
+        """How many of the jobs end with their prompts, and how many tokens of those are not computed yet."""
         self._turns = 0
         self._loads: list[PieceLoad] = []
 
@@ -86,7 +88,7 @@ class RunningSet:
     @property
     def rows(self) -> int:
         """How many jobs have a row: all but those that end with their prompt."""
-        return sum(not job.pools for job in self.jobs)
+        return len(self.jobs) - self._texts
 
     def has_place_for(self, job: Job) -> bool:
         """Return whether a job of this kind may begin: there is a row, or, for one that ends with its prompt, the next
@@ -96,7 +98,13 @@ class RunningSet:
             return len(self.jobs) < self.backoff.rows
         if not job.pools:
             return self.rows < self.backoff.rows
-        return sum(len(j.tokens) - j.num_computed_tokens for j in self.jobs if j.pools) < self.backoff.tokens
+        return self._text_tokens < self.backoff.tokens
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the counts of jobs that end with their prompts are wrong."""
+        texts = [job for job in self.jobs if job.pools]
+        assert self._texts == len(texts), "the count of texts is wrong"
+        assert self._text_tokens == sum(map(_missing, texts)), "the count of the tokens of texts is wrong"
 
     def begin_keys(self, job: Job) -> list[Key]:
         """Return the `keys` of a new job's prompt. A fork takes those of its parent, as far as the parent still has the
@@ -117,17 +125,14 @@ class RunningSet:
 
     def fits(self, job: Job, match: Match | None) -> bool:
         """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources
-        of copies are let go. The first row always fits. A job that ends with its prompt evicts nothing of chats, unless
-        it runs alone and the system has taken memory away.
+        of copies are let go. The first row always fits.
         """
-        need, tables = self._blocks_needed(job, match), self.cache.tables
-        while not self.jobs and job.pools and not tables.can_obtain(need, transient=True):
-            if not self.cache.pools.drop_cached(1):
-                break
         if not self.jobs:
             return True
-        promised: dict[int, int] = {row.id: row.reserved for row in self.jobs}
-        return tables.can_obtain(need, None, job.pools) or tables.can_obtain(need, promised, job.pools)
+        need, tables = self._blocks_needed(job, match), self.cache.tables
+        if tables.can_obtain(need, None, job.pools):
+            return True
+        return tables.can_obtain(need, {row.id: row.reserved for row in self.jobs}, job.pools)
 
     @property
     def room(self) -> list[int]:
@@ -140,10 +145,22 @@ class RunningSet:
         needed = self.cache.blocks_needed(len(job.tokens), None)
         return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
 
-    def make_room(self, job: Job, match: Match | None) -> None:
-        """Drop headroom if a job that fits needs it."""
-        if not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools):
-            self.drop_headroom()
+    def make_room(self, job: Job, match: Match | None) -> Match | None:
+        """Drop headroom if a job that fits needs it. Return what is cached of the job then.
+
+        A job that ends with its prompt evicts nothing of chats, unless no other job runs: then the system has taken
+        memory away, and the job could never begin.
+        """
+        if self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools):
+            return match
+        self.drop_headroom()
+        evicted = False
+        while not self.jobs and job.pools and self._lacks_blocks(job, match) and self.cache.pools.drop_cached(1):
+            evicted, match = True, None  # it may be what was evicted
+        return self.match(job) if evicted else match
+
+    def _lacks_blocks(self, job: Job, match: Match | None) -> bool:
+        return not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools)
 
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
         return [count + self.rows for count in self.cache.blocks_needed(len(job.tokens), match)]
@@ -171,6 +188,9 @@ class RunningSet:
         job.state = RequestState.PREFILLING
         job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.tables.length(job.id)
+        if job.pools:
+            self._texts += 1
+            self._text_tokens += _missing(job)
         self._enter(job, match)
         return copies
 
@@ -266,6 +286,7 @@ class RunningSet:
 
     def store(self, job: Job, tokens: int) -> None:
         """Note that the job's first `tokens` tokens are in the arena, or will be before anyone reads them."""
+        self._text_tokens -= tokens - job.num_stored_tokens if job.pools else 0
         job.num_stored_tokens = tokens
         if self.shares(job):
             stored = job.num_sharable(min(tokens, len(job.tokens)))
@@ -285,6 +306,9 @@ class RunningSet:
     def release_row(self, job: Job) -> None:
         """Free a job's row, but not its blocks."""
         self.jobs.remove(job)
+        if job.pools:
+            self._texts -= 1
+            self._text_tokens -= _missing(job)
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
@@ -301,6 +325,11 @@ class RunningSet:
         else:
             self.cache.free(job.id)
         self.changes += 1
+
+
+def _missing(job: Job) -> int:
+    """Return how many tokens of a text are not in the arena yet."""
+    return len(job.tokens) - job.num_stored_tokens
 
 
 def can_fork(job: Job) -> bool:

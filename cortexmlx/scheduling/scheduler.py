@@ -202,6 +202,7 @@ class Scheduler:
         for job in running:
             job.check_invariants(self.cache.tables.length(job.id))
         self._admission.check_invariants()
+        self._running.check_invariants()
         self.cache.check_invariants()
 
     @property

@@ -15,7 +15,7 @@ from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import app
 from cortexmlx.server.web.listening import Listening, bound
-from support.models.embedding_models import write_embedding, write_reranker
+from support.embedding.models import write_embedding, write_reranker
 from support.pages import blocks, read
 from support.patience import PATIENCE
 

@@ -1,4 +1,4 @@
-"""Embeddings end to end: the vectors of `Engine.embed` against NumPy, and what becomes of them beside other requests."""
+"""Embeddings end to end: the vectors of `Engine.embed` against NumPy, and what becomes of them beside others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from cortexmlx import EmbeddingRefused, Embeddings, Engine, EngineClosed, FinishReason, SamplingParams
 from cortexmlx.serving.core import EngineCore
-from support.models.embedding_models import INSTRUCTION, write_embedding, write_json
-from support.models.numpy_transformer import NumpyTransformer, dense, pooled, unit
+from support.embedding.models import INSTRUCTION, write_embedding, write_json
+from support.embedding.numpy_transformer import NumpyTransformer, dense, pooled, unit
 from support.patience import PATIENCE
 
 END = 257
@@ -225,7 +225,7 @@ def test_models_whose_vectors_would_be_wrong_are_refused_by_name(
 def test_files_that_do_not_fit_the_model_are_noticed(tmp_path: Path) -> None:
     model = write_embedding(tmp_path, "gpt2", flat=False)  # its config.json calls the width otherwise
     write_json(model / "1_Pooling" / "config.json", {"embedding_dimension": 40, "pooling_mode": "lasttoken"})
-    with engine_of(model) as engine, pytest.raises(EmbeddingRefused, match="states have 32 numbers.*made for 40"):
+    with engine_of(model) as engine, pytest.raises(EmbeddingRefused, match=r"states have 32 numbers.*made for 40"):
         engine.embed(["a"])
 
 

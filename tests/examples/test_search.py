@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine
+from support.embedding.models import write_embedding
 from support.examples import EXAMPLES, example
-from support.models.embedding_models import write_embedding
 from support.patience import PATIENCE
 
 NOTES = {

@@ -18,7 +18,7 @@ from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.mode import PagedMode, execution_mode
 from cortexmlx.host.package import mlx_lm_utils
-from support.models.embedding_models import write_json, write_modules
+from support.embedding.models import write_json, write_modules
 from support.models.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration
 from tests.architectures.weights import write_model

@@ -23,6 +23,8 @@ ELSEWHERE = {
 
 TESTED_WITH = {
     "bench/studies/agent/__main__.py": "tests/bench/studies/agent/test_run.py",
+    "bench/studies/embeddings/__main__.py": "tests/bench/studies/embeddings/test_throughput.py",
+    "bench/studies/embeddings/model_folder.py": "tests/bench/studies/embeddings/test_throughput.py",
     "bench/studies/hosts/sleeping_rank.py": "tests/bench/studies/hosts/test_wire.py",
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cli/chat/slash/command.py": "tests/cli/chat/slash/test_commands.py",
@@ -51,6 +53,8 @@ TESTED_WITH = {
     "cortexmlx/calls/hermes.py": "tests/calls/test_formats.py",
     "cortexmlx/calls/llama.py": "tests/calls/test_formats.py",
     "cortexmlx/calls/mistral.py": "tests/calls/test_formats.py",
+    "cortexmlx/embedding/pooled.py": "tests/serving/embedding/test_texts.py",
+    "cortexmlx/embedding/results.py": "tests/serving/embedding/test_calls.py",
     "cortexmlx/execution/memory/paged.py": "tests/execution/test_runner.py",
     "cortexmlx/hosts/channel.py": "tests/hosts/links/test_link.py",
     "cortexmlx/hosts/links/frames.py": "tests/hosts/links/test_link.py",

@@ -16,8 +16,8 @@ from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
+from support.embedding.models import write_embedding, write_reranker
 from support.engine.core_driver import finally_nothing_lost
-from support.models.embedding_models import write_embedding, write_reranker
 from support.patience import PATIENCE
 
 TEXTS = ["one", "two words", "a longer text " * 9]

@@ -13,9 +13,9 @@ import mlx.nn as nn
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
-from cortexmlx.execution.prompt_results import PromptResults
+from cortexmlx.execution.prompts.kept_states import PromptResults
+from cortexmlx.execution.prompts.scores import rows_at_once, scores_of
 from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
-from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.snapshots import StateOps

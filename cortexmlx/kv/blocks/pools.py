@@ -200,7 +200,7 @@ class BlockPools:
                 self._evict_entry(group, entry)
 
     def keep_for_chats(self, entry: Entry) -> None:
-        """Keep an entry that a sequence uses which is not transient."""
+        """Keep an entry as those that chats have cached, because a sequence uses it that is not transient."""
         if entry.transient:
             entry.transient = False
             for pool, block in zip(self._pools, entry.blocks, strict=True):
@@ -257,9 +257,6 @@ class BlockPools:
     def _evict(self, group: int, transient: bool = False) -> bool:
         """Evict the least recently used cached block of a group; with `transient`, of those that transient sequences
         have cached. Return False if the group has no such block.
-
-        An entry without its block in a group that sees all tokens is useless, so the whole entry goes. Without its
-        block in a windowed group, texts can still begin at a later place, whose window does not see that block.
         """
         pool = self._pools[group]
         entry = next(iter(pool.transient.values()), None) if transient else pool.next_to_go
@@ -269,6 +266,11 @@ class BlockPools:
         return True
 
     def _evict_entry(self, group: int, entry: Entry) -> None:
+        """Evict the block of an entry in a group.
+
+        An entry without its block in a group that sees all tokens is useless, so the whole entry goes. Without its
+        block in a windowed group, texts can still begin at a later place, whose window does not see that block.
+        """
         if self.groups[group].spec.attention_window.tokens is None:
             self.remove(entry)
         else:

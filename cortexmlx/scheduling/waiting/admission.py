@@ -192,7 +192,7 @@ class Admission:
         copies: list[BlockCopy] = []
         while (found := self._next()) is not None:
             job, match, load = found
-            self._running.make_room(job, match)
+            match = self._running.make_room(job, match)
             try:
                 copies += self._running.begin(job, match, load)
             except KVCacheFull:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from cortexmlx.embedding import EmbeddingInfo
@@ -62,7 +61,10 @@ def support_of(
 ) -> EmbeddingSupport:
     """Return what an opened model can do. `blocks` are those that each layer group may have."""
     name, folder, config = loaded.name, loaded.path, loaded.config
-    encode = partial(SharedTokenizer(loaded.tokenizer).encode, add_special_tokens=False)
+
+    def encode(text: str) -> list[int]:
+        return SharedTokenizer(loaded.tokenizer).encode(text, add_special_tokens=False)
+
     files, not_embedding = _or_refusal(lambda: read_embedding(name, folder, config))
     reranker, not_reranking = _or_refusal(lambda: read_reranker(name, folder, config, encode))
     if files is None and reranker is None:

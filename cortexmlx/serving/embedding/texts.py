@@ -102,7 +102,7 @@ class TextReader:
         else:
             divisor = count - first if files.pooling == "mean" else sqrt(count - first)
         weighted = files.pooling == "weightedmean"
-        shared = min(shared, len(tokens) - 1)
+        shared = min(shared, first)  # the states from there on must be computed anyway
         return PooledText(tuple(tokens), Pooled(first, weighted, (), shared), divisor, count, truncated)
 
     def _cased(self, text: str) -> str:

@@ -12,9 +12,9 @@ from openai.types import CreateEmbeddingResponse
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.cli.start import run
+from support.embedding.models import write_embedding
 from support.models.adapters import write_adapter
 from support.models.calling import write_calling
-from support.models.embedding_models import write_embedding
 
 OPTIONS = ["--no-kv-store", "--kv-memory", "8MB", "--max-tokens", "10"]
 

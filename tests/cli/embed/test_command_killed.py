@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine
-from support.models.embedding_models import write_embedding
+from support.embedding.models import write_embedding
 from support.patience import PATIENCE
 
 EMBED = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "embed"]

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.embedding.backbone import lacks_head
 from cortexmlx.models.folder import load_folder
-from support.models.embedding_models import flatten, write_embedding
+from support.embedding.models import flatten, write_embedding
 from support.models.tiny import write_tiny
 
 

@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
 from cortexmlx.models.embedding.files import EmbeddingFiles, LogitScore, read_embedding, read_logit_score, read_modules
 from cortexmlx.models.embedding.layers import Dense, Normalize
-from support.models.embedding_models import INSTRUCTION, POOLING_FLAGS, write_embedding, write_json, write_modules
+from support.embedding.models import INSTRUCTION, POOLING_FLAGS, write_embedding, write_json, write_modules
 
 
 def read(folder: Path) -> EmbeddingFiles:

@@ -11,8 +11,8 @@ import pytest
 
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
 from cortexmlx.models.embedding.layers import Normalize, normalized, read_dense
-from support.models import numpy_transformer
-from support.models.embedding_models import write_dense, write_json
+from support.embedding import numpy_transformer
+from support.embedding.models import write_dense, write_json
 
 
 @pytest.mark.parametrize("activation", ["Tanh", "Identity", "ReLU"])
@@ -71,7 +71,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read_dense(tmp_path, 7)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(ModelCorrupt, match="model.safetensors"):
+    with pytest.raises(ModelCorrupt, match=r"model\.safetensors"):
         read_dense(tmp_path, 6)
     weights.unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80pickle")

@@ -13,7 +13,7 @@ from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION, Reranker, read_reranker
 from cortexmlx.models.folder import read_folder
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from support.models.embedding_models import write_embedding, write_json, write_reranker
+from support.embedding.models import write_embedding, write_json, write_reranker
 
 CARD = """<|im_start|>system
 Judge whether the Document meets the requirements based on the Query and the Instruct provided. Note that the answer \

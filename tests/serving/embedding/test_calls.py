@@ -12,8 +12,8 @@ import pytest
 
 from cortexmlx import EmbeddingRefused, Engine, InvalidRequest, Reranking
 from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION
-from support.models.embedding_models import write_embedding, write_reranker
-from support.models.numpy_transformer import NumpyTransformer
+from support.embedding.models import write_embedding, write_reranker
+from support.embedding.numpy_transformer import NumpyTransformer
 from tests.models.embedding.test_reranker import CARD
 
 DOCUMENTS = ["a hat", "the cat sat on the hat", "", "x" * 90, "äöü"]

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.serving.embedding.support import EmbeddingSupport, no_support
-from support.models.embedding_models import write_embedding
+from support.embedding.models import write_embedding
 
 
 def support(model: Path, **options: Any) -> EmbeddingSupport:
@@ -56,7 +56,7 @@ def test_damaged_files_refuse_embeddings_and_nothing_else(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["talkie", "gpt_neox"])
 def test_a_class_that_ends_in_another_way_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    from support.models.embedding_models import write_json, write_modules
+    from support.embedding.models import write_json, write_modules
     from tests.architectures.configurations import configuration
     from tests.architectures.weights import write_model
 

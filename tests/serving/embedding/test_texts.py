@@ -15,7 +15,7 @@ from cortexmlx.models.embedding.files import read_embedding
 from cortexmlx.models.folder import read_folder
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.embedding.texts import TextReader
-from support.models.embedding_models import INSTRUCTION, put_end_token, write_embedding
+from support.embedding.models import INSTRUCTION, put_end_token, write_embedding
 
 END = 257
 
@@ -46,12 +46,12 @@ def test_lower_case(tmp_path: Path) -> None:
     ("pooling", "include", "pooled", "divisor", "computed"),
     [
         ("lasttoken", True, Pooled(9, shared=6), 1, 10),
-        ("cls", True, Pooled(0, shared=0), 1, 1),
+        ("cls", True, Pooled(0), 1, 1),
         ("cls", False, Pooled(6, shared=6), 1, 7),
-        ("mean", True, Pooled(0, shared=6), 10, 10),
+        ("mean", True, Pooled(0), 10, 10),
         ("mean", False, Pooled(6, shared=6), 4, 10),
         ("mean_sqrt_len_tokens", False, Pooled(6, shared=6), 2, 10),
-        ("weightedmean", True, Pooled(0, True, shared=6), 55, 10),
+        ("weightedmean", True, Pooled(0, True), 55, 10),
         ("weightedmean", False, Pooled(6, True, shared=6), 7 + 8 + 9 + 10, 10),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -30,6 +32,9 @@ from cortexmlx import (
     CortexError,
     DownloadFailed,
     DraftStats,
+    EmbeddingInfo,
+    EmbeddingRefused,
+    Embeddings,
     Engine,
     EngineClosed,
     EngineStats,
@@ -71,6 +76,7 @@ from cortexmlx import (
     RequestState,
     RequestStats,
     RequestTimeout,
+    Reranking,
     SamplingParams,
     SpeculationStats,
     StoreState,
@@ -177,6 +183,28 @@ def asks(engine: Engine) -> None:
     assert known is not None and known[0] is None and len(known.tokens) == len(known.logprobs)
     foretold: Perplexity = engine.perplexity("the cat and the hat", context=16, stride=8, on_window=print)
     print(foretold.perplexity, foretold.bits_per_token, foretold.bits_per_byte, foretold.tokens_per_second)
+
+
+def embeds(model: Path, folder: Path) -> None:
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "pooling", "type": "a.Pooling"}]
+    pooling: dict[str, object] = {"embedding_dimension": 32, "pooling_mode": "mean"}
+    shutil.copytree(model, folder / "embedding")
+    (folder / "embedding" / "modules.json").write_text(json.dumps(modules))
+    (folder / "embedding" / "pooling").mkdir()
+    (folder / "embedding" / "pooling" / "config.json").write_text(json.dumps(pooling))
+    with Engine(folder / "embedding", kv_memory="256KB", block_size=8) as engine:
+        info: EmbeddingInfo | None = engine.info.embedding
+        assert info is not None
+        print(info.dimensions, info.max_tokens, info.pooling, info.normalized, info.prompts, info.default_prompt)
+        vectors: Embeddings = engine.embed(["the cat", [1, 2, 3]], dimensions=8, truncate=True, client="one")
+        print(vectors.vectors.shape, vectors.prompt_tokens, vectors.cached_tokens, vectors.truncated)
+        assert_type(asyncio.run(engine.aembed(["the cat"])), Embeddings)
+        try:
+            judged: Reranking = engine.rerank("hat?", ["the cat"], instruction="Find hats.", truncate=True)
+            print(judged.scores, judged.prompt_tokens, judged.cached_tokens)
+            judged = asyncio.run(engine.arerank("hat?", ["the cat"]))
+        except EmbeddingRefused as error:
+            print(error)
 
 
 def hear(event: ToolEvent) -> None:
@@ -300,6 +328,7 @@ def fails(engine: Engine) -> None:
         LogitsProcessorError,
         NoTokenToChoose,
         StructuredOutputError,
+        EmbeddingRefused,
     )
     loading = (ModelNotFound, DownloadFailed, ModelCorrupt, ModelUnsupported)
     kernels = (KernelCompileError, KernelFault, ToolchainMissing)
@@ -328,6 +357,7 @@ def main(model: Path, folder: Path) -> None:
     except EngineClosed as error:
         print(error)
     asyncio.run(waits(model))
+    embeds(model, folder)
     allocates()
     print(cortexmlx.__version__)
 

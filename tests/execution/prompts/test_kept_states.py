@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.prompt_results import KeptStates, PromptResults, kept_rows
-from cortexmlx.execution.scores import rows_at_once
+from cortexmlx.execution.prompts.kept_states import KeptStates, PromptResults, kept_rows
+from cortexmlx.execution.prompts.scores import rows_at_once
 from cortexmlx.scheduling.steps.plan import Pooling, Scoring
 
 WIDTH, VOCAB = 6, 9

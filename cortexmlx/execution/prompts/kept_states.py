@@ -12,7 +12,7 @@ import numpy as np
 from cortexmlx.arrays import IntArray
 from cortexmlx.execution.boundary import TokenScores, Vector
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.scores import rows_at_once, scores_of
+from cortexmlx.execution.prompts.scores import rows_at_once, scores_of
 from cortexmlx.scheduling.steps.plan import Pooling, StepPlan
 
 
