@@ -133,6 +133,26 @@ def test_a_beginning_is_shared_within_an_adapter_and_never_between_two(tiny: Any
         assert cached(engine, "sql", client="one") == 39
 
 
+def test_rows_that_lose_their_blocks_keep_their_adapters_keys(tiny: Any, folders: dict[str, Path]) -> None:
+    """They begin again with what they stored, under no other row's keys."""
+    driver = Driver(tiny("llama"), tokens=104, max_rows=3)
+    core = driver.core
+    for name, folder in folders.items():
+        core.adapters.load(name, content(folder))
+    handles = {name: driver.add(PROMPT[:20], 50, adapter=name, ignore_eos=False) for name in folders}
+    while not core.idle:
+        core.step()
+        core.check_invariants()
+        for job in core.scheduler.jobs:
+            right = core.cache.prefix.keys(job.tokens, job.chain)
+            known = min(len(right), len(job.keys))
+            assert job.keys[:known] == right[:known] and known
+    assert core.scheduler.preemptions
+    for name, handle in handles.items():
+        assert list(driver.result(handle).token_ids) == alone(tiny("llama"), folders[name], PROMPT[:20], 50)
+    core.release()
+
+
 def test_other_content_under_the_same_name_is_another_adapter(tiny: Any, folders: dict[str, Path]) -> None:
     with Engine(tiny("llama"), kv_memory="1MB", block_size=8, adapters={"sql": folders["sql"]}) as engine:
         first = engine.generate(PROMPT, max_tokens=TOKENS, temperature=0, adapter="sql")
