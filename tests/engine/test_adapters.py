@@ -1,4 +1,4 @@
-"""Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have."""
+"""Several adapters in one batch: each row gets the tokens that mlx-lm gives with its own adapter."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def test_a_draft_model_guesses_for_rows_with_adapters(tiny: Any, folders: dict[s
         for name, handle in handles:
             got = list(handle.result(PATIENCE).token_ids)
             assert got == alone(tiny("llama"), folders.get(name or ""))
+        assert engine.inspect(lambda core: core.draft.opened.reserved) < engine.stats().adapter_bytes_limit  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -212,19 +213,22 @@ def test_one_in_use_goes_with_its_last_request(tiny: Any, folders: dict[str, Pat
 
 def test_a_row_that_ended_leaves_no_adapter_in_its_window(tiny: Any, folders: dict[str, Path]) -> None:
     """Its lane is computed until the window ends, when the adapter may be gone."""
-    driver = Driver(tiny("llama"), max_rows=4)
+    driver = Driver(tiny("llama"), max_rows=8, tokens=2048)
+    core = driver.core
     for name, folder in folders.items():
-        driver.core.adapters.load(name, content(folder))
-    short = driver.add(PROMPT, 4, adapter="sql")
-    long = [driver.add(PROMPT, 40, adapter="chat", ignore_eos=False) for _ in range(3)]
+        core.adapters.load(name, content(folder))
+    short = driver.add(PROMPT, 13, adapter="sql")
+    long = [driver.add(PROMPT, 40, adapter="chat", ignore_eos=False) for _ in range(7)]
     while not short.ended:
         driver.step()
-    driver.core.adapters.unload("sql")
-    assert driver.core.stats().adapters == 2
+    window = core.scheduler._window
+    assert not all(lane.live for lane in window.lanes) and window.column and not window.wants_flush
+    core.adapters.unload("sql")
+    assert core.stats().adapters == 2
     driver.finish()
     wanted = alone(tiny("llama"), folders["chat"], tokens=40)
-    assert [list(driver.result(handle).token_ids) for handle in long] == [wanted] * 3
-    driver.core.release()
+    assert [list(driver.result(handle).token_ids) for handle in long] == [wanted] * 7
+    core.release()
 
 
 def test_adapters_come_and_go_in_the_middle_of_answers(tiny: Any, folders: dict[str, Path]) -> None:

@@ -11,11 +11,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.utils import load_model
 
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.adapters.served import ServedAdapters
 from cortexmlx.execution.runner import ModelRunner
-from support.adapted.kinds import content
+from cortexmlx.products.served import QuantizedProducts
+from support.adapted.kinds import content, write_four_bits
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
 from support.models.tiny import write_tiny
@@ -146,6 +148,29 @@ def test_an_adapter_of_another_model_is_refused_with_both_sizes(served: ServedAd
         with pytest.raises(AdapterRefused) as caught:
             served.check("sql", adapter)
         assert all(word in str(caught.value) for word in words)
+
+
+def test_layers_that_our_products_serve_stay_theirs(tmp_path: Path) -> None:
+    """On a GPU, quantized layers are instances of classes of `products.served`, which a step with adapters keeps."""
+    model: Any = load_model(write_four_bits(tmp_path / "m"))[0]
+    products = QuantizedProducts(lambda **_: None, lambda shape, rows: False)  # type: ignore[arg-type,return-value]
+    assert products.install(model)
+    layer, x = model.model.layers[1].self_attn.q_proj, mx.random.normal((2, 1, 64))
+    kind, plain = type(layer), np.array(layer(x))
+    assert kind is not nn.QuantizedLinear
+    served = ServedAdapters(model, lambda tokens, rows: model(tokens))
+    served.begin("float32")
+    folder = write_adapter(tmp_path / "a", tmp_path / "m", keys=("self_attn.q_proj",))
+    served.add(1, content(folder))
+    with served.step(plan((0, 1), (1, 1)), None):
+        assert isinstance(layer, kind)
+        got = np.array(layer(x))
+    a, b = content(folder).pairs["model.layers.1.self_attn.q_proj"]
+    assert np.allclose(got, plain + np.array([0, 1])[:, None, None] * (np.array(x) @ a @ b), atol=1e-4)
+    assert type(layer) is kind
+    served.close()
+    products.remove()
+    assert type(layer) is nn.QuantizedLinear and np.array_equal(np.array(layer(x)), plain)
 
 
 def test_closing_leaves_the_model_as_it_was(served: ServedAdapters, tiny: Any, tmp_path: Path) -> None:
