@@ -1,4 +1,4 @@
-"""Several adapters in one batch: each row gets the tokens that mlx-lm gives with its own adapter."""
+"""Several adapters in one batch: each row gets the tokens of its own, as mlx-lm computes them."""
 
 from __future__ import annotations
 

@@ -71,14 +71,23 @@ class AdapterGroup:
         self.numbers.append(number)
 
     def remove(self, number: int) -> None:
-        """Remove an adapter."""
+        """Remove an adapter. If it fails, its slot is still there, perhaps with zeros: nobody uses it any more."""
         kept = [NO_SLOT, *(slot for slot, other in enumerate(self.numbers, 1) if other != number)]
+        done: list[SlotTable] = []
+        try:
+            for table in self.tables.values():
+                table.keep(kept)
+                done.append(table)
+        except BaseException:
+            for table in done:
+                table.open_slot(1 + self.numbers.index(number))
+            raise
         self.numbers.remove(number)
-        for table in self.tables.values():
-            table.keep(kept)
 
     def begin(self, numbers: IntArray) -> None:
         """Begin a step whose tokens have the adapters `numbers` `[T]`, 0 for none."""
+        if any(table.slots != 1 + len(self.numbers) for table in self.tables.values()):
+            raise RuntimeError("memory was refused while adapters were changed: unload those of this kind")
         slots = np.zeros(len(numbers), np.int32)
         for slot, number in enumerate(self.numbers, 1):
             slots[numbers == number] = slot
