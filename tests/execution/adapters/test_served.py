@@ -198,6 +198,15 @@ def test_an_adapter_of_another_model_is_refused_with_both_sizes(served: ServedAd
         assert all(word in str(caught.value) for word in words)
 
 
+def test_one_layer_under_two_names_is_refused_with_both(served: ServedAdapters, tiny: Any, tmp_path: Path) -> None:
+    first, second = (layer.self_attn for layer in served._model.model.layers)
+    second.q_proj = first.q_proj
+    served.begin("float32")
+    adapter = written(tmp_path / "a", tiny, keys=("self_attn.q_proj",), num_layers=2)
+    with pytest.raises(AdapterRefused, match=r"layers\.0\.self_attn\.q_proj and .*layers\.1.*one layer"):
+        served.check("sql", adapter)
+
+
 def test_layers_that_our_products_serve_stay_theirs(tmp_path: Path) -> None:
     """On a GPU, quantized layers are instances of classes of `products.served`, which a step with adapters keeps."""
     model: Any = load_model(write_four_bits(tmp_path / "m"))[0]
