@@ -192,6 +192,16 @@ class _PickOutput(_PickRows):
         return self._picking.handed_on(self["norm"](*inputs, **others))
 
 
+def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model, by the names that they have without the wrapper of a `LogitRows`."""
+    every = model.named_modules()
+    wrappers = [f"{path}.norm" for path, module in every if isinstance(module, _PickRows)]
+    for name, module in every:
+        inside = next((path for path in wrappers if name == path or name.startswith(f"{path}.")), None)
+        if not isinstance(module, _PickRows):
+            yield (name if inside is None else inside.removesuffix(".norm") + name[len(inside) :]), module
+
+
 class _Noted(_Wrapped):
     """A norm, or a part, that reports each of its calls, and each return."""
 

@@ -1,4 +1,4 @@
-"""Several adapters in one batch: each row gets the tokens of mlx-lm with its own adapter, whatever its neighbours have."""
+"""Several adapters in one batch: each row gets the tokens of its own, as mlx-lm computes them."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def test_a_draft_model_guesses_for_rows_with_adapters(tiny: Any, folders: dict[s
         for name, handle in handles:
             got = list(handle.result(PATIENCE).token_ids)
             assert got == alone(tiny("llama"), folders.get(name or ""))
+        assert engine.inspect(lambda core: core.draft.opened.reserved) < engine.stats().adapter_bytes_limit  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -131,6 +132,26 @@ def test_a_beginning_is_shared_within_an_adapter_and_never_between_two(tiny: Any
         assert [cached(engine, name) for name in (None, "sql", "chat", "poem")] == [39] * 4
         assert cached(engine, "sql", client="one") == 0, "a client's beginnings are its own with an adapter, too"
         assert cached(engine, "sql", client="one") == 39
+
+
+def test_rows_that_lose_their_blocks_keep_their_adapters_keys(tiny: Any, folders: dict[str, Path]) -> None:
+    """They begin again with what they stored, under no other row's keys."""
+    driver = Driver(tiny("llama"), tokens=104, max_rows=3)
+    core = driver.core
+    for name, folder in folders.items():
+        core.adapters.load(name, content(folder))
+    handles = {name: driver.add(PROMPT[:20], 50, adapter=name, ignore_eos=False) for name in folders}
+    while not core.idle:
+        core.step()
+        core.check_invariants()
+        for job in core.scheduler.jobs:
+            right = core.cache.prefix.keys(job.tokens, job.chain)
+            known = min(len(right), len(job.keys))
+            assert job.keys[:known] == right[:known] and known
+    assert core.scheduler.preemptions
+    for name, handle in handles.items():
+        assert list(driver.result(handle).token_ids) == alone(tiny("llama"), folders[name], PROMPT[:20], 50)
+    core.release()
 
 
 def test_other_content_under_the_same_name_is_another_adapter(tiny: Any, folders: dict[str, Path]) -> None:
@@ -192,19 +213,22 @@ def test_one_in_use_goes_with_its_last_request(tiny: Any, folders: dict[str, Pat
 
 def test_a_row_that_ended_leaves_no_adapter_in_its_window(tiny: Any, folders: dict[str, Path]) -> None:
     """Its lane is computed until the window ends, when the adapter may be gone."""
-    driver = Driver(tiny("llama"), max_rows=4)
+    driver = Driver(tiny("llama"), max_rows=8, tokens=2048)
+    core = driver.core
     for name, folder in folders.items():
-        driver.core.adapters.load(name, content(folder))
-    short = driver.add(PROMPT, 4, adapter="sql")
-    long = [driver.add(PROMPT, 40, adapter="chat", ignore_eos=False) for _ in range(3)]
+        core.adapters.load(name, content(folder))
+    short = driver.add(PROMPT, 13, adapter="sql")
+    long = [driver.add(PROMPT, 40, adapter="chat", ignore_eos=False) for _ in range(7)]
     while not short.ended:
         driver.step()
-    driver.core.adapters.unload("sql")
-    assert driver.core.stats().adapters == 2
+    window = core.scheduler._window
+    assert not all(lane.live for lane in window.lanes) and window.column and not window.wants_flush
+    core.adapters.unload("sql")
+    assert core.stats().adapters == 2
     driver.finish()
     wanted = alone(tiny("llama"), folders["chat"], tokens=40)
-    assert [list(driver.result(handle).token_ids) for handle in long] == [wanted] * 3
-    driver.core.release()
+    assert [list(driver.result(handle).token_ids) for handle in long] == [wanted] * 7
+    core.release()
 
 
 def test_adapters_come_and_go_in_the_middle_of_answers(tiny: Any, folders: dict[str, Path]) -> None:

@@ -77,6 +77,18 @@ FAULTS = (
         "(a[slot : slot + 1].squeeze(0), b",
         "(a[slot - 1 : slot].squeeze(0) if slot else a[0], b",
     ),
+    Fault(
+        "tables that refused memory left unequal serve",
+        SERVED,
+        "        if any(table.slots != 1",
+        "        if False and any(table.slots != 1",
+    ),
+    Fault(
+        "a slot that should go is lost when memory is refused",
+        SERVED,
+        "table.open_slot(1 + self.numbers.index(number))",
+        "pass",
+    ),
     Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
     Fault(
         "a table is too narrow",
@@ -103,12 +115,6 @@ FAULTS = (
         SERVED,
         "part = None if self._step is None else self._step.called",
         "part = None",
-    ),
-    Fault(
-        "all pieces have the slots of the first",
-        SERVED,
-        "self._parts[index, id(part)] = part,",
-        "self._parts[index, 0] = part,",
     ),
     Fault(
         "pieces look up the first one's slots",

@@ -22,6 +22,7 @@ from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_
 from cortexmlx.execution.adapters.route import NO_SLOT, Route, route_of
 from cortexmlx.execution.adapters.tables import SlotTable
 from cortexmlx.execution.boundary import refusable
+from cortexmlx.execution.logit_rows import own_modules
 from cortexmlx.models.adapters.low_rank import AS_MODEL, LowRank
 from cortexmlx.scheduling.steps.plan import StepPlan
 
@@ -71,14 +72,23 @@ class AdapterGroup:
         self.numbers.append(number)
 
     def remove(self, number: int) -> None:
-        """Remove an adapter."""
+        """Remove an adapter. If it fails, its slot is still there, perhaps with zeros: nobody uses it any more."""
         kept = [NO_SLOT, *(slot for slot, other in enumerate(self.numbers, 1) if other != number)]
+        done: list[SlotTable] = []
+        try:
+            for table in self.tables.values():
+                table.keep(kept)
+                done.append(table)
+        except BaseException:
+            for table in done:
+                table.open_slot(1 + self.numbers.index(number))
+            raise
         self.numbers.remove(number)
-        for table in self.tables.values():
-            table.keep(kept)
 
     def begin(self, numbers: IntArray) -> None:
         """Begin a step whose tokens have the adapters `numbers` `[T]`, 0 for none."""
+        if any(table.slots != 1 + len(self.numbers) for table in self.tables.values()):
+            raise RuntimeError("memory was refused while adapters were changed: unload those of this kind")
         slots = np.zeros(len(numbers), np.int32)
         for slot, number in enumerate(self.numbers, 1):
             slots[numbers == number] = slot
@@ -121,10 +131,11 @@ class ServedAdapters:
         embeddings, experts, the layer that gives the logits. `name` is for the error.
         """
         where = f"the adapter {name!r} ({adapter.path})"
+        named: dict[int, str] = {}
         for target, (a, b) in adapter.pairs.items():
             module = self._modules.get(target)
             if module is None:
-                others = {other for other, _ in self._model.named_modules()}
+                others = {other for other, _ in own_modules(self._model)}
                 kind = "no linear layer" if target in others else "no layer"
                 made_for = f" It was made for {adapter.base}." if adapter.base and kind == "no layer" else ""
                 advice = f": {AS_MODEL}" if kind == "no linear layer" else ""
@@ -137,6 +148,8 @@ class ServedAdapters:
                 )
             if reason := self._refused.get(target):
                 raise AdapterRefused(f"{where} changes {target}, which cannot be done per request: {reason}. {_ADVICE}")
+            if (other := named.setdefault(id(module), target)) != target:
+                raise AdapterRefused(f"{where} changes {other} and {target}, which are one layer here. {_ADVICE}")
 
     def bytes_of(self, adapter: LowRank) -> int:
         """Return the bytes that an adapter takes in tables that exist."""

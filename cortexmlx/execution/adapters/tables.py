@@ -38,6 +38,20 @@ class SlotTable:
         other = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)
         self._set(mx.concatenate([self.a, one[None]]), mx.concatenate([self.b, other[None]]))
 
+    @property
+    def slots(self) -> int:
+        """How many slots there are, slot 0 included."""
+        return int(self.a.shape[0])
+
+    def open_slot(self, slot: int) -> None:
+        """Insert a slot of zeros. Those from `slot` on move by one."""
+        zeros = [mx.zeros((1, *array.shape[1:]), self._dtype) for array in (self.a, self.b)]
+        a, b = (
+            mx.concatenate([array[:slot], empty, array[slot:]])
+            for array, empty in zip((self.a, self.b), zeros, strict=True)
+        )
+        self._set(a, b)
+
     def keep(self, slots: Sequence[int]) -> None:
         """Keep only these slots, in this order."""
         parts = [(self.a[slot : slot + 1], self.b[slot : slot + 1]) for slot in slots]

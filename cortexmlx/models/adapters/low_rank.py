@@ -99,6 +99,12 @@ def read_low_rank(name: str, path: str | Path, most_rank: int, most_bytes: int) 
 def _pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]:
     rank, scale = adapter.settings["rank"], np.float32(adapter.settings["scale"])
     shapes = adapter.shapes
+    strange = sorted(each for each in shapes if each.rpartition(".")[2] not in ("lora_a", "lora_b"))
+    if strange:
+        raise AdapterRefused(
+            f"the adapter {name!r} ({adapter.path}) has {strange[0]}, which is no part of a LoRA of one linear layer: "
+            f"{AS_MODEL}."
+        )
     modules = sorted({tensor.rpartition(".")[0] for tensor in shapes})
     tensors = _tensors(adapter)
     pairs = {}
@@ -124,11 +130,6 @@ def _pairs(name: str, adapter: Adapter) -> dict[str, tuple[Matrix, Matrix]]:
                     f"{scale:g} is too large. Copy it again, or train it anew."
                 )
         pairs[module] = pair
-    strange = sorted(each for each in shapes if each.rpartition(".")[2] not in ("lora_a", "lora_b"))
-    if strange:
-        raise AdapterRefused(
-            f"the adapter {name!r} ({adapter.path}) has {strange[0]}, which is no part of a LoRA layer: {AS_MODEL}."
-        )
     return pairs
 
 

@@ -162,7 +162,7 @@ class AdapterRegistry:
                 f"the adapter {name!r} ({adapter.path}) takes {needed - tables.nbytes} bytes, and {tables.nbytes} of "
                 f"{limits.bytes} are taken{busy}: unload one, or raise adapter_memory."
             )
-        if not obtainable(needed):
+        if not obtainable(2 * (needed - tables.nbytes)):  # a layer's table is copied when it grows
             raise MemoryRefused(
                 f"the system gives no {needed - tables.nbytes} bytes for the adapter {name!r}: free memory, or unload "
                 "an adapter."

@@ -59,6 +59,12 @@ def test_a_router_may_have_one(tiny: Any) -> None:
     assert "model.layers.0.block_sparse_moe.gate" not in refused(tiny("mixtral"))
 
 
+def test_layers_that_are_not_used_may_have_one_and_those_whose_weights_are_read_may_not(tiny: Any) -> None:
+    """Gemma 3n's last layers attend to the keys of earlier ones, and its gates are matrices that it reads."""
+    found = refused(tiny("gemma3n"))
+    assert found and all(name.endswith("_coefs") and "reads its weights" in reason for name, reason in found.items())
+
+
 def test_nothing_is_left_in_the_modules(tiny: Any) -> None:
     driver = Driver(tiny("llama"))
     runner = driver.core.runner
@@ -70,20 +76,20 @@ def test_nothing_is_left_in_the_modules(tiny: Any) -> None:
 
 
 class _Head(nn.Module):  # type: ignore[misc]
-    """A layer whose weights are read, one that is called, and one that sees some tokens."""
+    """A layer whose weights are read, two that are called, one that sees some tokens, and one that is not used."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read, self.called, self.some = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.read, self.called, self.some, self.unused, self.both = (nn.Linear(4, 4) for _ in range(5))
 
     def __call__(self, x: mx.array) -> mx.array:
         self.some(x[:1])
-        out: mx.array = self.called(x) @ self.read.weight
+        out: mx.array = self.called(x) @ self.read.weight + self.both(x) + self.both["weight"][0]
         return out
 
 
 def test_the_reasons() -> None:
     model = _Head()
     found = refusals(linear_layers(model), lambda tokens, rows: model(mx.zeros((tokens.shape[0], 1, 4))))
-    assert sorted(found) == ["read", "some"]
-    assert "reads its weights" in found["read"] and "all tokens" in found["some"]
+    assert sorted(found) == ["both", "read", "some"]
+    assert "reads its weights" in found["read"] == found["both"] and "all tokens" in found["some"]

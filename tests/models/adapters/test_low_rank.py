@@ -130,6 +130,14 @@ def test_something_else_beside_pairs(adapter: Path) -> None:
         read(adapter)
 
 
+def test_a_lora_of_several_matrices_in_one_is_refused_by_name(adapter: Path) -> None:
+    """As AFM's layers have them in mlx-lm."""
+    stored = load_file(adapter / "adapters.safetensors")
+    a, b = stored.pop(f"{NAME}.lora_a"), stored.pop(f"{NAME}.lora_b")
+    rewrite(adapter, stored | {f"{NAME}.lora_a.0": a, f"{NAME}.lora_b.0": b})
+    refused(adapter, AdapterRefused, "'sql'", f"{NAME}.lora_a.0", "one linear layer")
+
+
 def test_the_rank_is_where_it_belongs(adapter: Path) -> None:
     stored = load_file(adapter / "adapters.safetensors")
     stored[f"{NAME}.lora_b"] = np.ascontiguousarray(stored[f"{NAME}.lora_b"].T)

@@ -30,10 +30,9 @@ class AdaptedTrial(Trial):
         among = [None, *self.dice.sample(range(len(of.adapters)), chosen)]
         self._asked_for = [self.dice.choice(among) for _ in self.asked]
         """The content of each request's adapter; None: the base model."""
-        for asked, which in zip(self.asked, self._asked_for, strict=True):
+        for asked in self.asked:
             if self.dice.random() < 0.5:  # the same text with several adapters
                 asked.prompt = list(self.asked[0].prompt)
-            assert which is None or which < len(self._contents)
         self._stands_for: dict[str, int] = {}
 
     def run(self, counts: Counts) -> None:
@@ -43,7 +42,7 @@ class AdaptedTrial(Trial):
         try:
             self._drive(driver, wanted)
             self._count(driver, counts)
-            assert self._left(driver.core) <= len(self._stands_for), f"{self.where}: an adapter stays for nobody"
+            self._check(driver.core)
             for number, (asked, which) in enumerate(zip(self.asked, self._asked_for, strict=True)):
                 kind = self.kind if which is None else replace(self.kind, adapter=self._folders[which])
                 compared = Compared(driver, kind, self.keep, self.forced, bool(self._refusals), counts)
@@ -99,14 +98,8 @@ class AdaptedTrial(Trial):
 
     def _check(self, core: EngineCore) -> None:
         """Memory holds what has a name or a request, and nothing else."""
-        used = {job.adapter for job in core.scheduler.jobs} - {0}
+        keys = [job.request.adapter_key for job in core.scheduler.jobs]
+        used = {key.digest for key in keys if key is not None}
         named = {self._contents[which].digest for which in self._stands_for.values()}
         assert set(core.adapters.infos) == set(self._stands_for)
-        assert len(named | used) - len(named & used) >= 0
-        held = core.adapters.count
-        assert max(len(named), len(used)) <= held <= len(named) + len(used), f"{self.where}: {held} adapters in memory"
-
-    @staticmethod
-    def _left(core: EngineCore) -> int:
-        core.adapters.sweep()
-        return core.adapters.count
+        assert set(core.adapters._contents) == used | named, f"{self.where}: an adapter is gone, or stays for nobody"
