@@ -96,3 +96,8 @@ def test_each_adapter_has_a_name_and_a_folder() -> None:
 def test_wrong_use_is_told(given: list[str], says: str) -> None:
     with pytest.raises(typer.BadParameter, match=says):
         options.adapters_of(given)
+
+
+def test_an_adapter_with_a_name_is_told_its_option(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "fake", "--adapter", "sql=folder", "-p", "hi"]) == 2
+    assert "--adapters takes NAME=FOLDER" in " ".join(capsys.readouterr().err.split()) and not fakes.opened

@@ -20,8 +20,8 @@ from support.pages import blocks
 PROGRAMS = sorted(
     {block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md", "docs/embeddings.md"}
 )
-"""Without the pages whose programs need a server: `test_server_page.py`, `test_embeddings_page.py` and `tests/server/clients/test_packages.py` run
-them.
+"""Without the pages whose programs need a server: `test_server_page.py`, `test_embeddings_page.py` and
+`tests/server/clients/test_packages.py` run them.
 """
 SAID = {
     "README.md": [],

@@ -86,8 +86,8 @@ FAULTS = (
     Fault(
         "a torn record stays",
         JSONL,
-        'self._file.truncate(self._size)\n        except OSError as error:\n            raise unwritten(str(self._path), error, "it is as it was")',
-        'pass\n        except OSError as error:\n            raise unwritten(str(self._path), error, "it is as it was")',
+        "            self._file.truncate(self._size)\n        except OSError",
+        "            pass\n        except OSError",
     ),
     Fault("rows are not counted in the header", NPY, "self._write_header(self.count + len(rows))", "pass"),
     Fault("a text without a vector has zeros", NPY, "np.nan", "0.0"),

@@ -128,9 +128,7 @@ def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None
 
 def test_adapters_are_listed_chosen_and_loaded(fakes: Fakes, session: ChatSession, screen: Console) -> None:
     engine: Any = session.engine
-    with pytest.raises(
-        InvalidRequest, match="there is no adapter 'sql': there are none. /adapter NAME=FOLDER loads one"
-    ):
+    with pytest.raises(InvalidRequest, match="there is no adapter 'sql': there are none"):
         run_command("/adapter sql", session, screen)
     run_command("/adapter sql=~/sql", session, screen)
     assert session.conversation.adapter == "sql" and engine.loaded["sql"].path == str(Path("~/sql").expanduser())
