@@ -53,7 +53,7 @@ check: .venv/.dev
 	@ln -s $(CURDIR)/cortexmlx/* $(CURDIR)/cli $(CURDIR)/bench $(CURDIR)/metal build/types/cortexmlx/
 	@# A program that uses all of the library is read with it, and so are the examples.
 	@ln -s $(CURDIR)/tests/support/engine/client.py $(CURDIR)/examples/*/*.py build/types/
-	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p cortexmlx -m client -m app -m host -m notes -m server
+	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p cortexmlx -m client -m app -m host -m notes -m search -m server
 
 # Repair what ruff can repair, and format all of it.
 format: .venv/.dev

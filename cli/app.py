@@ -17,6 +17,7 @@ from cortexmlx.cli.chat.command import chat
 from cortexmlx.cli.chats.command import chats
 from cortexmlx.cli.chats.saved_chats import LAST
 from cortexmlx.cli.doctor.command import DEFAULT_FILE, doctor
+from cortexmlx.cli.embed.command import embed
 from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
@@ -34,10 +35,9 @@ Examples:
 """
 
 OPTIONS = """\
-`cortexmlx COMMAND --help` says more. --version, --debug (tracebacks, log),
---install-completion (commands, options and models in your shell).
+cortexmlx COMMAND --help: more. --version, --debug, --install-completion.
 """
-"""The whole help is one screen of 24 lines, so the options take as few lines as possible."""
+"""The whole help is one screen of 24 lines, so the options take one line."""
 
 ELSEWHERE_CALLED = {
     "run": "chat",
@@ -49,6 +49,8 @@ ELSEWHERE_CALLED = {
     "benchmark": "bench",
     "perplexity": "eval",
     "server": "serve",
+    "embeddings": "embed",
+    "encode": "embed",
     "start": "serve",
 }
 """Names of commands in other programs, and the commands here."""
@@ -154,6 +156,7 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("chats", chats, "List, rename or delete kept chats."),
     ("generate", generate, "Answer one prompt."),
     ("batch", batch, "Answer every request of a file."),
+    ("embed", embed, "Compute the embedding of every text of a file."),
     ("serve", serve, "Answer programs that speak the OpenAI API."),
     ("eval", evaluate, "Measure the perplexity of a text."),
     ("plan", plan, "Say what fits into this machine's memory."),

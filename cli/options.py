@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from cortexmlx.cli.files.schema_file import form_of_schema
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.models.hub.names import hub_names
@@ -19,7 +20,7 @@ from cortexmlx.models.resolve import STARTER
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.store.folder import default_folder
-from cortexmlx.structured.output import MOST_CHARACTERS, StructuredOutput
+from cortexmlx.structured.output import StructuredOutput
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -54,6 +55,16 @@ Adapter = Annotated[
         "--adapter-path",
         metavar="FOLDER",
         help="A LoRA or DoRA adapter for the model, or fine-tuned layers.",
+        show_default=False,
+    ),
+]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapters",
+        "--lora-modules",
+        metavar="NAME=FOLDER",
+        help="A LoRA adapter that requests may name; may be repeated.",
         show_default=False,
     ),
 ]
@@ -217,6 +228,7 @@ SAMPLING = {
 ENGINE = {
     "hosts": Hosts,
     "adapter": Adapter,
+    "adapters": Adapters,
     "draft": Draft,
     "kv_memory": KVMemory,
     "kv_bits": KVBits,
@@ -268,6 +280,7 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
 
     def make(
         kv_memory: str | None,
+        adapters: list[str] | None = None,
         kv_store: str | None = None,
         kv_store_bytes: str = str(EngineConfig.kv_store_bytes),
         no_kv_store: bool = False,
@@ -276,8 +289,11 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
         folder = kv_store or (default_folder() if stored and not (no_kv_store or others.get("hosts")) else None)
+        if "=" in (said := str(others.get("adapter") or "")) and not Path(os.path.expanduser(said)).exists():
+            raise typer.BadParameter(f"{said!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = memory_size(kv_memory)
+        fixed["adapters"] = adapters_of(adapters)
         return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
 
     usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}
@@ -341,23 +357,16 @@ def form(schema: str | None, regex: str | None, choice: list[str] | None) -> Str
     return None
 
 
-def form_of_schema(text: str) -> StructuredOutput:
-    """Return the form of a schema that a user has typed: JSON, the name of a file with it, or `json` for any object.
-    Raises InvalidRequest.
-    """
-    text = text.strip()
-    if text == "json":
-        return StructuredOutput.json()
-    if text.startswith("{"):
-        return StructuredOutput.json(text)
-    try:
-        with Path(os.path.expanduser(text)).open("rb") as file:
-            schema = file.read(4 * MOST_CHARACTERS + 1).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{text} is no text in UTF-8") from None
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{text} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return StructuredOutput.json(schema)
+def adapters_of(given: Sequence[str] | None) -> dict[str, str] | None:
+    """Return the folder of each adapter by its name; None for none. Raises typer.BadParameter (wrong usage)."""
+    folders: dict[str, str] = {}
+    for each in given or ():
+        name, equals, folder = each.partition("=")
+        if not (name.strip() and equals and folder):
+            raise typer.BadParameter(f"{each!r} is no NAME=FOLDER", param_hint="--adapters")
+        if folders.setdefault(name, folder) != folder:
+            raise typer.BadParameter(f"{name!r} is {folders[name]} and {folder}", param_hint="--adapters")
+    return folders or None
 
 
 def memory_size(text: str | None, option: str = "--kv-memory") -> int | None:

@@ -7,10 +7,13 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from cortexmlx.embedding import EmbeddingInfo, Embeddings, Reranking
 from cortexmlx.errors import (
+    AdapterRefused,
     ConversationFileError,
     CortexError,
     DownloadFailed,
+    EmbeddingRefused,
     EngineClosed,
     ForkedProcess,
     HostLost,
@@ -32,6 +35,7 @@ from cortexmlx.errors import (
     RequestTimeout,
     StructuredOutputError,
     ToolchainMissing,
+    UnknownAdapter,
 )
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.messages import ChatPrompt
@@ -65,6 +69,7 @@ from cortexmlx.tools.tool import Tool
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
     from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.models.adapters.low_rank import AdapterInfo
     from cortexmlx.perplexity import Perplexity
     from cortexmlx.serving.as_completed import AsCompleted
     from cortexmlx.serving.handle import RequestHandle
@@ -79,6 +84,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdapterInfo",
+    "AdapterRefused",
     "ArenaWrites",
     "AsCompleted",
     "AsyncReply",
@@ -95,6 +102,9 @@ __all__ = [
     "CortexError",
     "DownloadFailed",
     "DraftStats",
+    "EmbeddingInfo",
+    "EmbeddingRefused",
+    "Embeddings",
     "Engine",
     "EngineClosed",
     "EngineStats",
@@ -136,6 +146,7 @@ __all__ = [
     "RequestState",
     "RequestStats",
     "RequestTimeout",
+    "Reranking",
     "SamplingParams",
     "SpeculationStats",
     "StoreState",
@@ -151,6 +162,7 @@ __all__ = [
     "ToolCall",
     "ToolEvent",
     "ToolchainMissing",
+    "UnknownAdapter",
     "Usage",
     "UsageSample",
     "__version__",
@@ -161,6 +173,7 @@ logging.getLogger("cortexmlx").addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     _HOMES = {
+        "AdapterInfo": "cortexmlx.models.adapters.low_rank",
         "Engine": "cortexmlx.engine",
         "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
         "KVHandle": "cortexmlx.kv.blocks.allocator",

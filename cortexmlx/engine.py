@@ -18,20 +18,22 @@ from cortexmlx.progress import OnProgress
 from cortexmlx.request import Completion, Message, TokenEvent
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.app import arguments
+from cortexmlx.serving.app.adapters import HasAdapters
 from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
 from cortexmlx.serving.app.event_loop import on_a_thread, opens
 from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
-from cortexmlx.serving.app.submitter import Submitter
+from cortexmlx.serving.app.submitter import RequestOptions, Submitter
 from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.deadlines import check_timeout
-from cortexmlx.serving.handle import NotCopyable, RequestHandle
+from cortexmlx.serving.embedding.calls import EmbeddingCalls
+from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, tokenize
 from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, completion_of
 from cortexmlx.serving.threads import require_mlx_threads
 from cortexmlx.serving.worker import Worker
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.sessions.pin import Pin, beginning
+from cortexmlx.sessions.pin import Pin, beginning, pinned
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row."""
 
 
-class Engine(NotCopyable):
+class Engine(HasAdapters, EmbeddingCalls):
     """Loads a model and answers requests, many at once, in this process. `serving.config.EngineConfig` documents the
     options.
 
@@ -70,6 +72,7 @@ class Engine(NotCopyable):
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
+            self._load_adapters(config.adapters)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
             self._worker.end()
             raise
@@ -88,6 +91,7 @@ class Engine(NotCopyable):
         background: bool = False,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> RequestHandle:
         """Queue a request and return its handle at once. While 64 other submissions wait for the engine's thread, wait.
@@ -101,20 +105,16 @@ class Engine(NotCopyable):
           requests go first, for up to a minute. The largest `max_tokens` begin first.
         - `cache`: False keeps the request out of the prefix cache. Its whole prompt is computed, and nothing is kept.
         - `timeout`: seconds after which the request fails with RequestTimeout, between two steps, if it has not ended.
+        - `adapter`: the name of a loaded adapter. None: the model as it is.
 
-        Raises InvalidRequest, PromptTooLong or EngineClosed.
+        Raises InvalidRequest, PromptTooLong, UnknownAdapter or EngineClosed.
         """
-        params = with_keywords(params, **sampling)
+        asked = with_keywords(params, **sampling)
         arguments.checked_function("on_event", on_event)
-        handle = self._submitter.submit(
-            self, prompt, params, listener, client=client, background=background, cache=cache, timeout=timeout
-        )
+        options = RequestOptions(client=client, background=background, cache=cache, timeout=timeout, adapter=adapter)
+        handle = self._submitter.submit(self, prompt, asked, listener, **options)
         if on_event is not None:
-            try:
-                self._callbacks.subscribe(handle, on_event)
-            except BaseException:  # nobody else has the handle
-                handle.cancel()
-                raise
+            self._callbacks.subscribe(handle, on_event)
         return handle
 
     def generate(
@@ -124,6 +124,7 @@ class Engine(NotCopyable):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         on_progress: OnProgress | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
@@ -133,7 +134,7 @@ class Engine(NotCopyable):
         """
         arguments.checked_function("on_progress", on_progress)
         asked = with_keywords(params, **sampling)
-        handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout)
+        handle = self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter)
         try:
             for event in handle if on_progress is not None else ():
                 report_progress(on_progress, event)
@@ -146,13 +147,14 @@ class Engine(NotCopyable):
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
         """Return the answers to many prompts, computed together, in the order of the prompts. Raises the first error,
         and cancels the others. Four requests per row are queued ahead, so that other callers need not wait for all.
         """
         answers: dict[int, Completion] = {}
-        with closing(self.as_completed(prompts, params, **sampling)) as completed:
+        with closing(self.as_completed(prompts, params, adapter=adapter, **sampling)) as completed:
             for index, result in completed:
                 if isinstance(result, CortexError):
                     raise result
@@ -167,6 +169,7 @@ class Engine(NotCopyable):
         window: int | None = None,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | Iterable[str | None] | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsCompleted:
         """Return an iterator of (index of the prompt, its Completion or the CortexError that ended it), in the order in
@@ -175,8 +178,8 @@ class Engine(NotCopyable):
         `prompts` may be any iterator, also an endless one. At most four prompts per row are read and not yet returned.
         With `window`, no prompt is read that comes `window` or more after the oldest unfinished one. Closing or
         dropping the iterator cancels the rest, and so does what it raises: EngineClosed, InvalidRequest if `params` are
-        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. Other parameters: see
-        `submit`.
+        not as many as the prompts, or an error of `prompts`. `timeout` counts for each prompt. `adapter` is one for all
+        prompts, or one each. Other parameters: see `submit`.
         """
         check_timeout(timeout)
         if window is not None and not (isinstance(window, int) and window >= 1):
@@ -185,7 +188,7 @@ class Engine(NotCopyable):
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
-            partial(self._submitter.read, self, background=True, cache=cache, timeout=timeout),
+            self._submitter.reader(self, adapter, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,
@@ -199,13 +202,14 @@ class Engine(NotCopyable):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> TokenStream:
         """Return an iterator of the answer's events; the last one carries the completion. Closing or dropping the
         iterator cancels the request. Other parameters: see `submit`.
         """
         asked = with_keywords(params, **sampling)
-        return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout))
+        return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter))
 
     def perplexity(
         self,
@@ -237,17 +241,19 @@ class Engine(NotCopyable):
         params: SamplingParams | None = None,
         template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
+        adapter: str | None = None,
     ) -> Conversation:
         """Return a conversation that begins with these messages. Its turns can be undone, forked and saved, and each
-        computes only what is new. `params` and `client` are those of its requests. Raises InvalidRequest.
+        computes only what is new. `params`, `client` and `adapter` are those of its requests. Raises InvalidRequest.
         """
         system = arguments.checked_text("system", system)
-        asked, client = with_keywords(params), arguments.checked_client(client)
+        client, adapter = arguments.checked_client(client), arguments.checked_adapter(adapter)
+        asked, given = with_keywords(params), checked_vars(template_vars)
         talk = Conversation(self, self._tokenizer, system=system, messages=messages, params=asked, client=client)
-        talk.template_vars = checked_vars(template_vars)
+        talk.template_vars, talk.adapter = given, adapter
         return talk
 
-    def pin(self, prefix: Prompt, *, client: str | None = None) -> Pin:
+    def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
         """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
         the pin.
 
@@ -256,16 +262,8 @@ class Engine(NotCopyable):
         InvalidRequest if there is no whole block to pin, and what `submit` raises.
         """
         tokens, params = beginning(self._tokenizer, prefix), SamplingParams(max_tokens=1)
-        client = self._submitter.read(self, tokens, params, client=client).request.client
-        number, count = self._worker.ask(lambda core: core.pin(tokens, client))
-        pin = Pin(count, lambda: self._worker.ask(lambda core: core.pins.remove(number)))
-        try:
-            self.submit(tokens[: count + 1], params, client=client).result()
-            self._worker.ask(lambda core: core.pins.settle(number))
-        except BaseException:
-            pin.unpin()
-            raise
-        return pin
+        submission = self._submitter.read(self, tokens, params, client=client, adapter=adapter)
+        return pinned(self._worker, submission)
 
     # -- for asyncio: from any event loop, of any thread ---------------------------------------------------------------
 
@@ -276,11 +274,12 @@ class Engine(NotCopyable):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> AsyncTokenStream:
         """`stream` for asyncio. The first `anext` submits the request, and raises what `submit` raises."""
         asked = with_keywords(params, **sampling)
-        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout))
+        return AsyncTokenStream(partial(self._submitter.asubmit, self, prompt, asked, cache, timeout, adapter))
 
     async def agenerate(
         self,
@@ -289,6 +288,7 @@ class Engine(NotCopyable):
         *,
         cache: bool = True,
         timeout: float | None = None,
+        adapter: str | None = None,
         on_progress: OnProgress | None = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Completion:
@@ -296,9 +296,10 @@ class Engine(NotCopyable):
         params = with_keywords(params, **sampling)
         arguments.checked_function("on_progress", on_progress)
         if on_progress is None:
-            return await completion_of(partial(self._submitter.asubmit, self, prompt, params, cache, timeout))
+            submit = partial(self._submitter.asubmit, self, prompt, params, cache, timeout, adapter)
+            return await completion_of(submit)
         done: Completion | None = None
-        async with self.astream(prompt, params, cache=cache, timeout=timeout) as events:
+        async with self.astream(prompt, params, cache=cache, timeout=timeout, adapter=adapter) as events:
             async for event in events:
                 done = event.completion
                 report_progress(on_progress, event)
@@ -346,9 +347,7 @@ class Engine(NotCopyable):
         return self._worker.ask(lambda core: core.stats())
 
     def blocks(self) -> BlockMap:
-        """Return the state of every block of the KV arena. It can be called a few times per second. Raises
-        EngineClosed.
-        """
+        """Return the state of every block of the KV arena, a few times per second at most. Raises EngineClosed."""
         return self._worker.ask(lambda core: core.cache.pools.block_map())
 
     def inspect(self, look: Callable[[EngineCore], T]) -> T:

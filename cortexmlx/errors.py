@@ -57,6 +57,16 @@ class ModelUnsupported(CortexError):
     """The model's files are fine, but this version cannot run that architecture, tensor type or quantization."""
 
 
+class AdapterRefused(CortexError):
+    """An adapter cannot be served per request: its kind, a layer that it changes, or what the engine has room for. The
+    message names the adapter and says why.
+    """
+
+
+class UnknownAdapter(CortexError):
+    """No adapter of that name is loaded. The message names those that are."""
+
+
 class PromptTooLong(CortexError):
     """The prompt, or the prompt with its answer, can never fit the model's context or the KV arena."""
 
@@ -69,6 +79,12 @@ class InvalidRequest(CortexError, ValueError):
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class EmbeddingRefused(CortexError):
+    """The model cannot make embeddings or scores of documents, or not as asked: it has no files that say how, its files
+    ask for something else than this version has, or an argument does not fit them.
+    """
 
 
 class RequestTimeout(CortexError, TimeoutError):

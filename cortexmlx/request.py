@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NewType
 
 from cortexmlx.calls.format import Calls
+from cortexmlx.embedding import Pooled
 from cortexmlx.errors import CortexError, StructuredOutputError
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
@@ -51,9 +52,19 @@ JobId.
 
 
 @dataclass(frozen=True)
+class AdapterKey:
+    """Names an adapter's content in an engine, whatever it is called."""
+
+    number: int
+    """Its number in plans, from 1."""
+    digest: bytes
+    """A hash of its content. Prefixes are shared under it."""
+
+
+@dataclass(frozen=True)
 class QueuedRequest:
-    """A request that was checked, on its way to the scheduler. `client`, `background`, `cache` and `timeout` are those
-    of `Engine.submit`.
+    """A request that was checked, on its way to the scheduler. `client`, `background`, `cache`, `timeout` and `adapter`
+    are those of `Engine.submit`.
     """
 
     prompt: tuple[int, ...]
@@ -78,6 +89,11 @@ class QueuedRequest:
     """Tokens of the prompt, up to the end of the last user's message, that later prompts surely begin with, also those
     that leave out thoughts after it; 0: no such place is known.
     """
+    pooled: Pooled | None = None
+    """What is asked of the prompt's states, instead of an answer; None: an answer is asked for."""
+    adapter: str | None = None
+    adapter_key: AdapterKey | None = None
+    """The adapter that this name stood for when the request was queued; None: the base model."""
 
 
 @dataclass(frozen=True)

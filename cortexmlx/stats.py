@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.request import RequestState
 
 
@@ -44,6 +45,8 @@ class ModelInfo:
     """Values of `SamplingParams` that the model's makers recommend. The engine does not use them by itself."""
     draft: ModelInfo | None = None
     """The model that drafts for it."""
+    embedding: EmbeddingInfo | None = None
+    """How it makes embeddings; None: its files say nothing of them."""
 
 
 @dataclass(frozen=True)
@@ -322,6 +325,10 @@ class EngineStats:
     """Bytes of the recurrent layers' states, beside the arena: those of running rows and those of snapshots."""
     state_snapshots: int
     """Snapshots of beginnings that can be used again."""
+    adapters: int
+    """Adapters that requests can name, or that running requests still have."""
+    adapter_bytes: int
+    adapter_bytes_limit: int
     pins: int
     pinned_blocks: int
     """Used and cached blocks that `pins` hold."""

@@ -11,17 +11,19 @@ import typer
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
-from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, named
-from cortexmlx.cli.batch.input import BatchReader, Ids
+from cortexmlx.cli.batch.files import BatchFiles
+from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
-from cortexmlx.cli.batch.source import Format, ids_of, is_jsonl, opened
+from cortexmlx.cli.files.outputs import STDOUT, mode_of, named
+from cortexmlx.cli.files.source import Format, is_jsonl, opened
 from cortexmlx.cli.prompts import checked, prepared, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.protocols.batch import Recorder
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.server.loading.open_engines import public_name
 from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -80,7 +82,8 @@ def batch(
     errors = None if errors is None or named(errors) == out == STDOUT else named(errors)
     mode = mode_of(out, resume=resume, retry_errors=retry_errors, force=force)
     kv = (config.kv_bits, config.kv_group_size, config.keep)
-    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, errors, variables or None)
+    beside = (errors, variables or None, config.adapters)
+    identity = RunIdentity(model, source, system, raw, params, config.adapter, *kv, *beside)
     with opened(source, input_format) as lines, BatchFiles(out, errors, mode, source) as files:
         known = ids_of(source, input_format)
         ids = known or Ids()
@@ -91,6 +94,8 @@ def batch(
             raw=raw,
             template_vars=variables,
             ids=ids if known is None else None,
+            model=public_name(model),
+            adapters=tuple(config.adapters or ()),
         )
         files.check(identity, ids.digests)
         if known is not None and known.lines.keys() <= files.done:
@@ -133,17 +138,6 @@ def finish(files: BatchFiles, ids: Ids, source: str, *, ordered: bool, identity:
     tell_before(files)
     if files.failed:
         raise typer.Exit(FAILED)
-
-
-def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
-    """Return what becomes of an existing OUT. Raises typer.BadParameter for options that do not go together."""
-    if (resume or retry_errors) and (output == STDOUT or not resume):
-        raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
-    if resume and force:
-        raise typer.BadParameter("--resume continues OUT, and --force starts again: give one of them")
-    if resume:
-        return Mode.RETRY if retry_errors else Mode.RESUME
-    return Mode.FORCE if force else Mode.NEW
 
 
 def tell_before(files: BatchFiles) -> None:

@@ -6,13 +6,11 @@ ends the run: two records with the same id could not be told apart.
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any
 
+from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
+from cortexmlx.cli.files.source import Format, is_jsonl, read_ahead
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.protocols.batch import (
@@ -62,6 +60,7 @@ class BatchReader:
       brace.
     - `defaults`, `template_vars`: used for what a line does not say itself.
     - `ids`: gets the id of every line, if given.
+    - `model`, `adapters`: the name of the model that answers, and those of its adapters, which a line may name.
     - `models`: the models that the bodies name. They do not change which model answers.
     """
 
@@ -74,10 +73,13 @@ class BatchReader:
         raw: bool,
         template_vars: TemplateVars = NO_VARIABLES,
         ids: Ids | None = None,
+        model: str = "",
+        adapters: Collection[str] = (),
     ) -> None:
         self.models: set[str] = set()
         self._lines = lines
-        self._defaults = Defaults(defaults, template_vars, raw, UNSERVED)
+        self._defaults = Defaults(defaults, template_vars, raw, UNSERVED, adapters=adapters)
+        self._model = model
         self._jsonl = jsonl
         self._ids = ids
 
@@ -97,7 +99,7 @@ class BatchReader:
         usual = self._defaults
         variables = NO_VARIABLES if usual.raw else usual.template_vars
         try:
-            prompt = checked_text(_utf8(line))
+            prompt = checked_text(utf8(line))
         except InvalidRequest as error:
             return BadLine(number, number, Style.SIMPLE, str(error))
         return BatchRequest(number, number, Style.SIMPLE, Request((prompt,), usual.params, variables, usual.raw))
@@ -106,15 +108,16 @@ class BatchReader:
         identity: Identity | None = None
         style = Style.SIMPLE
         try:
-            data = _object(line)
+            data = json_object(line)
             style = style_of(data)
             identity = identity_of(data, number)
-            request = read_line(data, style, self._defaults)
+            request = read_line(data, style, self._defaults, self._model)
         except InvalidRequest as error:
             return BadLine(number, identity, style, str(error))
         except RecursionError:  # JSON within JSON, such as the arguments of a tool call
             return BadLine(number, identity, style, "not JSON that can be read: nested too deeply")
-        if isinstance(model := request.body.get("model"), str):
+        body = data if style is Style.SIMPLE else data["body"]
+        if isinstance(model := body.get("model"), str) and not (isinstance(request, Request) and request.adapter):
             self.models.add(model)
         return BatchRequest(number, identity, style, request)
 
@@ -129,63 +132,16 @@ def survey(lines: Iterable[bytes | None], jsonl: bool | None) -> Ids:
         identity: Identity | None = number
         if is_json:
             try:
-                identity = identity_of(_object(line), number)
+                identity = identity_of(json_object(line), number)
             except InvalidRequest:
                 identity = None
         ids.add(identity, number, line)
     return ids
 
 
-def filled_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
-    """Wait for the first line that is not blank. Return whether the lines are JSON, and all lines that are not blank.
-
-    Each line comes with its number, counted from 1. A None after the first line is passed on.
+def ids_of(source: str, input_format: Format) -> Ids | None:
+    """Return the ids of a regular file, read ahead. None for a pipe, which can be read only once. Raises InvalidRequest
+    if an id occurs twice.
     """
-    filled = _filled(lines)
-    number, first = next(((number, line) for number, line in filled if line is not None), (0, None))
-    if first is None:
-        return False, iter(())
-    return first.startswith(b"{") if jsonl is None else jsonl, itertools.chain([(number, first)], filled)
-
-
-def _filled(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
-    number = 0
-    for line in lines:
-        if line is None:
-            yield number, None
-            continue
-        number += 1
-        if stripped := line.strip():
-            yield number, stripped.removeprefix(b"\xef\xbb\xbf")
-
-
-def _utf8(line: bytes) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at column {error.start + 1}") from None
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(_utf8(line), object_pairs_hook=_each_once)
-    except InvalidRequest:
-        raise
-    except ValueError as error:
-        raise InvalidRequest(f"not JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("not JSON that can be read: nested too deeply") from None
-    if not isinstance(data, dict):
-        raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with `prompt` or `messages`")
-    return data
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object. Raises InvalidRequest if two of its fields have the same name: one of them would be
-    lost.
-    """
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise InvalidRequest(f"{name!r} is there more than once")
-    return data
+    with read_ahead(source) as file:
+        return None if file is None else survey(file, is_jsonl(source, input_format))

@@ -8,46 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Protocol
 
-from cortexmlx.cli.terminal import console
+from cortexmlx.cli.files.outputs import locked, unwritten, written_anew
 from cortexmlx.cli.terminal.text import to_json
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.host.files import in_place_of
 from cortexmlx.protocols.batch import key_of_record
 from cortexmlx.protocols.reply import Body
 
-_STANDARD = ("stdin", "stdout", "stderr")
-_DESCRIPTOR = re.compile(rf"(?:/dev/({'|'.join(_STANDARD)})|(?:/dev|/proc/self)/fd/(\d+))")
 _REST = "what it holds stays, and with --resume the rest is asked"
-
-
-def written_anew(path: Path) -> Path:
-    """Return the path of the file that replaces a file of records after a rewrite."""
-    return path.with_name(path.name + ".new")
-
-
-def locked(path: Path) -> FileIO:
-    """Open a file to append to, locked against other batches. Raises InvalidRequest if another batch writes the file,
-    OSError if it cannot be opened.
-    """
-    file = FileIO(path, "ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if not isinstance(error, BlockingIOError):
-            raise
-        raise InvalidRequest(f"another batch is writing {path}: wait for it, or give another name") from None
-    return file
 
 
 class Sink(Protocol):
@@ -58,33 +33,6 @@ class Sink(Protocol):
 
     def sync(self) -> None:
         """Make the records survive a power failure, too."""
-
-
-class RecordStream:
-    """Stdout (None), a pipe or a device. Each record is written at once."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._file = sys.stdout if path is None else _stream(path)
-
-    def append(self, record: Body) -> None:
-        """Write one record. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
-        try:
-            self._file.write(to_json(record) + "\n")
-            self._file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
-
-    def sync(self) -> None:
-        """Do nothing: the reader has every record already."""
-
-    def close(self) -> None:
-        """Close the pipe or the device. Stdout stays open."""
-        if self._path is not None:
-            with contextlib.suppress(OSError):  # a full disk; `append` has raised the error
-                self._file.close()
 
 
 class RecordFile:
@@ -114,7 +62,7 @@ class RecordFile:
                 self._file = locked(self._name)
             self._file.truncate(self._size)
         except OSError as error:
-            raise _unwritten(str(self._name), error, "it is as it was") from error
+            raise unwritten(str(self._name), error, "it is as it was") from error
 
     @property
     def keys(self) -> list[str]:
@@ -142,14 +90,14 @@ class RecordFile:
                 self._file.truncate(self._size)
             if not isinstance(error, OSError):
                 raise
-            raise _unwritten(str(self._name), error, _REST) from error
+            raise unwritten(str(self._name), error, _REST) from error
 
     def sync(self) -> None:
         """Bring the records to the disk. Raises CortexError if that fails."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _unwritten(str(self._name), error, _REST) from error
+            raise unwritten(str(self._name), error, _REST) from error
 
     def arrange(self, lines: Mapping[str, int]) -> None:
         """Sort the records by `lines`, which has the input line of each key. Records with other keys come last. Raises
@@ -165,7 +113,7 @@ class RecordFile:
             if error.errno == errno.EBUSY:
                 then = "and stays so: a file that is mounted by itself is never replaced, so mount its folder"
             whole = f"it holds every record in the order in which they finished, {then}"
-            raise _unwritten(f"{self._name} in the order of the input", error, whole) from error
+            raise unwritten(f"{self._name} in the order of the input", error, whole) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -224,31 +172,6 @@ class BatchWriter:
             self._errors.sync()
 
 
-def open_descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path names, as `/dev/fd/3` does, or None."""
-    found = _DESCRIPTOR.fullmatch(str(path.absolute()))
-    return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
-
-
-def _stream(path: Path) -> TextIO:
-    """Open a pipe or a device for writing. Opening a pipe waits for a reader, and a note says so.
-
-    A path that names an open descriptor is written from the descriptor's position on.
-    """
-    if (known := open_descriptor(path)) is not None:
-        return os.fdopen(os.dup(known), "w", encoding="utf-8")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        console.note(f"waiting for somebody to read {path} ...")
-        descriptor = os.open(path, flags)
-    os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "w", encoding="utf-8")
-
-
 def _whole_lines(file: BinaryIO) -> Iterator[tuple[bytes, Body | None]]:
     """Yield the lines of a file, each with its JSON object or None. A last line that was cut in half is left out."""
     held: bytes | None = None
@@ -266,7 +189,3 @@ def _object(line: bytes) -> Body | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _unwritten(name: str, error: OSError, then: str) -> CortexError:
-    return CortexError(f"{name} cannot be written: {error.strerror or error}; {then}")

@@ -10,18 +10,17 @@ has changed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.cli.batch.output import open_descriptor, written_anew
+from cortexmlx.cli.files.outputs import open_descriptor, written_anew
+from cortexmlx.cli.files.run_file import LockedRun, run_path
 from cortexmlx.cli.terminal.text import fitted
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.batch import BadLine, BatchRequest, key_of
 from cortexmlx.sampling_params import SamplingParams
@@ -46,6 +45,8 @@ class RunIdentity:
     keep: KeepPolicy | None = None
     errors: Path | None = None
     template_vars: TemplateVars | None = None
+    adapters: Mapping[str, str | Path] | None = None
+    """The folders of the adapters that lines may name."""
     weights: str | None = None
     """Identity of the content of the model's files. None before they are loaded."""
 
@@ -53,6 +54,8 @@ class RunIdentity:
         """Return the settings as OUT.run keeps them."""
         kept = {**asdict(self), "source": _lasting(self.source)}
         kept["adapter"] = None if self.adapter is None else str(Path(os.path.expanduser(self.adapter)).resolve())
+        lasting = {name: str(Path(os.path.expanduser(each)).resolve()) for name, each in (self.adapters or {}).items()}
+        kept["adapters"] = lasting or None
         kept["errors"] = None if self.errors is None else str(self.errors.resolve())
         kept["defaults"] = asdict(SamplingParams())
         for params in (kept["params"], kept["defaults"]):
@@ -65,40 +68,22 @@ def beside(output: Path) -> tuple[Path, Path]:
     """Return the paths of OUT.run and of the file that replaces OUT after a rewrite. If OUT is a link, both are beside
     its target, as the records are.
     """
-    target = Path(os.path.realpath(output))
-    return target.with_name(target.name + ".run"), written_anew(target)
+    return run_path(output), written_anew(Path(os.path.realpath(output)))
 
 
-class RunFile:
-    """OUT.run, locked by one run at a time. Raises CortexError if it cannot be written, InvalidRequest if another run
-    has it.
-    """
+class RunFile(LockedRun):
+    """OUT.run of a batch, locked by one run at a time."""
 
     def __init__(self, output: Path) -> None:
-        self.path, _ = beside(output)
-        self._output = output
-        try:
-            self._file = self.path.open("a+b", buffering=0)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InvalidRequest(f"another batch is writing {output}: wait for it, or give -o another name") from None
-        except OSError as error:
-            raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        super().__init__(output, "batch")
 
     def check(self, run: RunIdentity) -> int:
         """Return when the run to resume began, in seconds since 1970. Raises InvalidRequest if its settings differ from
         `run` or cannot be read.
         """
-        self._file.seek(0)
-        try:
-            before = json.loads(self._file.readline())
-            created = int(before["created"])
-            if not all(isinstance(each, dict) for each in (before["params"], before.get("defaults", {}))):
-                raise TypeError("settings are no map")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            raise InvalidRequest(
-                f"{self.path} is missing, so it is not known what {self._output.name} holds: --force starts again"
-            ) from None
+        before = self.settings()
+        if not all(isinstance(each, dict) for each in (before.get("params"), before.get("defaults", {}))):
+            raise self.unknown()
         now = run.as_json()
         if run.weights is None:  # not known yet
             before["weights"] = None
@@ -108,14 +93,11 @@ class RunFile:
                 f"{self._output.name} was written with another {' and '.join(changed)}: use the same, "
                 "or --force to begin again"
             )
-        return created
+        return int(before["created"])
 
     def start(self, run: RunIdentity) -> int:
         """Begin a new run and keep its settings. Return the time, in seconds since 1970."""
-        created = int(time.time())
-        self._file.truncate(0)
-        self._append({**run.as_json(), "created": created})
-        return created
+        return self.begin(run.as_json())
 
     def check_lines(self, digests: Mapping[str, str], done: Collection[str], failed: Collection[str] = ()) -> None:
         """Raise InvalidRequest if a line of the input has changed since its record was written. All arguments are by
@@ -140,30 +122,15 @@ class RunFile:
         known = self._digests()
         new = {key: digest for key, digest in digests.items() if known.get(key) != digest}
         if new:
-            self._append({"lines": new}, b"\n")  # the last line may have been cut in half
+            self.append({"lines": new}, b"\n")  # the last line may have been cut in half
 
     def _digests(self) -> dict[str, str]:
         """Return the kept digests by key. The latest one counts, and a list that was cut in half is ignored."""
-        self._file.seek(0)
         known: dict[str, str] = {}
-        for line in self._file.read().split(b"\n")[1:]:  # unbuffered: `readlines` would read byte by byte
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                known.update(json.loads(line)["lines"])
+        for line in self.entries():
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                known.update(line["lines"])
         return known
-
-    def _append(self, values: Mapping[str, Any], before: bytes = b"") -> None:
-        data = memoryview(before + json.dumps(values).encode() + b"\n")
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            raise CortexError(f"{self.path} cannot be written: {error.strerror or error}") from error
-
-    def close(self) -> None:
-        """Unlock the file for other runs. Delete it if no run has begun."""
-        if not os.fstat(self._file.fileno()).st_size:
-            self.path.unlink(missing_ok=True)
-        self._file.close()
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count, tee
 from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.embedding import Embeddings
+from cortexmlx.errors import CortexError, EngineClosed, HostLost, InvalidRequest
+from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, error_record
+from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
 from cortexmlx.protocols.request import Asked, Request
@@ -47,6 +51,13 @@ class _Open:
     left: int
     refused: InvalidRequest | None = None
     results: dict[int, Completion | CortexError] = field(default_factory=dict)
+    embedded: Future[Embeddings] | None = None
+    """What computes the embeddings that the item asks for; None: it asks for answers."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing but its results is waited for."""
+        return self.embedded is None or self.embedded.done()
 
 
 class BatchRun:
@@ -86,6 +97,7 @@ class BatchRun:
         self._recorder = recorder
         self._in_order = in_order
         self._most_held = rows * HELD_PER_ROW
+        self._embedding = ThreadPoolExecutor(rows, "cortexmlx-embed")
         self._asked: dict[int, tuple[_Open, int]] = {}
         self._records: dict[int, Body] = {}
         self._next = 0
@@ -101,11 +113,12 @@ class BatchRun:
         """Run to the end. An interrupt cancels unfinished requests and keeps finished ones. Raises EngineClosed if the
         engine ends before the requests do.
         """
-        prompts, params = tee(self._read())
+        prompts, params, adapters = tee(self._read(), 3)
         completed = self._engine.as_completed(
-            (prompt for prompt, _ in prompts),
-            (own for prompt, own in params if not isinstance(prompt, NotYet)),
+            (prompt for prompt, _, _ in prompts),
+            (own for prompt, own, _ in params if not isinstance(prompt, NotYet)),
             window=self._most_held if self._in_order else None,
+            adapter=(own for prompt, _, own in adapters if not isinstance(prompt, NotYet)),
         )
         try:
             for index, result in completed:
@@ -119,31 +132,43 @@ class BatchRun:
             completed.close()
             if not self.broken:
                 for index, result in completed.finished():
-                    if not _cancelled(result):
+                    if not _cancelled(result) and self._asked[index][0].ready:
                         self._take(index, result)
                 self._emit(in_order=False)
             raise
+        finally:
+            self._embedding.shutdown(wait=False, cancel_futures=True)  # the engine's end ends what is computed
 
-    def _read(self) -> Iterator[tuple[Prompt | NotYet, SamplingParams]]:
-        """Yield the prompts of all items in order, each with its parameters."""
+    def _read(self) -> Iterator[tuple[Prompt | NotYet, SamplingParams, str | None]]:
+        """Yield the prompts of all items in order, each with its parameters and its adapter."""
         index, places = count(), count()
         for item in self._items:
             if item is None:
-                yield NotYet.NOT_YET, SamplingParams()
+                yield NotYet.NOT_YET, SamplingParams(), None
                 continue
             place = next(places)
             if isinstance(item, BadLine):
                 self._asked[next(index)] = _Open(place, item, left=1), 0
-                yield NOTHING, SamplingParams()
+                yield NOTHING, SamplingParams(), None
+                continue
+            if isinstance(item.request, EmbeddingRequest):
+                made = self._embedding.submit(self._embed, item.request)
+                self._asked[next(index)] = _Open(place, item, left=1, embedded=made), 0
+                yield NOTHING, SamplingParams(), None
                 continue
             opened = _Open(place, item, left=len(item.request.prompts))
             for which, asked in enumerate(item.request.prompts):
                 self._asked[next(index)] = opened, which
-                yield self._prompt(opened, item, asked), item.request.params
+                yield self._prompt(opened, item.request, asked), item.request.params, item.request.adapter
 
-    def _prompt(self, opened: _Open, item: BatchRequest, asked: Asked) -> Prompt:
+    def _embed(self, asked: EmbeddingRequest) -> Embeddings:
+        return self._engine.embed(
+            asked.inputs, prompt=asked.prompt, dimensions=asked.dimensions, truncate=asked.truncate
+        )
+
+    def _prompt(self, opened: _Open, request: Request, asked: Asked) -> Prompt:
         try:
-            return self._prepare(item.request, asked)
+            return self._prepare(request, asked)
         except InvalidRequest as error:
             opened.refused = error
             return NOTHING
@@ -168,16 +193,31 @@ class BatchRun:
         item, results = opened.item, [opened.results[which] for which in sorted(opened.results)]
         if isinstance(item, BadLine):
             return error_record(item, item.message)
+        if opened.embedded is not None:
+            return self._embedded(item, opened.embedded)
         if opened.refused is not None:
             return error_record(item, str(opened.refused))
         answers: list[tuple[Completion, ...]] = []
         for result in results:
             if isinstance(result, CortexError):
-                return error_record(item, str(result), INVALID if is_refusal(result) else type(result).__name__)
+                return _refused(item, result)
             if _cancelled(result):
                 return error_record(item, "cancelled before it could finish", code="cancelled")
             answers.append((result, *result.others))
         return self._recorder.answer(item, answers)
+
+    def _embedded(self, item: BatchRequest, embedded: Future[Embeddings]) -> Body:
+        """Wait for the embeddings of a request, and return their record."""
+        while not embedded.done():
+            wait([embedded], LONGEST_SECONDS)  # a signal ends it soon, whenever it comes
+        try:
+            made = embedded.result()
+        except (EngineClosed, HostLost):
+            raise
+        except CortexError as error:
+            return _refused(item, error)
+        self.cached += sum(made.cached_tokens)
+        return self._recorder.embedded(item, made)
 
     def _emit(self, *, in_order: bool) -> None:
         """Write finished records: all of them, or `in_order` up to the first that is missing. A record is forgotten
@@ -196,6 +236,10 @@ class BatchRun:
         except Exception:
             self.broken = True
             raise
+
+
+def _refused(item: BatchRequest, error: CortexError) -> Body:
+    return error_record(item, str(error), INVALID if is_refusal(error) else type(error).__name__)
 
 
 def _cancelled(result: Completion | CortexError) -> bool:

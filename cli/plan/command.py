@@ -42,6 +42,7 @@ def plan(
     ] = None,
     model_option: options.ModelOption = None,
     adapter: options.Adapter = None,
+    adapters: options.Adapters = None,
     draft: options.Draft = None,
     context: Annotated[
         list[int] | None,
@@ -112,9 +113,10 @@ def plan(
         keep_last=keep_last,
         draft=draft,
     )
+    folders = (*([] if adapter is None else [adapter]), *(options.adapters_of(adapters) or {}).values())
     shape = (layers, kv_heads, head_dim)
     if any(n is not None for n in (*shape, value_dim)):
-        if model is not None or model_option is not None or adapter is not None or draft is not None:
+        if model is not None or model_option is not None or folders or draft is not None:
             raise typer.BadParameter("give a MODEL or its shape, not both")
         if layers is None or kv_heads is None or head_dim is None:
             raise typer.BadParameter("a shape is --layers, --kv-heads and --head-dim together")
@@ -126,11 +128,11 @@ def plan(
         (group,) = quantized((LayerGroup(spec, range(layers)),), config.kv_bits, config.kv_group_size)
         plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
         return
-    if hosts is not None and (adapter is not None or draft is not None):
+    if hosts is not None and (folders or draft is not None):
         raise typer.BadParameter("adapters and draft models run on one machine only", param_hint="--hosts")
     plan_model(
         options.model_name(model, model_option),
-        adapter,
+        folders,
         tuple(context or ()),
         replace(config, kv_memory=options.memory_size(kv_memory)),
         itemsize,
@@ -170,7 +172,7 @@ def plan_shape(group: LayerGroup, lengths: tuple[int, ...], itemsize: int, as_js
 
 def plan_model(
     target: str,
-    adapter: str | None,
+    adapters: Sequence[str],
     lengths: tuple[int, ...],
     config: EngineConfig,
     itemsize: int | None,
@@ -190,8 +192,7 @@ def plan_model(
     from cortexmlx.models.adapters.files import read_adapter
 
     source = find(target)
-    if adapter is not None:
-        source = replace(source, adapter=read_adapter(adapter).added_bytes)
+    source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in adapters))
     skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
     draft = None if config.draft is None else build_draft(str(config.draft))
     machine = this_machine() if memory is None else mac(memory)

@@ -145,6 +145,7 @@ def serve(
         raise typer.BadParameter("it spreads one model, but there are several", param_hint="--hosts")
     if memory is not None and config.hosts is not None:
         raise typer.BadParameter("with --hosts, the model is elsewhere: give --kv-memory", param_hint="--memory")
+    adapters = names.adapters(config.adapters)
     kept = {names.of(each, "--keep-loaded"): None for each in keep_loaded or ()}
     listener = listening_socket(host, port)
     from cortexmlx.server import ServerSettings, app
@@ -161,7 +162,8 @@ def serve(
         log=None if log_format is LogFormat.none else partial(tell, log_format),
         secret=kept_secret(),
     )
-    configs = {name: replace(config, model=given, resume_lost=True) for name, given in names.models.items()}
+    usual = replace(config, resume_lost=True)
+    configs = {name: replace(usual, model=each, adapters=adapters.get(name)) for name, each in names.models.items()}
     with (
         listener,
         open_pool(

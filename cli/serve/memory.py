@@ -75,8 +75,8 @@ class _Outline:
         from cortexmlx.models.adapters.files import read_adapter
 
         source = find(str(config.model))
-        if config.adapter is not None:
-            source = replace(source, adapter=read_adapter(config.adapter).added_bytes)
+        folders = (*([] if config.adapter is None else [config.adapter]), *(config.adapters or {}).values())
+        source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in folders))
         skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
         if skeleton.refusal is not None:
             raise ModelUnsupported(f"{name}: {skeleton.refusal}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.server.loading.open_engines import public_name
@@ -27,6 +28,21 @@ class Names:
         if model in self.aliases:
             return self.aliases[model]
         raise InvalidRequest(f"{option}: {model!r} is not among the models: {', '.join(map(repr, self.models))}")
+
+    def adapters(self, given: Mapping[str, str | Path] | None) -> dict[str, dict[str, str | Path]]:
+        """Return the adapters of each model that has some, by the model's own name. With several models, an adapter is
+        given as MODEL:NAME. Raises InvalidRequest.
+        """
+        found: dict[str, dict[str, str | Path]] = {}
+        for name, folder in (given or {}).items():
+            model, colon, adapter = name.rpartition(":")
+            if not colon and len(self.models) > 1:
+                raise InvalidRequest(
+                    f"--adapters {name}={folder} does not say of which model: write MODEL:{name}=FOLDER"
+                )
+            own = self.of(model, "--adapters") if colon else next(iter(self.models))
+            found.setdefault(own, {})[adapter] = folder
+        return found
 
 
 def names_of(models: Sequence[str], aliases: Sequence[str]) -> Names:

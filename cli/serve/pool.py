@@ -95,8 +95,8 @@ def _until_interrupted(model: str) -> Iterator[OnProgress]:
         leave_now()
 
 
-def _served(name: str, config: EngineConfig, asked: Asked, **plan: int) -> ServedModel:
+def _served(name: str, config: EngineConfig, asked: Asked, **plan: Any) -> ServedModel:
     def opened(on_progress: OnProgress) -> Engine:
         return engines.load(replace(config, on_progress=on_progress))
 
-    return ServedModel(name, opened, defaults=asked.of, **plan)
+    return ServedModel(name, opened, adapters=tuple(config.adapters or ()), defaults=asked.of, **plan)

@@ -19,12 +19,16 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.machine import is_refusal
+from cortexmlx.models.adapters.low_rank import LowRank
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.stats import ArenaWrites, CommandBuffers
 
 Arrays = tuple[np.ndarray, ...]
+
+Vector = npt.NDArray[np.float32]
+"""`[n] float32`"""
 
 Shapes = tuple[tuple[tuple[int, ...], str], ...]
 """The shape and NumPy's dtype of each array."""
@@ -100,6 +104,8 @@ class StepResult:
     """The log-probabilities of the plan's `scoring`."""
     failures: Mapping[int, CortexError] = field(default_factory=dict)
     """What the logits processors of single rows raised. The tokens of those rows are meaningless."""
+    pooled: tuple[Vector, ...] = ()
+    """For each segment of the plan's `pooling`: the weighted sum of its states, or the logits that it asks for."""
 
 
 class Runner(Protocol):
@@ -191,6 +197,29 @@ class RankRunner(Runner, Protocol):
         """Carry out the memory operations of a step (`step_memory.prepare`) before its pass. `dispatch` or `forward`
         of the same object must be the next call, and leaves them out. Nothing may be in flight.
         """
+
+
+class AdapterTables(Protocol):
+    """The adapters of a model, by their numbers in plans."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them."""
+
+    def check(self, name: str, adapter: LowRank) -> None:
+        """Raise AdapterRefused if the model cannot serve an adapter per request. `name` is for the error."""
+
+    def bytes_of(self, adapter: LowRank) -> int:
+        """Return the bytes that an adapter takes beside others like it."""
+
+    def bytes_with(self, adapter: LowRank) -> int:
+        """Return the bytes of all adapters once this one is among them."""
+
+    def add(self, number: int, adapter: LowRank) -> Refused | None:
+        """Add an adapter that `check` accepts. Steps in flight are not affected."""
+
+    def remove(self, number: int) -> Refused | None:
+        """Remove an adapter that no later step names."""
 
 
 P = ParamSpec("P")

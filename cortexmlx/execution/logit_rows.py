@@ -61,6 +61,45 @@ class LogitRows:
         with self._pick.given(kept):
             return self._lazy_pass(self._model, mx.zeros((1, 1), mx.int32), _nothing)[:, 0]
 
+    def ends_body(self) -> bool:
+        """Return whether the model's body, the part of it that has the norm whose input is kept, returns just what that
+        norm returns. If so, `states` gives the model's last hidden states. Nothing is computed.
+        """
+        path = next((path for path, module in self._model.named_modules() if module is self._pick), "")
+        parent = path.rpartition(".")[0]
+        if self._pick is None or isinstance(self._pick, _PickOutput) or not parent:
+            return False
+        body = dict(self._model.named_modules())[parent]
+        place, returned, norm = _place(self._model, parent), list[Any](), self._pick.norm
+        place(_Returning(body, returned.append))
+        self._pick["norm"] = _Returning(norm, returned.append)
+        try:
+            self._lazy_pass(self._model, mx.zeros((_TOKENS, 1), mx.int32), _nothing)
+        finally:
+            self._pick["norm"] = norm
+            place(body)
+        return len(returned) > 1 and returned[-1] is returned[-2]
+
+    def states(self, kept: mx.array) -> mx.array:
+        """Return the hidden states `[n, width]`, behind the last norm, of `n` rows of what `run_keeping` returned. See
+        `ends_body`.
+        """
+        assert self._pick is not None
+        states: mx.array = self._pick.norm(kept)[:, 0]
+        return states
+
+    def lazy(self, tokens: mx.array, rows: Sequence[int]) -> mx.array:
+        """Build a pass over flat tokens `[T, 1]`, all at position 0, of which `rows` get logits. The model must have
+        been probed, and the logits must not be evaluated.
+        """
+        if self._pick is not None:
+            self._pick.pick(mx.array(list(rows)))
+        try:
+            return self._lazy_pass(self._model, tokens, _nothing)
+        finally:
+            if self._pick is not None:
+                self._pick.pick(None)
+
     def _run(
         self, tokens: mx.array, caches: Sequence[Any], rows: npt.NDArray[np.int32], kept: mx.array | None
     ) -> tuple[mx.array, mx.array]:
@@ -153,6 +192,16 @@ class _PickOutput(_PickRows):
         return self._picking.handed_on(self["norm"](*inputs, **others))
 
 
+def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of a model, by the names that they have without the wrapper of a `LogitRows`."""
+    every = model.named_modules()
+    wrappers = [f"{path}.norm" for path, module in every if isinstance(module, _PickRows)]
+    for name, module in every:
+        inside = next((path for path in wrappers if name == path or name.startswith(f"{path}.")), None)
+        if not isinstance(module, _PickRows):
+            yield (name if inside is None else inside.removesuffix(".norm") + name[len(inside) :]), module
+
+
 class _Noted(_Wrapped):
     """A norm, or a part, that reports each of its calls, and each return."""
 
@@ -164,6 +213,19 @@ class _Noted(_Wrapped):
         self._note()
         out = self.norm(*inputs, **others)
         self._after()
+        return out
+
+
+class _Returning(_Wrapped):
+    """A norm, or a part, that reports what each of its calls returns."""
+
+    def __init__(self, norm: nn.Module, note: Callable[[Any], None]) -> None:
+        super().__init__(norm)
+        self._note = note
+
+    def __call__(self, *inputs: Any, **others: Any) -> Any:
+        out = self["norm"](*inputs, **others)
+        self._note(out)
         return out
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -21,14 +20,15 @@ from cortexmlx.attention.tail_write import TailWriter, Written
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
+from cortexmlx.execution.adapters.served import ServedAdapters
+from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
 from cortexmlx.execution.footprint.bindings import bound_elements
 from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.memory.states import StateStore
+from cortexmlx.execution.prompts.kept_states import KeptStates, kept_rows
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
-from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.snapshots import StateOps
@@ -36,7 +36,7 @@ from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import Scoring, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.scheduling.steps.step_memory import prepare
 from cortexmlx.stats import CommandBuffers
 
@@ -85,6 +85,7 @@ class ModelRunner:
         self.products = products
         if products is not None:
             products.install(model)
+        self.adapters = ServedAdapters(model, self._logit_rows.lazy)
         self._tail_tokens = 0
         self._plan: StepPlan | None = None
         self._prepared: StepPlan | None = None
@@ -95,7 +96,7 @@ class ModelRunner:
         self._sampler: Sampler | None = None
         self._started = 0.0
         self._logits: mx.array | None = None
-        self._scores_later: Callable[[], TokenScores] | None = None
+        self._kept: KeptStates | None = None
         self._in_flight: deque[Pending] = deque()
         self._newest: Sampled | None = None
         self._command_buffers: tuple[Counts, CommandBuffers] | None = None
@@ -106,8 +107,13 @@ class ModelRunner:
             memory = self.memory
             if self.products is not None:
                 self.products.remove()
+            self.adapters.close()
             vars(self).clear()
             memory.close()
+
+    def ends_body(self) -> bool:
+        """Return whether the model's last hidden states are known: see `LogitRows.ends_body`."""
+        return self._logit_rows.ends_body()
 
     def attend_by(self, attend: Attend) -> None:
         """Compute attention by another function from now on. Nothing may be in flight."""
@@ -164,7 +170,7 @@ class ModelRunner:
         if plan.kind is not StepKind.FLUSH:
             return self.build_pass(plan)
         self.states.carry_out(plan.states)
-        self._plan, self._logits, self._scores_later = plan, None, None
+        self._plan, self._logits, self._kept = plan, None, None
         return []
 
     def _prepare(self, plan: StepPlan) -> None:
@@ -180,7 +186,7 @@ class ModelRunner:
         """
         self._plan = plan
         if plan.groups is not None:
-            self._check(plan.groups)
+            self.memory.check(plan.groups)
             self._groups = plan.groups
             self._derived = tuple(Derived() for _ in plan.groups)
             arena = self.memory.arena
@@ -199,9 +205,7 @@ class ModelRunner:
             self.states.begin(plan)
         logits, kept = self._forward(plan)
         self._logits = logits if len(plan.logit_rows) else None
-        self._scores_later = None
-        if kept is not None and plan.scoring is not None:
-            self._scores_later = partial(self._scores, kept, plan.scoring)
+        self._kept = None if kept is None else KeptStates(kept, plan, self._logit_rows, self._vocab_size)
         results = self.states.end() if self.states.leaves else []
         results += self.arena.arrays() if plan.kind is StepKind.MIXED else []
         results += [] if kept is None else [kept]
@@ -210,8 +214,8 @@ class ModelRunner:
     def _choose(self, mask: TokenMask | None) -> list[mx.array]:
         """Build the choice of tokens as a graph. Return the arrays to compute. The step is in flight from now on."""
         sampled = self.build_choice(mask)
-        self._in_flight.append(Pending(sampled, self._started, self._scores_later))
-        self._scores_later = None  # it holds arrays as large as a prompt
+        self._in_flight.append(Pending(sampled, self._started, None if self._kept is None else self._kept.results))
+        self._kept = None  # it holds arrays as large as a prompt
         return [] if sampled is None else sampled.arrays()
 
     def build_choice(self, mask: TokenMask | None = None) -> Sampled | None:
@@ -242,7 +246,7 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget the tail and everything of the last step, when there is nothing left to do or a step has failed."""
         self.memory.tail.clear()
-        self._newest = self._sampler = self._plan = self._prepared = self._logits = self._scores_later = None
+        self._newest = self._sampler = self._plan = self._prepared = self._logits = self._kept = None
         self._groups = self._derived = ()
         self._writes = []
         self._angles.end()
@@ -269,7 +273,7 @@ class ModelRunner:
     # -- the forward pass ---------------------------------------------------------------------------------------------
 
     def _forward(self, plan: StepPlan) -> tuple[mx.array, mx.array | None]:
-        """Return the logits `[n, vocab]` of the tokens that need them, and what scoring keeps of its tokens."""
+        """Return the logits `[n, vocab]` of the tokens that need them, and what is kept of prompts' tokens."""
         if plan.tokens is not None:
             tokens = mx.array(plan.tokens)
         else:
@@ -277,16 +281,11 @@ class ModelRunner:
             tokens = self._newest.tokens
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
-        with swiglu.by_powers_of_two(), nullcontext() if self.products is None else self.products.step():
-            if plan.scoring is not None:
-                return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, plan.scoring.rows)
+        products = nullcontext() if self.products is None else self.products.step()
+        with swiglu.by_powers_of_two(), products, self.adapters.step(plan, self.states.step):
+            if (kept := kept_rows(plan)) is not None:
+                return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, kept)
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
-
-    def _scores(self, kept: mx.array, scoring: Scoring) -> TokenScores:
-        """Return the requested log-probabilities, computed from what was kept of their rows."""
-        project = self._logit_rows.project
-        at_once = rows_at_once(self._vocab_size)
-        return scores_of(lambda part: project(kept[part]), scoring.tokens, scoring.top, at_once)
 
     def _fetch(self, layer: int, keys: mx.array, values: mx.array | None) -> PagedKV:
         """Put a layer's new keys and values `[T, kv_heads, 1, dim]` into the arena or the tail. Return where attention
@@ -323,14 +322,6 @@ class ModelRunner:
         if self._writer is None or plan is None or self._forms[layer] is not None:
             return None
         return self._writer.write(keys, values, self.memory.tail[layer] if plan.column else None)
-
-    def _check(self, groups: Sequence[GroupStep]) -> None:
-        """Raise KVBlockError if a step would read outside the arena."""
-        for number, group in enumerate(groups):
-            self.arena.check_blocks(number, group.tables)
-            for piece in group.pieces:
-                if piece.slots is not None:
-                    self.arena.check_blocks(number, piece.slots // self.arena.block_size)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 

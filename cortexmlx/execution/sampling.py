@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 from cortexmlx.errors import CortexError
-from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
+from cortexmlx.execution.boundary import StepResult, TokenMask
 from cortexmlx.execution.logits import (
     NO_TOKEN,
     bits_below_max,
@@ -35,6 +35,7 @@ from cortexmlx.execution.logits import (
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, RowSubset
 from cortexmlx.execution.processors import LogitsProcessors
+from cortexmlx.execution.prompts.kept_states import PromptResults
 from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.steps.plan import SamplingRow
@@ -68,21 +69,19 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Pending:
-    """A step in flight: its lazy results, and `scores`, which computes the log-probabilities of its plan's
-    `scoring`.
-    """
+    """A step in flight: its lazy results, and `asked`, which computes what is asked of prompts' tokens besides."""
 
     sampled: Sampled | None
     started: float
-    scores: Callable[[], TokenScores] | None = None
+    asked: Callable[[], PromptResults] | None = None
 
 
 def read(pending: Pending) -> StepResult:
     """Wait for the results of a step, and return them on the host."""
     sampled = pending.sampled
-    scores = None if pending.scores is None else pending.scores()
+    asked = PromptResults() if pending.asked is None else pending.asked()
     if sampled is None:
-        return StepResult(time.perf_counter() - pending.started, scores=scores)
+        return StepResult(time.perf_counter() - pending.started, scores=asked.scores, pooled=asked.pooled)
     mx.eval(sampled.arrays())
     return StepResult(
         time.perf_counter() - pending.started,
@@ -90,8 +89,9 @@ def read(pending: Pending) -> StepResult:
         None if sampled.logprobs is None else _host(sampled.logprobs),
         None if sampled.top_ids is None else _host(sampled.top_ids),
         None if sampled.top_logprobs is None else _host(sampled.top_logprobs),
-        scores,
+        asked.scores,
         sampled.failures,
+        asked.pooled,
     )
 
 

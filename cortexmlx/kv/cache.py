@@ -17,7 +17,7 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
-from cortexmlx.kv.prefix import GONE, Entry, Key, Match, predecessor
+from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Salt, predecessor
 from cortexmlx.kv.sequences import SequenceTables
 from cortexmlx.kv.state.sequence_states import SequenceStates
 from cortexmlx.kv.step import BlockCopy, copies_of
@@ -50,7 +50,7 @@ class KVCache:
 
     # -- what is cached -----------------------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> Match:
         """Return the cached beginning of `tokens` under `salt`, at most `max_tokens` of them, at whose end a sequence
         can begin. `keys` are `prefix.keys(tokens, salt)`.
         """
@@ -83,7 +83,13 @@ class KVCache:
     # -- the life of a sequence ---------------------------------------------------------------------------------------
 
     def allocate_for(
-        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, load: DiskLoad | None = None
+        self,
+        seq: int,
+        tokens: int,
+        headroom: int = 0,
+        match: Match | None = None,
+        load: DiskLoad | None = None,
+        transient: bool = False,
     ) -> tuple[BlockCopy, ...]:
         """Begin a sequence with room for `tokens` tokens, in one run per group if possible. A windowed group gets only
         the blocks that its queries see.
@@ -93,6 +99,8 @@ class KVCache:
         match: cached blocks with which the sequence begins. Full blocks are shared. The partial block is taken over if
             no other sequence uses it, and copied otherwise. What the sequence stores is shared under the match's salt.
         load: blocks that continue the match, which then has no partial block. See `load`.
+        transient: the sequence evicts nothing but what transient sequences have cached, and what it caches is evicted
+            before what others have. It copies a partial block, so that the next one finds it, too.
 
         Return the copies that the caller must make in the arena. Their sources stay cached until `let_go_sources`.
         Raises KVCacheFull. Then nothing has changed.
@@ -100,6 +108,7 @@ class KVCache:
         if seq in self._sequences:
             raise ValueError(f"sequence {seq} already has blocks")
         sequence = self._sequences[seq] = SequenceBlocks(len(self.groups), self.prefix.root())
+        sequence.transient = transient
         copied, taken_over = (None, None) if match is None else self._adopt(sequence, match, load)
         sources = () if copied is None else zip(self.pools, copied.blocks, strict=True)
         held = [(pool, block) for pool, block in sources if pool.hold_source(block)]
@@ -115,7 +124,7 @@ class KVCache:
                 raise
             # There is no room for both the partial block and its copy.
             without_partial = self.states.resume_point_of_blocks(match, self.last_missing_block)
-            return self.allocate_for(seq, tokens, headroom, without_partial)
+            return self.allocate_for(seq, tokens, headroom, without_partial, transient=transient)
         self.states.begin(sequence, match, taken_over)
         if taken_over is not None:
             self.pools.remove(taken_over)
@@ -137,6 +146,9 @@ class KVCache:
         sequence.length = match.tokens(self.block_size) if load is None else load.loaded * self.block_size
         partial = match.partial
         takes_over = partial is not None and len(partial.tokens) < self.block_size and not self._in_use(partial)
+        takes_over = takes_over and not sequence.transient
+        for entry in () if sequence.transient else match.entries:
+            self.pools.keep_for_chats(entry)
         for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
             table.first = self.tables.front(group, sequence.length)
             for index in range(table.first, len(match.entries) + takes_over):
@@ -193,7 +205,7 @@ class KVCache:
             sequence.parent = cached
             sequence.registered = index + 1
             self.states.attach(sequence, cached, index)
-            if self.disk_tier is not None:
+            if self.disk_tier is not None and not sequence.transient:
                 self.disk_tier.on_cached(cached)
 
     def _cache(self, sequence: SequenceBlocks, index: int, content: Sequence[int], key: Key | None) -> Entry | None:
@@ -209,11 +221,14 @@ class KVCache:
         if has_blocks and not some_cached:
             entry = self.prefix.insert(sequence.parent, content, blocks, key)
             if entry is not None:
+                entry.transient = sequence.transient
                 for pool, block in pairs:
                     if block != GONE:
                         pool.cached[block] = entry
                 return entry
         entry = self.prefix.find(sequence.parent, content)
+        if entry is not None and not sequence.transient:
+            self.pools.keep_for_chats(entry)
         if entry is not None and GONE in entry.blocks:
             filled = list(entry.blocks)
             for group, (pool, block) in enumerate(pairs):
@@ -334,6 +349,7 @@ class KVCache:
             pool.give_up(table.blocks[::-1] if passed else table.blocks, passed)
             if passed and self.disk_tier is not None:
                 self.disk_tier.on_passed(pool.passed[block] for block in table.blocks if block in pool.passed)
+        self.pools.keep_spare()
 
     def compact(self) -> tuple[BlockCopy, ...]:
         """Move all used blocks to the front, in their order. Runs stay runs, and the free blocks become one run.
@@ -374,7 +390,7 @@ class KVCache:
         try:
             for group, (pool, table) in enumerate(zip(self.pools, sequence.tables, strict=True)):
                 if need[group] > table.end:
-                    self.pools.make_room(group, need[group] - table.end)
+                    self.pools.make_room(group, need[group] - table.end, sequence.transient)
                     pool.extend(table, need[group], max(need[group], want[group]))
         except KVCacheFull:
             for pool, table, end in zip(self.pools, sequence.tables, before, strict=True):

@@ -55,7 +55,7 @@ def block_map(block_size: int, groups: Sequence[LayerGroup], pools: Sequence[Blo
     pictures = []
     for group, (layers, pool, limit) in enumerate(zip(groups, pools, limits, strict=True)):
         states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
-        for waiting in (pool.passed, pool.unused, pool.pinned):
+        for waiting in pool.queues:
             blocks = np.fromiter(waiting, np.intp, len(waiting))
             on_disk = np.fromiter((group in entry.on_disk for entry in waiting.values()), bool, len(waiting))
             states[blocks] = np.where(on_disk, BlockState.STORED, BlockState.CACHED)
@@ -84,7 +84,7 @@ def check_invariants(
             )
             owners[table.blocks] += 1
         assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
-        free, waiting = pool.list_free(), [*pool.passed, *pool.unused, *pool.pinned]
+        free, waiting = pool.list_free(), [block for queue in pool.queues for block in queue]
         uses = pool.ref_counts.copy()
         uses[free] += 1
         uses[waiting] += 1
@@ -95,9 +95,10 @@ def check_invariants(
         )
         assert not pool.sources.keys() & {*free, *waiting}, f"group {group}: the source of a copy may be taken"
         assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
-        assert all(
-            pool.cached.get(b) is e for each in (pool.passed, pool.unused, pool.pinned) for b, e in each.items()
-        ), f"group {group}: what is gone waits to go"
+        assert all(pool.cached.get(b) is e for queue in pool.queues for b, e in queue.items()), (
+            f"group {group}: what is gone waits to go"
+        )
+        assert all(entry.transient for entry in pool.transient.values()), f"group {group}: a block goes too early"
         last = {block for block in waiting if pool.cached[block].key in pool.pins}
         assert last == set(pool.pinned), f"group {group}: what is pinned does not go last"
         held = {entry.blocks[group]: entry for entry in prefix.entries if entry.blocks[group] != GONE}

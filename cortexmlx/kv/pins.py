@@ -8,7 +8,7 @@ from itertools import count
 
 from cortexmlx.errors import InvalidRequest, PinRefused
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import Key
+from cortexmlx.kv.prefix import Key, Salt
 
 SHARE = 0.5
 """The share of a group's blocks, and of the snapshots, that pins may have. Rows need the others."""
@@ -45,7 +45,7 @@ class Pins:
         """Pinned blocks of all groups that are cached now."""
         return self._cache.pools.pinned_blocks
 
-    def add(self, tokens: Sequence[int], salt: str | None) -> tuple[int, int]:
+    def add(self, tokens: Sequence[int], salt: Salt) -> tuple[int, int]:
         """Pin the whole blocks of `tokens` under `salt`. Return the pin's number, and how many tokens it has.
 
         Raises InvalidRequest if there is no whole block, PinRefused if pins would exceed their share.

@@ -19,6 +19,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -32,6 +33,18 @@ GONE = -1
 
 _CHILDREN_LOOKED_AT = 16
 """How many successors of a block are compared for a partial match, the newest first. It bounds the work."""
+
+
+class AdapterSalt(NamedTuple):
+    """The salt of a client's texts with an adapter."""
+
+    adapter: bytes
+    """A hash of its content."""
+    client: str | None
+
+
+Salt = str | AdapterSalt | None
+"""Under which texts are found: a client's name; None for those who have none."""
 
 
 @dataclass(eq=False)
@@ -58,6 +71,8 @@ class Entry(Node):
     """Snapshots of recurrent states, by the number of this block's tokens that they come after."""
     on_disk: frozenset[int] = field(default=frozenset(), kw_only=True)
     """The groups, or `STATE`, whose piece of this entry is on disk."""
+    transient: bool = field(default=False, kw_only=True)
+    """Whether only transient sequences have used it: see `KVCache.allocate_for`."""
     forgotten: bool = field(default=False, kw_only=True)
     """Whether the entry has been removed. A sequence may still continue from it."""
 
@@ -108,11 +123,11 @@ class PrefixCache:
         self.block_size = block_size
         self._hash = hashing
         self._entries: dict[Key, Entry] = {}
-        self._roots: WeakValueDictionary[str | None, Node] = WeakValueDictionary()
+        self._roots: WeakValueDictionary[Salt, Node] = WeakValueDictionary()
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
-    def root(self, salt: str | None = None) -> Node:
+    def root(self, salt: Salt = None) -> Node:
         """Return the node where the texts of a salt begin. It lives as long as a cached block or a sequence
         follows it.
         """
@@ -121,13 +136,16 @@ class PrefixCache:
             root = self._roots[salt] = Node(self._root_key(salt))
         return root
 
-    def _root_key(self, salt: str | None) -> Key:
+    def _root_key(self, salt: Salt) -> Key:
         if salt is None:
             return hashlib.blake2b(digest_size=16).digest()
+        if isinstance(salt, AdapterSalt):
+            chain = self._root_key(salt.client) + salt.adapter
+            return hashlib.blake2b(chain, digest_size=16, person=b"adapter").digest()
         name = salt.encode(errors="surrogatepass")
         return hashlib.blake2b(name, digest_size=16, person=b"root").digest()  # no block's key, whatever the name
 
-    def keys(self, tokens: Sequence[int], salt: str | None = None) -> list[Key]:
+    def keys(self, tokens: Sequence[int], salt: Salt = None) -> list[Key]:
         """Return the keys of the full blocks of `tokens` under `salt`."""
         keys, key = [], self._root_key(salt)
         for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
@@ -135,7 +153,7 @@ class PrefixCache:
             keys.append(key)
         return keys
 
-    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: str | None = None) -> Match:
+    def match(self, tokens: Sequence[int], keys: Sequence[Key], max_tokens: int, salt: Salt = None) -> Match:
         """Return the longest beginning of `tokens` that is cached under `salt`, at most `max_tokens` tokens. `keys` are
         `keys(tokens, salt)`.
         """

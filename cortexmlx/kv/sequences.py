@@ -87,22 +87,25 @@ class SequenceTables:
 
     # -- room for others ----------------------------------------------------------------------------------------------
 
-    def can_obtain(self, blocks: Sequence[int], promised: Mapping[int, int] | None = None) -> bool:
+    def can_obtain(
+        self, blocks: Sequence[int], promised: Mapping[int, int] | None = None, transient: bool = False
+    ) -> bool:
         """Return whether a new sequence can get `blocks` blocks of each group; see `obtainable_beside`."""
-        return all(needed <= n for needed, n in zip(blocks, self.obtainable_beside(promised or {}), strict=True))
+        counts = self.obtainable_beside(promised or {}, transient)
+        return all(needed <= n for needed, n in zip(blocks, counts, strict=True))
 
-    def obtainable_beside(self, promised: Mapping[int, int]) -> list[int]:
+    def obtainable_beside(self, promised: Mapping[int, int], transient: bool = False) -> list[int]:
         """Return how many blocks of each group a new sequence can get if sequences give back spare blocks.
 
-        `promised` has the tokens for which a sequence keeps room. It gives back the blocks beyond these tokens and
-        beyond its length.
+        A `transient` one evicts nothing that others have cached. `promised` has the tokens for which a sequence keeps
+        room. It gives back the blocks beyond these tokens and beyond its length.
         """
         kept = {seq: self.blocks_for(max(tokens, self.length(seq))) for seq, tokens in promised.items()}
         counts = []
         for group in range(len(self._pools.groups)):
             tables = ((self.sequences[seq].tables[group], end) for seq, end in kept.items())
             spare = sum(min(max(0, table.end - end), len(table.blocks)) for table, end in tables)
-            counts.append(self._pools.obtainable(group) + spare)
+            counts.append(self._pools.obtainable(group, transient) + spare)
         return counts
 
     @property

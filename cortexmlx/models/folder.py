@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.host.package import missing_package, mlx_lm_utils
+from cortexmlx.models.embedding.backbone import lacks_head, load_options
+from cortexmlx.models.embedding.files import MODULES
 from cortexmlx.models.folder_config import (
     check_layers,
     end_ids,
@@ -35,7 +37,10 @@ def load_folder(
     ModelUnsupported for an architecture that mlx-lm does not have, and for a model that needs code of its own.
     """
     tokenizer, config, notes = read_folder(folder)
-    return _load_weights(folder, config, on_built, lazy), tokenizer, config, notes
+    tensors = check_weights(folder)
+    if lacks_head(tensors, config, _embeds(folder)):
+        notes += ("its weights have no output matrix: it embeds texts, and what it writes means nothing",)
+    return _load_weights(folder, config, tensors, on_built, lazy), tokenizer, config, notes
 
 
 def read_folder(folder: Path) -> tuple[Any, dict[str, Any], tuple[str, ...]]:
@@ -99,13 +104,21 @@ def unreadable_weights(folder: Path) -> Iterator[None]:
         raise ModelCorrupt(f"the weights in {folder} cannot be read: {one_line(error)}") from error
 
 
-def _load_weights(folder: Path, config: dict[str, Any], on_built: Callable[[Any], None], lazy: bool) -> Any:
+def _embeds(folder: Path) -> bool:
+    return (folder / MODULES).is_file()
+
+
+def _load_weights(
+    folder: Path, config: dict[str, Any], tensors: Collection[str], on_built: Callable[[Any], None], lazy: bool
+) -> Any:
     import mlx.core as mx
 
     _check_code(folder, config)
+    utils = mlx_lm_utils()
+    options = load_options(tensors, config, _embeds(folder), utils._get_classes)
     try:
         with unreadable_weights(folder):
-            model, _ = mlx_lm_utils().load_model(folder, lazy=True)
+            model, _ = utils.load_model(folder, lazy=True, **options)
             on_built(model)
             if not lazy:
                 mx.eval(model.parameters())

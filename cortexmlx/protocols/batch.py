@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any
 
+from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.fields import Unserved, check_fields
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.openai import chat_completions, completions, embeddings, responses
+from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.reply import Body, ReplyInfo, TokenBytes
 from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.simple import no_adapter
 from cortexmlx.request import Completion
 
 Identity = str | int
@@ -43,6 +46,7 @@ class Style(str, Enum):
     CHAT = chat_completions.URL
     COMPLETIONS = completions.URL
     RESPONSES = responses.URL
+    EMBEDDINGS = embeddings.URL
     SIMPLE = "simple"
 
 
@@ -74,7 +78,7 @@ class BatchRequest:
     id: Identity
     """The user's id, or the number of the line."""
     style: Style
-    request: Request
+    request: Request | EmbeddingRequest
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,31 @@ def style_of(data: Mapping[str, Any]) -> Style:
     return ENDPOINTS.get(url, Style.CHAT) if isinstance(url, str) else Style.CHAT
 
 
-def read_line(data: Mapping[str, Any], style: Style, defaults: Defaults) -> Request:
-    """Return the request in a line. Raises InvalidRequest."""
-    if style is not Style.SIMPLE:
-        _check_envelope(data)
-        data = data["body"]
-    return PROTOCOLS[style].read(data, defaults)
+def read_line(data: Mapping[str, Any], style: Style, defaults: Defaults, model: str = "") -> Request | EmbeddingRequest:
+    """Return the request in a line. `model` is the name of the model that answers. Raises InvalidRequest."""
+    if style is Style.SIMPLE:
+        return simple.read(data, defaults)
+    _check_envelope(data)
+    if style is Style.EMBEDDINGS:
+        return embeddings.read(data["body"])
+    request = PROTOCOLS[style].read(data["body"], defaults)
+    return replace(request, adapter=_adapter_in(data["body"].get("model"), model, defaults.adapters))
+
+
+def _adapter_in(named: object, model: str, known: Collection[str]) -> str | None:
+    """Return the adapter that a body names as its model: `model:adapter`, with any name of the model, or an adapter's
+    own name; None: it names none. Raises InvalidRequest if there is no such adapter of `model`.
+    """
+    if not isinstance(named, str):
+        return None
+    if named in known:
+        return named
+    before, colon, name = named.rpartition(":")
+    if colon and name in known:
+        return name
+    if colon and before == model:
+        raise no_adapter(name, known, "model")
+    return None
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:
@@ -127,12 +150,6 @@ def _check_envelope(data: Mapping[str, Any]) -> None:
     if data.get("method", "POST") != "POST":
         raise InvalidRequest(f"method is {data['method']!r}, but must be 'POST'", field="method")
     url = data.get("url", Style.CHAT.value)
-    if url == "/v1/embeddings":
-        raise InvalidRequest(
-            f"{url} is not served: the models that run here write text, and what they compute on the way is no "
-            "embedding",
-            field="url",
-        )
     if not isinstance(url, str) or url not in ENDPOINTS:
         raise InvalidRequest(f"url is {url!r}, but must be one of {', '.join(ENDPOINTS)}", field="url")
     if not isinstance(data.get("body"), dict):
@@ -147,13 +164,22 @@ class Recorder:
     """
 
     def __init__(self, model: str, created: int, token_bytes: TokenBytes) -> None:
+        self._model = model
         self._info = partial(ReplyInfo, model=model, created=created, token_bytes=token_bytes, repeatable=True)
 
     def answer(self, item: BatchRequest, answers: Sequence[Sequence[Completion]]) -> Body:
         """Return the record of a request. `answers` are the answers to each of its prompts."""
+        assert isinstance(item.request, Request)
         body = PROTOCOLS[item.style].write(item.request, answers, self._info(str(item.line)))
-        if item.style is Style.SIMPLE:
-            return {"id": item.id, **body}
+        return {"id": item.id, **body} if item.style is Style.SIMPLE else self._reply(item, body)
+
+    def embedded(self, item: BatchRequest, made: Embeddings) -> Body:
+        """Return the record of a request for embeddings."""
+        assert isinstance(item.request, EmbeddingRequest)
+        return self._reply(item, embeddings.write(item.request, made, self._model, repeatable=True))
+
+    @staticmethod
+    def _reply(item: BatchRequest, body: Body) -> Body:
         response = {"status_code": 200, "request_id": f"req_{item.line}", "body": body}
         return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": response, "error": None}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,8 @@ class Request:
     """What only the writer of the same protocol knows."""
     hints: TemplateVars = field(default_factory=dict)
     """Variables for chat templates that read them: see `ChatPrompt`."""
+    adapter: str | None = None
+    """The name of the adapter that answers, where a body can say it; None: the model alone."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Defaults:
     """The responses of the same client that were kept; None: none ever are."""
     known_vars: frozenset[str] | None = None
     """The variables that the model's chat template reads; None: they are not known."""
+    adapters: Collection[str] = ()
+    """The names of the adapters that our own JSON may name."""
 
 
 def checked_text(text: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import meant
 from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import parameters, tools
 from cortexmlx.protocols.openai.chat_completions import thoughts
@@ -18,7 +19,7 @@ from cortexmlx.request import Completion
 
 FIELDS = Fields(
     "a request",
-    parameters.SHARED | tools.FIELDS | {"id", "custom_id", "prompt", "messages"},
+    parameters.SHARED | tools.FIELDS | {"adapter", "id", "custom_id", "prompt", "messages"},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
@@ -32,7 +33,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     prompt = _prompt(said)
     templated = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
     variables = parameters.template_variables(said, defaults.template_vars, templated=templated)
-    return Request((prompt,), params, variables, defaults.raw, body=body)
+    return Request((prompt,), params, variables, defaults.raw, body=body, adapter=_adapter(said, defaults))
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
@@ -48,6 +49,21 @@ def _prompt(said: Mapping[str, Any]) -> Asked:
         return read_messages(said["messages"])
     with inside("prompt"):
         return read_prompt(said.get("prompt"), "`prompt` or `messages`")
+
+
+def _adapter(said: Mapping[str, Any], defaults: Defaults) -> str | None:
+    name = said.get("adapter")
+    if name is None or (isinstance(name, str) and name in defaults.adapters):
+        return name
+    if not isinstance(name, str):
+        raise InvalidRequest(f"adapter is {name!r:.80}, but must be a text", field="adapter")
+    raise no_adapter(name, defaults.adapters, "adapter")
+
+
+def no_adapter(name: str, known: Collection[str], field: str) -> InvalidRequest:
+    """Return the error of a name for which there is no adapter."""
+    there = f"there are {', '.join(map(repr, known))}" if known else "none are loaded, and --adapters loads some"
+    return InvalidRequest(f"there is no adapter {name!r:.80}{meant(name[:80], known)}: {there}", field=field)
 
 
 def _answer(answer: Completion, info: ReplyInfo) -> Body:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
-from cortexmlx.scheduling.job import Job, Lane
+from cortexmlx.scheduling.job import Job, Lane, by_adapter
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import flush_of
@@ -89,7 +89,7 @@ class DecodeWindow:
             if job.can_decode:
                 outputs = min(self.columns, job.plannable)
                 make_room(job, job.num_computed_tokens + outputs)
-        ready = [job for job in self._running.jobs if job.can_decode]
+        ready = sorted([job for job in self._running.jobs if job.can_decode], key=by_adapter)
         self.lanes = tuple(Lane(job, job.generation, job.num_computed_tokens) for job in ready)
 
     def _columns_for(self, jobs: Sequence[Job]) -> int:

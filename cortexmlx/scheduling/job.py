@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import NewType
 
-from cortexmlx.kv.prefix import Key
+from cortexmlx.kv.prefix import AdapterSalt, Key, Salt
 from cortexmlx.kv.state.snapshots import Row
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.sampling_params import SamplingParams
@@ -56,7 +56,7 @@ class Job:
     keep: KeepPolicy | None = None
     """Which tokens stay when the text outgrows the context; None: all tokens."""
     salt: str | None = None
-    """It shares blocks with jobs of the same salt only."""
+    """It shares texts with jobs of the same salt only, and blocks with those that have its adapter, too (`chain`)."""
     state: RequestState = RequestState.WAITING
     generation: int = 0
     """A number that changes when the job loses its row. Results for an older generation are dropped."""
@@ -68,6 +68,8 @@ class Job:
     """Tokens of the answer that are planned or committed."""
     num_scored_tokens: int = 1
     """Tokens of `request.scored` that have their log-probabilities. The first token needs none."""
+    num_pooled_tokens: int = 0
+    """Tokens of a request without an answer whose states are summed up, and those before the first of them."""
     reserved: int = 0
     """Tokens for which room is promised to it."""
     cached: int = 0
@@ -112,6 +114,8 @@ class Job:
     """Why it ended; None: it has not ended."""
     params: SamplingParams = field(init=False)
     """How its tokens are chosen, without the caller's functions and types: plain data that goes into plans."""
+    adapter: int = field(init=False)
+    """The number of its adapter in plans; 0: the base model."""
     processed: bool = field(init=False)
     """Whether functions of the caller change its logits. The runner has them, under the job's id."""
     tokens: list[int] = field(init=False)
@@ -127,6 +131,7 @@ class Job:
 
     def __post_init__(self) -> None:
         request, answer = self.request, self.max_new_tokens
+        self.adapter = 0 if request.adapter_key is None else request.adapter_key.number
         self.params, self.processed = request.params, bool(request.params.logits_processors)
         if self.processed or request.params.structured is not None or request.params.tools:
             self.params = copy(request.params)  # `replace` would check all values again
@@ -134,9 +139,17 @@ class Job:
                 object.__setattr__(self.params, name, none)
         self.tokens = list(request.prompt)
         self.prompt_length = len(self.tokens)
+        if request.pooled is not None:
+            self.keep, self.num_pooled_tokens = None, request.pooled.first
         self.dropped = [] if self.keep is None else self.keep.cut(self.tokens)
         delay = BACKGROUND_DELAY * (0.5 + 0.5 / (1 + answer / LONG_ANSWER)) if request.background else 0.0
         self.order = (self.arrival - SECONDS_PER_PRIORITY * request.params.priority + delay, self.number)
+
+    @property
+    def chain(self) -> Salt:
+        """Under which salt its blocks are cached: keys and values of one adapter are none of another's."""
+        adapter = self.request.adapter_key
+        return self.salt if adapter is None else AdapterSalt(adapter.digest, self.salt)
 
     @property
     def seed(self) -> int:
@@ -219,11 +232,24 @@ class Job:
         return self.num_scored_tokens < len(self.request.scored)
 
     @property
+    def pools(self) -> bool:
+        """Whether the states of its prompt are asked for, and no answer. It ends with its prompt, and takes no row."""
+        return self.request.pooled is not None
+
+    def num_sharable(self, tokens: int) -> int:
+        """Return how many of its first `tokens` tokens other jobs may begin with."""
+        pooled = self.request.pooled
+        return tokens if pooled is None else min(tokens, pooled.shared)
+
+    @property
     def num_reusable_tokens(self) -> int:
         """How many of its first tokens need not be computed if they are cached: all but the last. While its text is
-        scored: those before the next token to score.
+        scored: those before the next token to score. Of a prompt whose states are summed up: those that it shares,
+        before the next state that counts.
         """
         most = len(self.tokens) - 1
+        if self.pools:
+            return self.num_sharable(min(most, self.num_pooled_tokens))
         return min(most, self.num_scored_tokens - 1) if self.being_scored else most
 
     def scored_after(self, first: int, end: int) -> range:
@@ -231,6 +257,18 @@ class Job:
         each of them follows one of these.
         """
         return range(max(first + 1, self.num_scored_tokens), min(end + 1, len(self.request.scored)))
+
+    def pooled_after(self, first: int, end: int) -> range:
+        """Return the positions of the tokens whose states count when the tokens `first .. end` are computed."""
+        return range(max(first, self.num_pooled_tokens), end) if self.pools else range(0)
+
+    def take_prompt(self, scored: range, pooled: range) -> bool:
+        """Note which tokens of the prompt were scored, and which were pooled. Return whether that ends the job."""
+        if scored:
+            self.num_scored_tokens = scored.stop
+        if pooled:
+            self.num_pooled_tokens = pooled.stop
+        return self.pools and self.num_pooled_tokens == self.prompt_length
 
     def take(self, token: int, index: int = 0, on_token: OnToken | None = None) -> FinishReason | None:
         """Take the job's next token, which is at `index` in the step's result. Return why it is the last one; None if
@@ -291,6 +329,11 @@ class Job:
         assert self.generated <= self.num_planned_outputs <= self.max_new_tokens, (
             f"job {self.id} has more tokens than it may have"
         )
+
+
+def by_adapter(job: Job) -> int:
+    """Return the place of a job's row in a step: rows of one adapter are computed together."""
+    return job.adapter
 
 
 OnToken = Callable[[Job, int, int, bool], bool]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.disk_tier import DiskLoad, PieceLoad
-from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.prefix import Key, Match, Salt
 from cortexmlx.kv.state.resume_points import whole_blocks
 from cortexmlx.kv.state.snapshots import Save
 from cortexmlx.kv.step import BlockCopy
@@ -32,6 +32,8 @@ class RunningSet:
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
         self.changes = 0
+        self._texts = self._text_tokens = 0
+        """How many of the jobs end with their prompts, and how many tokens of those are not computed yet."""
         self._turns = 0
         self._loads: list[PieceLoad] = []
 
@@ -71,13 +73,38 @@ class RunningSet:
         several = [own for own in rows.values() if len(own) > 1]
         return max(several or [self.in_order], key=lambda own: sum(len(job.tokens) for job in own))[-1]
 
-    def keys(self, tokens: Sequence[int], salt: str | None, shared: bool = True) -> list[Key]:
+    def keys(self, tokens: Sequence[int], salt: Salt, shared: bool = True) -> list[Key]:
         """Return the keys of the full blocks of `tokens` in the prefix cache; none if they are not shared."""
         return self.cache.prefix.keys(tokens, salt) if self.share_prefixes and shared else []
+
+    def keys_of(self, job: Job) -> list[Key]:
+        """Return the keys of the full blocks of a job's tokens that it may share."""
+        return self.keys(job.tokens[: job.num_sharable(len(job.tokens))], job.chain, job.request.cache)
 
     def shares(self, job: Job) -> bool:
         """Return whether a job may begin with what other jobs stored, and other jobs with what it stores."""
         return self.share_prefixes and job.request.cache
+
+    @property
+    def rows(self) -> int:
+        """How many jobs have a row: all but those that end with their prompt."""
+        return len(self.jobs) - self._texts
+
+    def has_place_for(self, job: Job) -> bool:
+        """Return whether a job of this kind may begin: there is a row, or, for one that ends with its prompt, the next
+        step has room for its tokens. While steps are kept small, all jobs count as rows.
+        """
+        if self.backoff.holds_back:
+            return len(self.jobs) < self.backoff.rows
+        if not job.pools:
+            return self.rows < self.backoff.rows
+        return self._text_tokens < self.backoff.tokens
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the counts of jobs that end with their prompts are wrong."""
+        texts = [job for job in self.jobs if job.pools]
+        assert self._texts == len(texts), "the count of texts is wrong"
+        assert self._text_tokens == sum(map(_missing, texts)), "the count of the tokens of texts is wrong"
 
     def begin_keys(self, job: Job) -> list[Key]:
         """Return the `keys` of a new job's prompt. A fork takes those of its parent, as far as the parent still has the
@@ -85,7 +112,7 @@ class RunningSet:
         """
         parent = job.fork_of
         if parent is None or parent.drops:
-            return self.keys(job.tokens, job.salt, job.request.cache)
+            return self.keys_of(job)
         return parent.keys[: len(job.tokens) // self.cache.block_size]  # one that was preempted knows more
 
     def match(self, job: Job) -> Match | None:
@@ -94,7 +121,7 @@ class RunningSet:
         """
         if not self.shares(job):
             return None
-        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.salt)
+        return self.cache.match(job.tokens, job.keys, job.num_reusable_tokens, job.chain)
 
     def fits(self, job: Job, match: Match | None) -> bool:
         """Return whether there are blocks for a job and one more for every row, if headroom is dropped and the sources
@@ -102,28 +129,41 @@ class RunningSet:
         """
         if not self.jobs:
             return True
-        need = self._blocks_needed(job, match)
-        tables = self.cache.tables
-        return tables.can_obtain(need) or tables.can_obtain(need, {row.id: row.reserved for row in self.jobs})
+        need, tables = self._blocks_needed(job, match), self.cache.tables
+        if tables.can_obtain(need, None, job.pools):
+            return True
+        return tables.can_obtain(need, {row.id: row.reserved for row in self.jobs}, job.pools)
 
     @property
     def room(self) -> list[int]:
         """Blocks of each layer group that a job may need to begin now, if headroom is dropped."""
         blocks = self.cache.tables.obtainable_beside({row.id: row.reserved for row in self.jobs})
-        return [count - len(self.jobs) for count in blocks]
+        return [count - self.rows for count in blocks]
 
     def fits_uncached(self, job: Job, room: list[int]) -> bool:
         """Return whether a job fits into `room` without any cached block. The prefix cache is not looked at."""
         needed = self.cache.blocks_needed(len(job.tokens), None)
         return not self.jobs or all(count <= most for count, most in zip(needed, room, strict=True))
 
-    def make_room(self, job: Job, match: Match | None) -> None:
-        """Drop headroom if a job that fits needs it."""
-        if not self.cache.tables.can_obtain(self._blocks_needed(job, match)):
-            self.drop_headroom()
+    def make_room(self, job: Job, match: Match | None) -> Match | None:
+        """Drop headroom if a job that fits needs it. Return what is cached of the job then.
+
+        A job that ends with its prompt evicts nothing of chats, unless no other job runs: then the system has taken
+        memory away, and the job could never begin.
+        """
+        if self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools):
+            return match
+        self.drop_headroom()
+        evicted = False
+        while not self.jobs and job.pools and self._lacks_blocks(job, match) and self.cache.pools.drop_cached(1):
+            evicted, match = True, None  # it may be what was evicted
+        return self.match(job) if evicted else match
+
+    def _lacks_blocks(self, job: Job, match: Match | None) -> bool:
+        return not self.cache.tables.can_obtain(self._blocks_needed(job, match), None, job.pools)
 
     def _blocks_needed(self, job: Job, match: Match | None) -> list[int]:
-        return [count + len(self.jobs) for count in self.cache.blocks_needed(len(job.tokens), match)]
+        return [count + self.rows for count in self.cache.blocks_needed(len(job.tokens), match)]
 
     def begin(self, job: Job, match: Match | None, load: DiskLoad | None = None) -> tuple[BlockCopy, ...]:
         """Give a job a row and blocks for its tokens, and return the block copies that this takes.
@@ -136,7 +176,7 @@ class RunningSet:
         parent = self.parent_to_fork(job)
         if parent is None:
             headroom = min(self.headroom, max(0, job.max_new_tokens - job.generated))
-            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load)
+            copies = self.cache.allocate_for(job.id, len(job.tokens), headroom, match, load, job.pools)
             if load is not None:
                 self._loads += self.cache.load(job.id, load, job.tokens, job.keys)
         else:
@@ -148,6 +188,9 @@ class RunningSet:
         job.state = RequestState.PREFILLING
         job.num_planned_outputs, job.reserved = job.generated, len(job.tokens)
         job.num_computed_tokens = job.num_stored_tokens = self.cache.tables.length(job.id)
+        if job.pools:
+            self._texts += 1
+            self._text_tokens += _missing(job)
         self._enter(job, match)
         return copies
 
@@ -243,9 +286,11 @@ class RunningSet:
 
     def store(self, job: Job, tokens: int) -> None:
         """Note that the job's first `tokens` tokens are in the arena, or will be before anyone reads them."""
+        self._text_tokens -= tokens - job.num_stored_tokens if job.pools else 0
         job.num_stored_tokens = tokens
         if self.shares(job):
-            self.cache.register(job.id, job.tokens, min(tokens, len(job.tokens)), job.keys)
+            stored = job.num_sharable(min(tokens, len(job.tokens)))
+            self.cache.register(job.id, job.tokens, stored, job.keys)
         self.changes += 1
 
     def keeps_all_of(self, job: Job) -> bool:
@@ -261,6 +306,9 @@ class RunningSet:
     def release_row(self, job: Job) -> None:
         """Free a job's row, but not its blocks."""
         self.jobs.remove(job)
+        if job.pools:
+            self._texts -= 1
+            self._text_tokens -= _missing(job)
         self.changes += 1
 
     def release_blocks(self, job: Job) -> None:
@@ -268,7 +316,7 @@ class RunningSet:
 
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
-        stored = min(job.num_stored_tokens, len(job.tokens)) if self.shares(job) else 0
+        stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares(job) else 0
         if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.taken`
             stored -= stored % self.cache.block_size
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
@@ -277,6 +325,11 @@ class RunningSet:
         else:
             self.cache.free(job.id)
         self.changes += 1
+
+
+def _missing(job: Job) -> int:
+    """Return how many tokens of a text are not in the arena yet."""
+    return len(job.tokens) - job.num_stored_tokens
 
 
 def can_fork(job: Job) -> bool:

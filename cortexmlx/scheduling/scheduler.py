@@ -25,7 +25,7 @@ from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
-from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken
+from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken, by_adapter
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, fit_all
@@ -75,16 +75,14 @@ class Scheduler:
         """Queue a job for a request, and return it. With `fork_of`, it is another answer to that job's prompt. Raises
         PromptTooLong if it can never fit.
         """
-        prompt, params = request.prompt, request.params
-        self.check_prompt(len(prompt), params)
-        room = self.limits.room(len(prompt), self.cache.tables.capacity_tokens)
+        self.limits.check_request(request, self.cache.tables.capacity_tokens)
         salt = None if self.config.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
             id=job_id,
             request=request,
             stop_ids=stop_ids,
-            max_new_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            max_new_tokens=self.limits.new_tokens(request, self.cache.tables.capacity_tokens),
             arrival=self._clock() if fork_of is None else fork_of.arrival,
             number=self._arrivals,
             keys=[],
@@ -197,13 +195,14 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together."""
         running, ended = self._running.jobs, self._window.awaiting_flush
-        assert len(running) <= self.config.max_rows and all(job.running for job in running)
+        assert self._running.rows <= self.config.max_rows and all(job.running for job in running)
         assert set(self.jobs) == set(self._jobs.values()), "a job is in no queue, or in one after its end"
         with_blocks = {job.id for job in (*running, *ended)}
         assert self.cache.tables.sequences.keys() == with_blocks, "blocks of nobody, or nobody's blocks"
         for job in running:
             job.check_invariants(self.cache.tables.length(job.id))
         self._admission.check_invariants()
+        self._running.check_invariants()
         self.cache.check_invariants()
 
     @property
@@ -298,7 +297,7 @@ class Scheduler:
         decoding = [j for j in decoding if j.running]
         pieces = [(job, count) for job, count in pieces if job.running]
         several = [(j, 1 + len(j.drafts)) for j in decoding] + pieces
-        scheduled = sorted(several, key=lambda each: each[1] > 1)
+        scheduled = sorted(several, key=lambda each: (each[1] > 1, by_adapter(each[0])))
         if not scheduled:
             return None
         plan = self._builder.mixed(scheduled, flush, self._running.cuts(scheduled))
@@ -330,7 +329,7 @@ class Scheduler:
                 job.state = RequestState.DECODING
                 if plan.kind is StepKind.MIXED:
                     job.verifying, job.drafts = job.drafts, ()
-                job.num_planned_outputs += 1 + len(job.verifying)
+                job.num_planned_outputs += 0 if job.pools else 1 + len(job.verifying)
 
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
@@ -354,7 +353,7 @@ class Scheduler:
         self._admission.release_claims(job)
         self._running.release_blocks(job) if trusted else self.cache.free(job.id)
         self.dropped_tokens += job.lose_row()
-        job.keys = self._running.keys(job.tokens, job.salt, job.request.cache)
+        job.keys = self._running.keys_of(job)
         self._admission.enqueue(job)
 
     # -- results ------------------------------------------------------------------------------------------------------
@@ -367,9 +366,10 @@ class Scheduler:
         """
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.learn(plan, seconds)
-        for segment in plan.segments if plan.scoring is not None else ():
-            if segment.scored and (job := self._of(segment)):
-                job.num_scored_tokens = segment.scored.stop
+        for segment in plan.segments if plan.asks_of_prompts else ():
+            job = self._of(segment)
+            if job is not None and job.take_prompt(segment.scored, segment.pooled):
+                self.finish(job.id, FinishReason.STOP)
         if self.backoff.holds_back and self.backoff.relax():
             self._admission.ask_again()
         committed: list[Committed] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
+from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
@@ -59,6 +60,25 @@ class Limits:
                 "shorten the prompt or raise max_request_tokens"
             )
 
+    def check_request(self, request: QueuedRequest, capacity: int) -> None:
+        """`check` the prompt of a request. If it has no answer, it needs no room for one."""
+        tokens = len(request.prompt)
+        if request.pooled is None:
+            self.check(tokens, capacity, request.params)
+        elif tokens > min(self.context, self.max_request_tokens or _ENDLESS, capacity):
+            raise PromptTooLong(
+                f"the text has {tokens} tokens, and the model's context is {self.context}, a request may have "
+                f"{self.max_request_tokens or 'any number of'} and the KV cache holds {capacity}: shorten the text, or "
+                "raise what is too small (max_request_tokens, --kv-memory)"
+            )
+
+    def new_tokens(self, request: QueuedRequest, capacity: int) -> int:
+        """Return how many tokens an answer of a request may have."""
+        if request.pooled is not None:
+            return 0
+        room, most = self.room(len(request.prompt), capacity), request.params.max_tokens
+        return room if most is None else min(most, room)
+
     def scored(self, capacity: int) -> int:
         """Return the length of the longest text that can be scored in a cache of `capacity` tokens, which need not hold
         the last token.
@@ -75,7 +95,7 @@ class Limits:
 
 def fit(job: Job, capacity: int) -> None:
     """Let a job's answer end when a cache of `capacity` tokens is full. Its last token needs no place there."""
-    if job.keep is not None and job.keep.most <= capacity:
+    if job.pools or (job.keep is not None and job.keep.most <= capacity):
         return
     most = capacity + 1 - job.prompt_length + len(job.dropped)
     job.max_new_tokens = max(job.generated, min(job.max_new_tokens, most))
@@ -88,7 +108,7 @@ def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
     ended = []
     for job in jobs:
         fit(job, capacity)
-        if job.generated >= job.max_new_tokens:
+        if job.prompt_length > capacity if job.pools else job.generated >= job.max_new_tokens:
             ended.append(job)
     return ended
 

@@ -32,8 +32,16 @@ class SlowReader(CortexError):
 class Answering:
     """The answers to the prompts of one request."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, request: Request, transcripts: Table | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        mailbox: Mailbox,
+        request: Request,
+        transcripts: Table | None = None,
+        adapter: str | None = None,
+    ) -> None:
         self._engine = engine
+        self._adapter = adapter
         self._transcripts = transcripts
         self._mailbox = mailbox
         self._request = request
@@ -61,7 +69,14 @@ class Answering:
                 prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, reading)
             listener = self._listener(number, reading)
             self._handles.append(
-                self._engine.submit(prompt, self._request.params, listener=listener, client=client, timeout=timeout)
+                self._engine.submit(
+                    prompt,
+                    self._request.params,
+                    listener=listener,
+                    client=client,
+                    timeout=timeout,
+                    adapter=self._adapter,
+                )
             )
 
     def _listener(self, number: int, reading: Reading | None) -> Any:

@@ -13,9 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.protocols import rerank
 from cortexmlx.protocols.anthropic import messages
+from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import response_paths
 from cortexmlx.server.asking import Asking, guarded
+from cortexmlx.server.embedding_paths import EmbeddingPaths
 from cortexmlx.server.loading.pool import ModelPool
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
@@ -29,7 +32,18 @@ from cortexmlx.server.web.request_log import RequestLog
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
-PATHS = (*PROTOCOLS, messages.COUNT_URL, "/v1/models", "/tokenize", "/health", "/metrics", LIVE, "/")
+PATHS = (
+    *PROTOCOLS,
+    messages.COUNT_URL,
+    embeddings.URL,
+    *rerank.URLS,
+    "/v1/models",
+    "/tokenize",
+    "/health",
+    "/metrics",
+    LIVE,
+    "/",
+)
 """What is served."""
 
 
@@ -38,12 +52,14 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
     models = Models(served, settings)
     watching = Watching(models, settings, PATHS)
     asking, other = Asking(models, settings, watching.tally), _Other(models, settings)
-    responses = ResponsePaths(asking.stored)
+    responses, numbers = ResponsePaths(asking.stored), EmbeddingPaths(asking)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
         Route(response_paths.ONE, guarded(responses.one), methods=["GET", "DELETE"]),
         Route(response_paths.INPUT_ITEMS, guarded(responses.input_items), methods=["GET"]),
         Route(messages.COUNT_URL, guarded(asking.count_tokens), methods=["POST"]),
+        Route(embeddings.URL, guarded(numbers.embeddings), methods=["POST"]),
+        *(Route(path, guarded(numbers.rerank), methods=["POST"]) for path in rerank.URLS),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
         Route("/tokenize", guarded(other.tokenize), methods=["POST"]),

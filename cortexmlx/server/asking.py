@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +35,9 @@ from cortexmlx.server.web.http import (
     by_size,
     error_reply,
     event,
-    gone,
     json_body,
     json_reply,
+    unless_gone,
 )
 from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
@@ -61,11 +61,7 @@ class Asking:
         """Return what answers the requests of a protocol."""
 
         async def answer(request: Request) -> Response:
-            if self.open >= self.settings.max_open:  # before its body takes memory
-                later = {"retry-after": "1"}
-                raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
-            self.open += 1
-            try:
+            with self.entered():
                 body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
                 began, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
@@ -78,10 +74,22 @@ class Asking:
                 except BaseException:
                     lease.release()
                     raise
-            finally:
-                self.open -= 1
 
         return guarded(answer)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count a request as open in this context. Raises Refused if there are too many, before its body takes
+        memory.
+        """
+        if self.open >= self.settings.max_open:
+            later = {"retry-after": "1"}
+            raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with how many tokens the prompt of a message would have."""
@@ -109,7 +117,8 @@ class Asking:
         question: Asked = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
-        answering = Answering(lease.engine, self._mailbox, question, self._tables.of(lease.engine.info.identity))
+        table = self._tables.of(lease.engine.info.identity)
+        answering = Answering(lease.engine, self._mailbox, question, table, lease.adapter)
         info = ReplyInfo(
             uuid.uuid4().hex,
             lease.name,
@@ -139,7 +148,7 @@ class Asking:
                     ended()
 
                 return EventStream(stream, streamed, headers)
-            answers = await self._whole(answering, request)
+            answers = await unless_gone(request, answering.result())
             ended()
             return json_reply(protocol.module.write(question, answers, info), headers=headers)
         except BaseException:
@@ -156,20 +165,6 @@ class Asking:
         known = None if lease is None else frozenset(lease.engine.info.template_vars)
         seal = Seal(self.settings.secret, client or "")
         return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
-
-    async def _whole(self, answering: Answering, request: Request) -> Any:
-        """Return all answers. If the client goes away meanwhile, they are cancelled."""
-        result, away = asyncio.ensure_future(answering.result()), asyncio.ensure_future(gone(request))
-        try:
-            await asyncio.wait((result, away), return_when=asyncio.FIRST_COMPLETED)
-            if not result.done():
-                raise ClientDisconnect
-            return result.result()
-        finally:
-            for task in (result, away):
-                task.cancel()
-                with suppress(asyncio.CancelledError, CortexError):
-                    await task
 
     async def _stream(self, answering: Answering, protocol: Protocol, chunks: Any) -> AsyncIterator[bytes]:
         async for item in answering.events(self.settings.quiet):

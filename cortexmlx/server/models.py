@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
-from cortexmlx.messages import meant
+from cortexmlx.messages import meant as suggested
 from cortexmlx.server.loading.lease import Lease, Served, Wait
 from cortexmlx.server.loading.open_engines import OpenEngines
 from cortexmlx.server.loading.pool import ModelPool
@@ -27,6 +28,20 @@ __all__ = ["Lease", "Models"]
 
 _SHOWN = 80
 """Characters of an unknown name that an error repeats."""
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a name means: a model, or one of its adapters."""
+
+    model: str
+    adapter: str | None = None
+    """None: the model alone."""
+
+    @property
+    def name(self) -> str:
+        """The name that replies say."""
+        return self.model if self.adapter is None else f"{self.model}:{self.adapter}"
 
 
 class Models:
@@ -54,7 +69,8 @@ class Models:
 
         Raises Refused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
         """
-        model, loop, settled = self._meant(name), asyncio.get_running_loop(), asyncio.Event()
+        meant, loop, settled = self._meant(name), asyncio.get_running_loop(), asyncio.Event()
+        model = meant.model
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -64,18 +80,21 @@ class Models:
         try:
             if not wait.settled:
                 await self._waited(model, wait, settled, request)
-            return wait.lease()
+            lease = wait.lease()
         except BaseException:
             wait.leave()
             raise
+        return lease if meant.adapter is None else replace(lease, name=meant.name, adapter=meant.adapter)
 
     def is_ready(self, name: object) -> bool:
         """Return whether `take` would not wait. Raises Refused for an unknown name."""
-        return self._served.is_ready(self._meant(name))
+        return self._served.is_ready(self._meant(name).model)
 
     async def listed(self, request: Request) -> Response:
-        """List all models under all their names, in one form for the OpenAI API and Anthropic's. Nothing is loaded."""
-        names = list(self._names)
+        """List all models under all their names, with their adapters, in one form for the OpenAI API and Anthropic's.
+        Nothing is loaded.
+        """
+        names = list(self._listed)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return json_reply({"object": "list", "data": [self._described(name) for name in names], **pages})
 
@@ -109,25 +128,50 @@ class Models:
 
     @property
     def _names(self) -> dict[str, str]:
-        """All names, each with the model that it means."""
+        """All names of models, each with the model that it means."""
         names = self._served.names
         others = dict.fromkeys(self._settings.names, names[0])
         return {**{name: name for name in names}, **others, **self._settings.aliases}
 
-    def _meant(self, name: object) -> str:
-        """Return the model of a name. Raises InvalidRequest or Refused."""
+    @property
+    def _listed(self) -> dict[str, Meant]:
+        """All names that are listed: those of models, then `model:adapter` for each adapter."""
+        models = {name: Meant(model) for name, model in self._names.items()}
+        adapted = [Meant(model, adapter) for model in self._served.names for adapter in self._served.adapters(model)]
+        return models | {meant.name: meant for meant in adapted if meant.name not in models}
+
+    def _meant(self, name: object) -> Meant:
+        """Return what a name means. Raises InvalidRequest or Refused."""
         if name is None:
-            return self.name
-        known = self._names
-        if isinstance(name, str) and name in known:
-            return known[name]
-        if self._settings.any_name:
-            return self.name
+            return Meant(self.name)
+        listed = self._listed
+        if isinstance(name, str):
+            if name in listed:
+                return listed[name]
+            if (adapted := self._adapted(name)) is not None:
+                return adapted
+        if self._settings.any_name and not (isinstance(name, str) and self._names_adapter(name)):
+            return Meant(self.name)
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
-        told, shown = ", ".join(map(repr, known)), name[:_SHOWN]
-        why = f"there is no model {shown!r}{meant(shown, known)}: this server has {told}"
-        raise Refused(404, f"{why}. --alias and --any-name give others", "model_not_found")
+        told, shown = ", ".join(map(repr, listed)), name[:_SHOWN]
+        why = f"there is no model {shown!r}{suggested(shown, listed)}: this server has {told}"
+        raise Refused(404, f"{why}. --alias, --any-name and --adapters give others", "model_not_found")
+
+    def _adapted(self, name: str) -> Meant | None:
+        """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name, as in vLLM, if one
+        model has it; None: it means nothing.
+        """
+        model, colon, adapter = name.rpartition(":")
+        if colon and (own := self._names.get(model)) is not None and adapter in self._served.adapters(own):
+            return Meant(own, adapter)
+        having = [own for own in self._served.names if name in self._served.adapters(own)]
+        return Meant(having[0], name) if len(having) == 1 else None
+
+    def _names_adapter(self, name: str) -> bool:
+        """Return whether a name asks for an adapter of a model that has some, so that another model is no answer."""
+        own = self._names.get(name.rpartition(":")[0])
+        return own is not None and bool(self._served.adapters(own))
 
     def _check_aliases(self) -> None:
         for name, model in self._settings.aliases.items():
@@ -137,7 +181,8 @@ class Models:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but is a model's own name", field="aliases")
 
     def _described(self, name: str) -> dict[str, Any]:
-        model = self._names.get(name, self.name)
+        meant = self._meant(name)
+        model = meant.model
         context = self._served.context_length(model)
         return {
             "id": name,
@@ -150,4 +195,5 @@ class Models:
             "lifecycle": "active",
             **({} if context is None else {"context_length": context, "max_input_tokens": context}),
             "loaded": self._served.is_loaded(model),
+            **({} if meant.adapter is None else {"parent": model}),
         }

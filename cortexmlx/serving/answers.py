@@ -26,7 +26,7 @@ PROGRESS_SECONDS = 0.1
 """Seconds between two progress events at least."""
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.boundary import StepResult, TokenScores
+    from cortexmlx.execution.boundary import StepResult, TokenScores, Vector
     from cortexmlx.scheduling.steps.plan import Segment
 
 
@@ -75,6 +75,10 @@ class RequestAnswers:
     def generated(self) -> int:
         """Tokens of all answers so far."""
         return sum(a.job.generated for a in self.open) + sum(c.usage.completion_tokens for c in self._done)
+
+    def take_pooled(self, part: Vector) -> None:
+        """Add what a step brought of the prompt's states."""
+        self.handle.pooled = part if self.handle.pooled is None else self.handle.pooled + part
 
     def decode(self) -> None:
         """Note that an answer has its first token, so the prompt is computed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -13,7 +13,8 @@ from cortexmlx.kv.sizing import parse_size
 from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.progress import OnProgress
 from cortexmlx.scheduling.keep_policy import DEFAULT_FIRST, KeepPolicy
-from cortexmlx.serving.app.arguments import checked_function
+from cortexmlx.serving.adapters.registry import AdapterLimits
+from cortexmlx.serving.app.arguments import checked_function, is_name
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,20 @@ class EngineConfig:
 
     adapter: str | Path | None = None
     """The folder of a LoRA or DoRA adapter for the model, or of fine-tuned layers."""
+
+    adapters: Mapping[str, str | Path] | None = None
+    """LoRA adapters that requests can name: a folder for each name. More can be loaded while the engine runs. None:
+    none at first, and no memory is set aside for any.
+    """
+
+    max_adapters: int = 16
+    """How many adapters there may be at once."""
+
+    max_adapter_rank: int = 128
+    """Bound of an adapter's rank."""
+
+    adapter_memory: int | str = "1GB"
+    """Bound of the memory of all adapters: bytes, or a text like "500MB"."""
 
     kv_memory: int | str | None = None
     """Bound of the KV cache: bytes, or a text like "4GB". None: a modest share of the machine."""
@@ -143,12 +158,24 @@ class EngineConfig:
         for name in ("adapter", "kv_store"):
             path = getattr(self, name)
             self._require(name, path is None or isinstance(path, (str, Path)), "the path of a folder or None")
+        self._check_adapters()
         checked_function("on_progress", self.on_progress)
         if self.keep_last is None:
             self._require("keep_first", self.keep_first is None, "None without keep_last (--keep-last)")
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
         parse_size(self.kv_store_bytes)
+
+    def _check_adapters(self) -> None:
+        """Raise InvalidRequest for adapters that are none. Their folders are read when the engine is open."""
+        named = self.adapters is None or isinstance(self.adapters, Mapping)
+        self._require("adapters", named, "a mapping of names to folders, or None")
+        for name, path in (self.adapters or {}).items():
+            ok = is_name(name) and isinstance(path, (str, Path))
+            self._require("adapters", ok, "a mapping of names, of 1 to 1,024 characters, to folders")
+        self._require("max_adapters", _is_count(self.max_adapters, 1), "at least 1")
+        self._require("max_adapter_rank", _is_count(self.max_adapter_rank, 1), "at least 1")
+        parse_size(self.adapter_memory)
 
     def _check_hosts(self) -> None:
         """Raise InvalidRequest for hosts that are none, and for what only a model in this process can have."""
@@ -159,12 +186,18 @@ class EngineConfig:
         if hosts is None:
             return
         self._require("draft", self.draft is None, "None with hosts: a draft model runs in this process alone")
+        self._require("adapters", self.adapters is None, "None with hosts, which serve no adapters per request")
         self._require("kv_store", self.kv_store is None, "None with hosts: their keys and values are not kept on disk")
 
     @property
     def kv_bytes(self) -> int | None:
         """`kv_memory` in bytes."""
         return None if self.kv_memory is None else parse_size(self.kv_memory)
+
+    @property
+    def adapter_limits(self) -> AdapterLimits:
+        """What adapters may take."""
+        return AdapterLimits(self.max_adapters, self.max_adapter_rank, parse_size(self.adapter_memory))
 
     @property
     def used_draft(self) -> str | Path | None:

@@ -18,6 +18,7 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.request import QueuedRequest, RequestId
 from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.serving.adapters.registry import AdapterRegistry
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.begin import begin_speculation
 from cortexmlx.serving.drafting.draft_model import begun, begun_anew
@@ -66,6 +67,7 @@ class EngineCore:
             self.model = model = open_model(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters, lambda: self.scheduler.jobs)
             self.draft = begun(model.draft, config, self.info.vocab_size)
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
@@ -90,6 +92,7 @@ class EngineCore:
             self._job_numbers,
             self.config.forced_tokens,
             lambda job: self.speculation.end(job),
+            self.adapters,
         )
         self.speculation: Speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
 
@@ -118,28 +121,24 @@ class EngineCore:
         return self.scheduler.idle and not self._in_flight
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
-        """Queue a request, whose answers end at `stops` and follow `grammar`. A request that cannot run fails at
-        once.
-        """
+        """Queue a request, whose answers end at `stops` and follow `grammar`. One that cannot run fails at once."""
         self.cache.pools.expect_back()
         self.pins.settle_again()
         try:
-            self.scheduler.check_prompt(len(request.prompt), params=request.params)
+            self.scheduler.limits.check_request(request, self.cache.tables.capacity_tokens)
+            self.requests.add(request, handle, stops, grammar)
         except CortexError as error:
             handle.fail(error)
-            return
-        self.requests.add(request, handle, stops, grammar)
 
     def cancel(self, request: RequestId) -> None:
         """End a request with the text it has. Does nothing if it has ended."""
         self.requests.cancel(request)
 
-    def pin(self, tokens: Sequence[int], client: str | None) -> tuple[int, int]:
-        """Pin a text that a client's requests begin with: see `Pins.add`. Raises InvalidRequest if pinning is useless
-        here.
-        """
+    def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
+        """Pin a text that requests begin with: see `Pins.add`. Raises InvalidRequest if that is useless here."""
         self.model.check_pins()
-        return self.pins.add(tokens, None if self.scheduler.config.share_between_clients else client)
+        client = None if self.scheduler.config.share_between_clients else client
+        return self.pins.add(tokens, self.adapters.salt(adapter, client))
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error, and drop everything in flight."""

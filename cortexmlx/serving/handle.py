@@ -7,13 +7,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from numbers import Real
-from typing import NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.host.waits import wait_until
 from cortexmlx.logprobs import PromptLogprobs
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, RequestId, RequestState, TokenEvent
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 log = logging.getLogger("cortexmlx")
 
@@ -54,6 +58,8 @@ class RequestHandle(NotCopyable):
         self.id = request
         self.prompt_logprobs: PromptLogprobs | None = None
         """Those of the prompt, if they were asked for: from the first token of an answer on."""
+        self.pooled: npt.NDArray[np.float32] | None = None
+        """What of its prompt's states was asked for, if it has no answer: at its end."""
         self.progress: Progress | None = None
         """How far its prompt was when its newest piece began, from the first on; `cached` tokens of it were found."""
         self._cancel = cancel

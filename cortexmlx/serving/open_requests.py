@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from cortexmlx.errors import CortexError
-from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores
+from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores, Vector
 from cortexmlx.execution.logits import NO_TOKEN
 from cortexmlx.grammar.matcher import Grammar, Mask, fill_masks
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
@@ -19,6 +19,7 @@ from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full
 from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.serving.adapters.registry import AdapterRegistry
 from cortexmlx.serving.answers import Answer, RequestAnswers, logprob_of, no_form, no_token, request_of_job
 from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
@@ -41,10 +42,11 @@ class OpenRequests:
         job_numbers: Iterator[int],
         forced_tokens: bool,
         ended: Callable[[Job], None],
+        adapters: AdapterRegistry,
     ) -> None:
         """Make it without requests. `processors` are the runner's, `detokenizer` makes one for an answer, and
         `job_numbers` yields the numbers of new jobs. `forced_tokens`: see `EngineConfig`. `ended` is called with each
-        job that has ended.
+        job that has ended. `adapters` are those that requests can name.
         """
         self.answers: dict[JobId, Answer] = {}
         self.by_id: dict[RequestId, RequestAnswers] = {}
@@ -56,12 +58,14 @@ class OpenRequests:
         self._job_numbers = job_numbers
         self._forced_tokens = forced_tokens
         self._ended = ended
+        self._adapters = adapters
         self._constrainable = 0
 
     # -- requests come ------------------------------------------------------------------------------------------------
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
-        """Queue a request that can run. Its answers end at `stops` and follow `grammar`."""
+        """Queue a request that can run. Its answers end at `stops` and follow `grammar`. Raises UnknownAdapter."""
+        request = self._adapters.resolved(request)
         params = request.params
         answers = RequestAnswers(request, handle)
         stop_ids = frozenset() if params.only_scores else stops.token_ids
@@ -145,6 +149,7 @@ class OpenRequests:
         """Take the tokens of a step, and finish the answers that end with one of them."""
         if result.scores is not None:
             self._take_scores(plan, result.scores)
+        pooled = self._take_pooled(plan, result.pooled) if result.pooled else []
         self._fail_rows(plan, result)
         read = partial(self._take_token, result)
         for new in self._scheduler.commit(plan, result.tokens, result.seconds, read):
@@ -157,6 +162,9 @@ class OpenRequests:
                 self.fail(answer.of_request, no_form(new.job, answer.matcher.error))
             else:
                 self._finish(answer, new.finish_reason)
+        for answer in pooled:
+            if answer.job.finish_reason is not None:
+                self._finish(answer, answer.job.finish_reason)
 
     def _take_token(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
         """Add a new token to its answer. Return whether the answer's text ends with it."""
@@ -180,6 +188,16 @@ class OpenRequests:
             if begin < end and answer is not None and answer.job.generation == segment.generation:
                 answer.take_scores(segment.scored, scores[begin:end])
             begin = end
+
+    def _take_pooled(self, plan: StepPlan, pooled: Sequence[Vector]) -> list[Answer]:
+        """Take what was asked of the prompts' states. Return the answers that got something."""
+        took = []
+        for segment, part in zip((s for s in plan.segments if s.pooled), pooled, strict=True):
+            answer = self.answers.get(segment.job)
+            if answer is not None and answer.job.generation == segment.generation:
+                answer.of_request.take_pooled(part)
+                took.append(answer)
+        return took
 
     # -- requests end -------------------------------------------------------------------------------------------------
 
@@ -256,6 +274,8 @@ class OpenRequests:
         if answer.job.processed:
             del self._processors[answer.job.id]
         self._ended(answer.job)
+        if answer.job.adapter:
+            self._adapters.sweep()
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error. The scheduler must have forgotten them."""

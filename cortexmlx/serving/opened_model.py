@@ -10,9 +10,11 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import AdapterRefused, InvalidRequest
+from cortexmlx.execution.boundary import AdapterTables
 from cortexmlx.execution.choices.timed_choices import choose, leave_products, times_at_opening
 from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
@@ -34,6 +36,7 @@ from cortexmlx.models.loaded import check_logits
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.vocabulary import check_same_tokens
+from cortexmlx.serving.embedding.support import support_of
 from cortexmlx.serving.loading.served_model import Call, check_prefix_cache, described, scheduling_of
 from cortexmlx.serving.loading.warm_up import WarmUp
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
@@ -126,6 +129,7 @@ class OpenedModel:
         paged_on_gpu = automatic() == "metal" and mode.most_rows is None
         self._long_tail_rows = long_tail_rows(mode.groups, loaded.weight_bytes) if paged_on_gpu else 0
         reserved = reserved_bytes(mode.groups, load.rows, vocab_size, loaded.weight_bytes, self._long_tail_rows)
+        reserved += config.adapter_limits.bytes if config.adapters is not None else 0
         self.reserved = reserved
         """Bytes that it takes beside the KV memory."""
         notes, groups, draft = self._draft_notes(), mode.groups, self.draft
@@ -142,8 +146,12 @@ class OpenedModel:
         self.runner = mode.runner(config.block_size, vocab_size, self.backend)
         self._warm_up.add(mode.write_checks(self.backend))
         notes = loaded.notes + beyond + mode.notes + notes + (not_stored(mode) if config.kv_store else ())
+        self.embedding = support_of(
+            loaded, self.runner, mode.groups, self.blocks, config.block_size, config.max_request_tokens
+        )
+        drafting = None if draft is None else draft.info
         self.info: ModelInfo = described(
-            loaded, vocab_size, bytes_per_token(mode.groups), notes, None if draft is None else draft.info
+            loaded, vocab_size, bytes_per_token(mode.groups), notes, drafting, self.embedding.info
         )
 
     def _draft_notes(self) -> tuple[str, ...]:
@@ -225,6 +233,7 @@ class OpenedModel:
         MemoryRefused.
         """
         cache = self._mode.begin(blocks, PrefixCache(self._config.block_size))
+        cache.pools.spare = self.embedding.spare_of(cache.pools.max_blocks)
         if self.disk is not None:
             self.disk.attach(cache)
         return cache
@@ -250,6 +259,16 @@ class OpenedModel:
         if self.disk is not None and self._store is not None:
             self.disk.begin(self.runner)
             self._store.begin(self.disk, self.loaded.model)
+
+    def adapters(self) -> AdapterTables:
+        """Return the model's adapters. Raises AdapterRefused if it runs one request at a time."""
+        if not isinstance(self.runner, ModelRunner):
+            raise AdapterRefused(
+                f"{self.loaded.name} runs one request at a time, and no adapters are served per request then: open an "
+                "engine with one adapter (adapter=, --adapter)"
+            )
+        self.runner.adapters.begin(self.loaded.dtype)
+        return self.runner.adapters
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if pinning a text is useless here."""

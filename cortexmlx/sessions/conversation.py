@@ -66,6 +66,7 @@ class Conversation:
         params: SamplingParams | None = None,
         template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.system = system
         self.params = params or SamplingParams()
@@ -74,6 +75,8 @@ class Conversation:
         self._host = host
         self._reader = reader
         self._client = client
+        self.adapter = adapter
+        """The adapter of its next turns; None: the model as it is."""
         self.unread = 0
         self._messages = listed(messages)
         self._transcript = Transcript()
@@ -249,6 +252,7 @@ class Conversation:
             params=held.params,
             template_vars=held.template_vars,
             client=self._client,
+            adapter=self.adapter,
         )
         other.notes = held.notes
         if host.info.identity == self._host.info.identity:
@@ -372,7 +376,8 @@ class Conversation:
     ) -> StartedTurn:
         params = checked_params(params)
         turn = read_with_timeout(timeout, partial(self._begin, messages, params=params))
-        handle = self._host.submit(turn.prompt, params, listener=listener, client=self._client, timeout=timeout)
+        submit = partial(self._host.submit, listener=listener, timeout=timeout)
+        handle = submit(turn.prompt, params, client=self._client, adapter=self.adapter)
         return StartedTurn(handle, turn, partial(self._end, turn, params))
 
     def _end(self, turn: Turn, params: SamplingParams, completion: Completion) -> None:

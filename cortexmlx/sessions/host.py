@@ -36,6 +36,7 @@ class ConversationEngine(Protocol):
         listener: Listener | None = None,
         client: str | None = None,
         timeout: float | None = None,
+        adapter: str | None = None,
     ) -> RequestHandle:
         """See `Engine.submit`."""
 
@@ -47,5 +48,6 @@ class ConversationEngine(Protocol):
         params: SamplingParams | None = None,
         template_vars: TemplateVars = NO_VARIABLES,
         client: str | None = None,
+        adapter: str | None = None,
     ) -> Any:
         """Return a Conversation: see `Engine.conversation`."""

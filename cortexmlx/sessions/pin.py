@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,9 @@ from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import Message
 from cortexmlx.serving.app.arguments import is_list
+from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize, variables_of
+from cortexmlx.serving.worker import Submission, Worker
 
 
 class Pin:
@@ -42,6 +45,24 @@ class Pin:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.unpin()
+
+
+def pinned(worker: Worker, whole: Submission) -> Pin:
+    """Pin the prompt of a submission, and compute it. Raises PinRefused, InvalidRequest if there is no whole block to
+    pin, and whatever ends the submission's request.
+    """
+    request = whole.request
+    number, count = worker.ask(lambda core: core.pin(request.prompt, request.client, request.adapter))
+    pin = Pin(count, lambda: worker.ask(lambda core: core.pins.remove(number)))
+    handles: list[RequestHandle] = []
+    try:
+        worker.submit([replace(whole, request=replace(request, prompt=request.prompt[: count + 1]))], handles)
+        handles[0].result()
+        worker.ask(lambda core: core.pins.settle(number))
+    except BaseException:
+        pin.unpin()
+        raise
+    return pin
 
 
 def beginning(tokenizer: SharedTokenizer, prefix: Prompt) -> list[int]:

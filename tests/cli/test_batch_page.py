@@ -38,7 +38,7 @@ def test_every_example_of_a_request_is_accepted_whole() -> None:
     lines = examples(INPUT, "jsonl")
     reader = BatchReader([line.encode() for line in lines], SamplingParams(), jsonl=None, raw=False)
     read = list(reader)
-    assert len(read) == len(lines) == 7 and all(isinstance(item, BatchRequest) for item in read)
+    assert len(read) == len(lines) == 8 and all(isinstance(item, BatchRequest) for item in read)
     assert {item.style for item in read} == set(Style)
     plain = [line.encode() for line in examples(INPUT, "text")]
     asked = BatchReader(plain, SamplingParams(), jsonl=None, raw=False)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
+from cortexmlx.cli import options
 from cortexmlx.cli.start import run
 from cortexmlx.structured.output import StructuredOutput
 from support.cli.cli_fakes import Fakes
@@ -79,3 +81,23 @@ def test_wrong_usage_exits_2_and_names_the_option(
     assert run(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and says in " ".join(err.split()) and "Traceback" not in err
+
+
+def test_each_adapter_has_a_name_and_a_folder() -> None:
+    assert options.adapters_of(None) is None and options.adapters_of([]) is None
+    given = ["sql=a", "poems=b=c", "base:sql=a", "sql=a"]
+    assert options.adapters_of(given) == {"sql": "a", "poems": "b=c", "base:sql": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(["sql"], "'sql' is no NAME=FOLDER"), (["=a"], "no NAME"), (["sql="], "no NAME"), (["a=x", "a=y"], "is x and y")],
+)
+def test_wrong_use_is_told(given: list[str], says: str) -> None:
+    with pytest.raises(typer.BadParameter, match=says):
+        options.adapters_of(given)
+
+
+def test_an_adapter_with_a_name_is_told_its_option(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "fake", "--adapter", "sql=folder", "-p", "hi"]) == 2
+    assert "--adapters takes NAME=FOLDER" in " ".join(capsys.readouterr().err.split()) and not fakes.opened

@@ -11,16 +11,21 @@ from typing import Any
 import pytest
 
 import cortexmlx
+from support.embedding.models import write_embedding, write_reranker
+from support.models.adapters import write_adapter
 from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks
 
-PROGRAMS = sorted({block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md"})
-"""Without the pages whose programs need a server: `test_server_page.py` and `tests/server/clients/test_packages.py` run
-them.
+PROGRAMS = sorted(
+    {block.page for block in blocks("python")} - {"docs/server.md", "docs/clients.md", "docs/embeddings.md"}
+)
+"""Without the pages whose programs need a server: `test_server_page.py`, `test_embeddings_page.py` and
+`tests/server/clients/test_packages.py` run them.
 """
 SAID = {
     "README.md": [],
+    "docs/adapters.md": ["4 ", "['sql', 'chat', 'poem']"],
     "docs/batch.md": ["a Hello!\n", "q8 failed: `messages` is missing\n"],
     "docs/coming-from.md": [],
     "docs/memory.md": ["StoreStats("],
@@ -64,11 +69,23 @@ def calling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_calling(tmp_path_factory.mktemp("model") / "calling", "hermes")
 
 
-def opened(models: Mapping[str, Path]) -> Any:
-    """In the place of `Engine`: these names are tiny models, and there are no others."""
+@pytest.fixture(scope="module")
+def pooling(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny models that embed and judge, by the names that the pages give."""
+    folder = tmp_path_factory.mktemp("pooling")
+    return {
+        "Qwen/Qwen3-Embedding-0.6B": write_embedding(folder / "embedding"),
+        "Qwen/Qwen3-Reranker-0.6B": write_reranker(folder / "Qwen3-Reranker", max_position_embeddings=1024),
+    }
+
+
+def opened(models: Mapping[str, Path], others: Any = None) -> Any:
+    """In the place of `Engine`: these names are tiny models. `others` opens all others; None: there are none."""
     real = cortexmlx.Engine
 
     def engine(name: str, **options: Any) -> Any:
+        if others is not None and name not in models:
+            return others(name, **options)
         return real(models[name], **{"kv_memory": "4MB", **options})
 
     return engine
@@ -77,18 +94,24 @@ def opened(models: Mapping[str, Path]) -> Any:
 TOOLS = "docs/tools.md"
 """Its model cannot be had here, and the starter model calls no tools."""
 
+ADAPTERS = "docs/adapters.md"
+"""Its adapters are made here, for the tiny model."""
+
 
 @pytest.mark.parametrize("page", PROGRAMS)
 def test_the_program_of_a_page_runs(
     page: str,
     thinking: Path,
     calling: Path,
+    pooling: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = "mlx-community/Qwen3-4B-4bit" if page == TOOLS else "smollm2"
-    monkeypatch.setattr(cortexmlx, "Engine", opened({name: calling if page == TOOLS else thinking}))
+    monkeypatch.setattr(cortexmlx, "Engine", opened({name: calling if page == TOOLS else thinking, **pooling}))
+    for number, adapter in enumerate(("sql", "chat", "poem") if page == ADAPTERS else ()):
+        write_adapter(tmp_path / "adapters" / adapter, thinking, seed=number)
     run(page, tmp_path, monkeypatch)
     said = capsys.readouterr().out
     assert [words for words in SAID[page] if words not in said] == []
@@ -96,10 +119,15 @@ def test_the_program_of_a_page_runs(
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PROGRAMS if page != TOOLS])
+@pytest.mark.parametrize("page", [page for page in PROGRAMS if page not in (TOOLS, ADAPTERS)])
 def test_it_runs_with_the_starter_model(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    pooling: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(cortexmlx, "Engine", opened(pooling, cortexmlx.Engine))
     run(page, tmp_path, monkeypatch)
     said = capsys.readouterr().out
     assert "Paris" in said or page != "docs/python.md"

@@ -80,6 +80,7 @@ KINDS: dict[str, Callable[[Path, Any], tuple[Path, dict[str, Any]]]] = {
     "kernels": lambda root, tiny: (tiny("one layer"), {"attention": "sim"}),
     "quantized cache": lambda root, tiny: (wide(root, "llama"), {"kv_bits": 8}),
     "adapter": lambda root, tiny: (tiny("llama"), {"adapter": write_adapter(root / "adapter", tiny("llama"))}),
+    "adapters": lambda root, tiny: (tiny("llama"), {"adapters": {"a": write_adapter(root / "a", tiny("llama"))}}),
     "gguf": lambda root, tiny: (write_model(root / "tiny.gguf"), {}),
     "packed": lambda root, tiny: (quantized(root / "packed"), {"dequantize": False}),
     "widened": lambda root, tiny: (quantized(root / "packed"), {"dequantize": True}),

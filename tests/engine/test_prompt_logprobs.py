@@ -16,7 +16,7 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
 from cortexmlx.cli.start import run
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.execution import runner as runner_module
+from cortexmlx.execution.prompts import kept_states
 from cortexmlx.execution.serial import runner as serial_module
 from cortexmlx.kv.arena import Quantization
 from cortexmlx.request import FinishReason, RequestState
@@ -35,7 +35,7 @@ FAST = ("windowed llama", "deepseek_v3", "qwen3_next")
 @pytest.fixture(autouse=True)
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of these tiny models, too, take several slices of logits."""
-    for module in (runner_module, serial_module):
+    for module in (kept_states, serial_module):
         monkeypatch.setattr(module, "rows_at_once", lambda vocab: 5)
 
 
@@ -254,13 +254,13 @@ def test_a_prompt_that_loses_its_row_goes_on_where_it_was(
     """Preempted again and again on its way: no token is scored twice, none is missing."""
     driver = Driver(tiny(name), prefill_budget=10, prefix_cache=prefix_cache, max_rows=2)
     asked: list[int] = []
-    score = runner_module.scores_of
+    score = kept_states.scores_of
 
     def counting(logits: Any, tokens: Any, *others: Any) -> Any:
         asked.extend(tokens.tolist())
         return score(logits, tokens, *others)
 
-    monkeypatch.setattr(runner_module, "scores_of", counting)
+    monkeypatch.setattr(kept_states, "scores_of", counting)
     handle = driver.add(PROMPT, 5, prompt_logprobs=2)
     for place in range(40):
         driver.step()

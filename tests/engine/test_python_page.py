@@ -98,7 +98,7 @@ def mentioned(text: str) -> set[str]:
 def test_every_method_of_the_engine_is_in_its_table_with_its_parameters() -> None:
     methods = {name for name in dir(Engine) if name[0] != "_"} | {"info"}
     text = section("Engine")
-    listed = mentioned(text) - set(inspect.signature(Engine).parameters)
+    listed = mentioned(text) - (set(inspect.signature(Engine).parameters) - methods)
     assert listed == methods
     said = re.search(r"`submit\(([^)]*)\)`", text)
     assert said and re.findall(r"\w+", said[1]) == [

@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_map
 
 from cortexmlx.attention.probe import lazy_pass, probe
-from cortexmlx.execution.logit_rows import LazyPass, LogitRows
+from cortexmlx.execution.logit_rows import LazyPass, LogitRows, own_modules
 from support.models.tiny import CONFIGS, tokens_of
 
 VOCAB, WIDTH = 20, 8
@@ -195,6 +195,19 @@ def test_a_model_is_wrapped_once_however_often_it_is_taken() -> None:
     again = LogitRows(model, no_attention)
     assert isinstance(model.body.closing.norm, nn.RMSNorm)
     np.testing.assert_allclose(np.array(again.run(TOKENS, [], rows_of(2))), whole[[2]], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["nanochat", "llama"])
+def test_modules_keep_their_names_whatever_is_wrapped(name: str) -> None:
+    """The body of the one, and the norm of the other."""
+    arch = importlib.import_module(f"mlx_lm.models.{name}")
+    model = arch.Model(arch.ModelArgs.from_dict(CONFIGS["llama"] | {"model_type": name, "num_key_value_heads": 4}))
+    before = dict(model.named_modules())
+    probe(model)
+    LogitRows(model, lazy_pass)
+    assert dict(model.named_modules()).keys() != before.keys()
+    after = dict(own_modules(model))
+    assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)
 
 
 def test_a_pass_that_fails_picks_nothing_in_the_next() -> None:

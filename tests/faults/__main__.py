@@ -23,8 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.faults import (
+    adapters,
     choices,
     draft_model,
+    embeddings,
     gains,
     identity,
     launches,
@@ -42,6 +44,7 @@ from tests.faults import (
     structured,
     suffix,
     tools,
+    vectors,
     warm,
     worker_starts,
 )
@@ -50,8 +53,10 @@ from tests.faults.planted import Fault
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = (*planted.FAULTS, *own_arrays.FAULTS)
 ROOMS = (
+    adapters,
     choices,
     draft_model,
+    embeddings,
     gains,
     launches,
     lost_hosts,
@@ -66,6 +71,7 @@ ROOMS = (
     structured,
     suffix,
     tools,
+    vectors,
     warm,
     worker_starts,
 )

@@ -134,8 +134,9 @@ HASHING = (
     Fault(
         "drafts are hashed when they are planned",
         RUNNING,
-        "job.tokens, min(tokens, len(job.tokens)), job.keys)",
-        "[*job.tokens, *job.verifying, *job.drafts], tokens, job.keys)",
+        "            stored = job.num_sharable(min(tokens, len(job.tokens)))\n"
+        "            self.cache.register(job.id, job.tokens, stored, job.keys)",
+        "            self.cache.register(job.id, [*job.tokens, *job.verifying, *job.drafts], tokens, job.keys)",
     ),
     Fault(
         "what was taken is not shared",

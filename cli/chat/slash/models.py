@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,17 @@ from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.messages import meant
 from cortexmlx.models.inventory import list_models
 from cortexmlx.request import Message
 from cortexmlx.sessions.markdown import section
 
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
+
+
+NO_ADAPTER = "none"
+"""What the model alone is called among its adapters."""
+_LOADS = "/adapter NAME=FOLDER loads one"
 
 
 def model_names() -> list[str]:
@@ -41,7 +48,8 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
         raise InvalidRequest("this chat cannot change its model")
     if argument == str(chat.host.config.model):
         return print_indented(console, f"{argument} answers already")
-    chat.move(replace(chat.host.config, model=argument, adapter=None, draft=None))
+    chat.move(replace(chat.host.config, model=argument, adapter=None, adapters=None, draft=None))
+    chat.conversation.adapter = None
     info = chat.engine.info
     count = len(chat.conversation.messages)
     said = f", and reads the {count} messages again" if count else ""
@@ -50,6 +58,34 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
         print_indented(console, remark)
     if not info.chat_template:
         raise InvalidRequest(f"{info.name} has no chat template, so it cannot answer here: /model NAME for another")
+
+
+@partial(Command, "/adapter", "[NAME]", "show the adapters, or let one answer; none: the model alone")
+def adapter(chat: ChatSession, argument: str, console: Console) -> None:
+    """/adapter: list the adapters, let one answer, or load one: /adapter NAME=FOLDER."""
+    name, loads, folder = argument.strip().partition("=")
+    there = chat.engine.adapters
+    now = chat.conversation.adapter
+    if not name:
+        for each in (NO_ADAPTER, *there):
+            here = "*" if each == (now or NO_ADAPTER) else " "
+            print_indented(console, f"{here} {each}")
+        return print_indented(console, "/adapter NAME lets one answer, and /adapter NAME=FOLDER loads another")
+    if loads:
+        folder = os.path.abspath(os.path.expanduser(folder))
+        info = chat.engine.load_adapter(name, folder)
+        if chat.host is not None:  # so that it is there after /set, too
+            chat.host.config = replace(chat.host.config, adapters={**(chat.host.config.adapters or {}), name: folder})
+        print_indented(console, f"loaded {name}: rank {info.rank}, {format_bytes(info.bytes)}")
+    elif name != NO_ADAPTER and name not in there:
+        known = ", ".join(there) or "none"
+        raise InvalidRequest(f"there is no adapter {name!r}{meant(name, there)}: there are {known}. {_LOADS}")
+    chat.conversation.adapter = None if name == NO_ADAPTER and not loads else name
+    print_indented(console, f"{chat.engine.info.name} answers {_as(chat.conversation.adapter)} now")
+
+
+def _as(adapter: str | None) -> str:
+    return "alone" if adapter is None else f"with {adapter}"
 
 
 @partial(Command, "/show", "[TOPIC]", f"the model and the chat: {', '.join(TOPICS[:4])}", values=lambda: TOPICS)
@@ -88,6 +124,8 @@ def _info(chat: ChatSession, console: Console) -> None:
         **({"notes": "\n".join(info.notes)} if info.notes else {}),
         "chat": f"{len(chat.conversation.messages)} messages",
     }
+    if chat.conversation.adapter is not None:
+        lines["model"] += f", with the adapter {chat.conversation.adapter}"
     if info.draft is not None:
         lines["draft model"] = f"{info.draft.name}, {format_bytes(info.draft.weight_bytes)}"
     if chat.keeper is not None and chat.keeper.kept is not None:

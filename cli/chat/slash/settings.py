@@ -15,7 +15,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.quotes import unquoted
 from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.slash.command import Command
-from cortexmlx.cli.options import form_of_schema
+from cortexmlx.cli.files.schema_file import form_of_schema
 from cortexmlx.cli.prompts import checked, json_or_text
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.errors import InvalidRequest

@@ -66,6 +66,8 @@ class StateStep:
         in_order = bool((order == np.arange(self.tokens)).all())
         self._place = None if in_order else mx.array(np.argsort(order).astype(np.int32))
         self.whole = in_order and len(parts) == 1 and (not parts[0].piece or self.tokens == 1)
+        self.called: TokenSpan | None = None
+        """The part with which a module is being called; None: modules get all tokens."""
 
     def joined(self, results: Sequence[Any]) -> Any:
         """Join the results of the parts into one of the step: arrays, tuples of arrays, or None."""
@@ -130,7 +132,9 @@ class StateLeaf(Sender):
             before = list(cache.cache)
             mine = [self._of_part(value, part, cache) for value in inputs]
             named = {name: self._of_part(value, part, cache) for name, value in others.items()}
+            step.called = None if step.whole else part
             results.append(original(module, *mine, **named))
+        step.called = None
         return results[0] if step.whole else step.joined(results)
 
     def shifted(self, slot: int, new: mx.array) -> mx.array:

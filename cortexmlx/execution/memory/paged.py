@@ -14,7 +14,7 @@ from cortexmlx.execution.memory.transfer import copy_out, copy_out_state, load, 
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.kv.step import BlockCopy, in_group
+from cortexmlx.kv.step import BlockCopy, GroupStep, in_group
 from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush
 
 
@@ -65,6 +65,14 @@ class PagedMemory:
     def resize(self, blocks: Counts) -> None:
         """Give each layer group its number of blocks: see `KVArena.resize`."""
         self.arena.resize(blocks)
+
+    def check(self, groups: Sequence[GroupStep]) -> None:
+        """Raise KVBlockError if a step would read outside the arena."""
+        for number, group in enumerate(groups):
+            self.arena.check_blocks(number, group.tables)
+            for piece in group.pieces:
+                if piece.slots is not None:
+                    self.arena.check_blocks(number, piece.slots // self.arena.block_size)
 
     def load(self, loads: Sequence[PieceLoad]) -> None:
         """Write pieces from disk to their blocks and snapshots."""

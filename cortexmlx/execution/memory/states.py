@@ -81,6 +81,11 @@ class StateStore:
         self.forget_rows()
         self._snapshots.clear()
 
+    @property
+    def step(self) -> StateStep | None:
+        """How the tokens of the step are cut into parts; None without recurrent layers."""
+        return self._step if self.leaves else None
+
     def snapshot(self, name: int) -> Batch | None:
         """Return the state of a snapshot; None if it does not exist."""
         return self._snapshots.get(name)

@@ -13,8 +13,9 @@ import mlx.nn as nn
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
+from cortexmlx.execution.prompts.kept_states import PromptResults
+from cortexmlx.execution.prompts.scores import rows_at_once, scores_of
 from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
-from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.state.snapshots import StateOps
@@ -185,7 +186,7 @@ class SerialRunner:
             assert self._sampler is not None
             sampled = self._sampler(logits, plan.token_index, [plan.segments[0].live], mask)
         self._newest, self._logits, self._scores = sampled, None, None
-        pending = Pending(sampled, self._started, None if scores is None else lambda: scores)
+        pending = Pending(sampled, self._started, None if scores is None else lambda: PromptResults(scores))
         self._in_flight.append((plan, pending))
         return [] if sampled is None else sampled.arrays()
 

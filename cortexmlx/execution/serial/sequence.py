@@ -42,7 +42,13 @@ class OneSequence(KVCache):
         return sequence_bytes(self._kept, self.tables.capacity_tokens)
 
     def allocate_for(
-        self, seq: int, tokens: int, headroom: int = 0, match: Match | None = None, load: DiskLoad | None = None
+        self,
+        seq: int,
+        tokens: int,
+        headroom: int = 0,
+        match: Match | None = None,
+        load: DiskLoad | None = None,
+        transient: bool = False,
     ) -> tuple[BlockCopy, ...]:
         """Begin a sequence that replaces the last one, with the tokens of `match` that mlx-lm's caches can keep.
 

@@ -16,10 +16,11 @@ class BlockPool:
     """The blocks of one layer group: an allocator, and a reference count per block in `ref_counts`, `[blocks]` int32.
 
     A block without owners is either free or cached. The allocator counts a cached block as used. Unowned cached blocks
-    wait in one of three queues, and the first block of the first queue that is not empty is evicted next:
+    wait in one of four queues, and the first block of the first queue that is not empty is evicted next:
 
     - `passed`: blocks that a window has passed while their sequence continues, and blocks of text that a row has
       dropped;
+    - `transient`: blocks that only transient sequences have used;
     - `unused`: other blocks, the least recently used first;
     - `pinned`: blocks whose keys are in `pins`.
 
@@ -27,13 +28,14 @@ class BlockPool:
     `let_go_source`.
     """
 
-    __slots__ = ("allocator", "cached", "passed", "pinned", "pins", "ref_counts", "sources", "unused")
+    __slots__ = ("allocator", "cached", "passed", "pinned", "pins", "ref_counts", "sources", "transient", "unused")
 
     def __init__(self, blocks: int) -> None:
         self.allocator = KVBlockAllocator(blocks)
         self.ref_counts = np.zeros(blocks, np.int32)
         self.cached: dict[int, Entry] = {}
         self.passed: OrderedDict[int, Entry] = OrderedDict()
+        self.transient: OrderedDict[int, Entry] = OrderedDict()
         self.unused: OrderedDict[int, Entry] = OrderedDict()
         self.pinned: OrderedDict[int, Entry] = OrderedDict()
         self.pins: Counter[Key] = Counter()
@@ -42,12 +44,17 @@ class BlockPool:
     @property
     def evictable(self) -> int:
         """Cached blocks without owners."""
-        return len(self.passed) + len(self.unused) + len(self.pinned)
+        return sum(map(len, self.queues))
+
+    @property
+    def queues(self) -> tuple[OrderedDict[int, Entry], ...]:
+        """The blocks that wait to be evicted, in the order of the queues."""
+        return self.passed, self.transient, self.unused, self.pinned
 
     @property
     def next_to_go(self) -> Entry | None:
         """The entry whose block would be evicted next; None if no block can be evicted."""
-        return next(iter((self.passed or self.unused or self.pinned).values()), None)
+        return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
 
     @property
     def owned(self) -> int:
@@ -62,7 +69,7 @@ class BlockPool:
 
     def hold(self, block: int) -> bool:
         """Keep a cached block from being evicted. Return whether it was in `passed`."""
-        for waiting in (self.unused, self.pinned):
+        for waiting in (self.unused, self.pinned, self.transient):
             waiting.pop(block, None)
         return self.passed.pop(block, None) is not None
 
@@ -88,7 +95,11 @@ class BlockPool:
         if block in self.sources:
             return
         entry = self.cached[block]
-        (self.pinned if entry.key in self.pins else waiting)[block] = entry
+        if entry.key in self.pins:
+            waiting = self.pinned
+        elif entry.transient:
+            waiting = self.transient
+        waiting[block] = entry
 
     def extend(self, table: BlockTable, need: int, want: int) -> None:
         """Extend a table to the end `need`, or to `want` if the run that holds the last needed block holds the others,

@@ -48,6 +48,8 @@ class BlockPools:
         self.max_blocks = tuple(map(max, self.blocks, limits))
         self.prefix = PrefixCache(block_size) if prefix is None else prefix
         self.snapshots = snapshots
+        self.spare: Counts = tuple(0 for _ in groups)
+        """Blocks of each group, within its limit, in which nothing is kept for chats: see `keep_spare`."""
         self._given_back: Counts = tuple(0 for _ in groups)
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
@@ -178,10 +180,33 @@ class BlockPools:
 
     # -- making room --------------------------------------------------------------------------------------------------
 
-    def obtainable(self, group: int) -> int:
-        """Return how many blocks of a group a sequence can get: free, cached but unused, or not yet grown to."""
+    def obtainable(self, group: int, transient: bool = False) -> int:
+        """Return how many blocks of a group a sequence can get: free, cached but unused, or not yet grown to. If it is
+        transient, it evicts only what transient sequences have cached.
+        """
         pool = self._pools[group]
-        return pool.allocator.free_blocks + pool.evictable + self.max_blocks[group] - self.blocks[group]
+        evictable = len(pool.transient) if transient else pool.evictable
+        return pool.allocator.free_blocks + evictable + self.max_blocks[group] - self.blocks[group]
+
+    def keep_spare(self) -> None:
+        """Evict what chats have cached, the least recently used first and pinned blocks never, until as much room as
+        `spare` says is left for transient sequences, beside the blocks that have owners.
+        """
+        for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
+            while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
+                entry = next(iter((pool.passed or pool.unused).values()), None)
+                if entry is None:
+                    break
+                self._evict_entry(group, entry)
+
+    def keep_for_chats(self, entry: Entry) -> None:
+        """Keep an entry as those that chats have cached, because a sequence uses it that is not transient."""
+        if entry.transient:
+            entry.transient = False
+            for pool, block in zip(self._pools, entry.blocks, strict=True):
+                if block in pool.transient:
+                    pool.hold(block)
+                    pool.let_go(block)
 
     def drop_cached(self, entries: int | None = None) -> int:
         """Evict unused cached blocks, the least recently used first. Return how many were evicted.
@@ -197,20 +222,21 @@ class BlockPools:
                 dropped += 1
         return dropped
 
-    def make_room(self, group: int, blocks: int) -> None:
+    def make_room(self, group: int, blocks: int, transient: bool = False) -> None:
         """Make `blocks` blocks of a group free. First evict blocks that windows have passed, then grow towards the
-        limit, then evict other unused cached blocks. Raises KVCacheFull.
+        limit, then evict other unused cached blocks. For a `transient` sequence evict nothing but what such sequences
+        have cached. Raises KVCacheFull.
         """
         pool = self._pools[group]
         allocator = pool.allocator
         if allocator.free_blocks >= blocks:
             return
-        while pool.passed and allocator.free_blocks < blocks:
+        while pool.passed and not transient and allocator.free_blocks < blocks:
             self._evict(group)
-        if allocator.free_blocks < blocks <= self.obtainable(group):
+        if allocator.free_blocks < blocks <= self.obtainable(group, transient):
             self._grow_by(group, blocks - allocator.free_blocks)
-        if blocks <= allocator.free_blocks + pool.evictable:
-            while allocator.free_blocks < blocks and self._evict(group):
+        if blocks <= allocator.free_blocks + (len(pool.transient) if transient else pool.evictable):
+            while allocator.free_blocks < blocks and self._evict(group, transient):
                 pass
         if allocator.free_blocks < blocks:
             raise pool.full(blocks, self.block_size)
@@ -228,22 +254,29 @@ class BlockPools:
                 return
         self.max_blocks = tuple(have if g in self._alike[group] else n for g, n in enumerate(self.max_blocks))
 
-    def _evict(self, group: int) -> bool:
-        """Evict the least recently used cached block of a group. Return False if the group has no such block.
+    def _evict(self, group: int, transient: bool = False) -> bool:
+        """Evict the least recently used cached block of a group; with `transient`, of those that transient sequences
+        have cached. Return False if the group has no such block.
+        """
+        pool = self._pools[group]
+        entry = next(iter(pool.transient.values()), None) if transient else pool.next_to_go
+        if entry is None:
+            return False
+        self._evict_entry(group, entry)
+        return True
+
+    def _evict_entry(self, group: int, entry: Entry) -> None:
+        """Evict the block of an entry in a group.
 
         An entry without its block in a group that sees all tokens is useless, so the whole entry goes. Without its
         block in a windowed group, texts can still begin at a later place, whose window does not see that block.
         """
-        entry = self._pools[group].next_to_go
-        if entry is None:
-            return False
         if self.groups[group].spec.attention_window.tokens is None:
             self.remove(entry)
         else:
             self._pools[group].forget(entry.blocks[group])
             entry.blocks = tuple(GONE if g == group else block for g, block in enumerate(entry.blocks))
             self._prune(entry)
-        return True
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry from the prefix cache, with its blocks in all groups and its snapshots."""

@@ -90,7 +90,7 @@ class BlockTable:
 class SequenceBlocks:
     """A sequence's block tables, one per group, and what the prefix cache knows of it."""
 
-    __slots__ = ("length", "parent", "registered", "snapshot", "states", "tables")
+    __slots__ = ("length", "parent", "registered", "snapshot", "states", "tables", "transient")
 
     def __init__(self, groups: int, parent: Node) -> None:
         self.tables = [BlockTable() for _ in range(groups)]
@@ -99,6 +99,8 @@ class SequenceBlocks:
         self.parent = parent
         self.states: dict[int, int] = {}
         self.snapshot: int | None = None
+        self.transient = False
+        """See `KVCache.allocate_for`."""
 
     def blocks_at(self, index: int) -> Blocks:
         """Return each group's block at an index. They hold the same tokens. `GONE` stands for a block that was given

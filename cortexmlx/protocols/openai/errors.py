@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.errors import CortexError, InvalidRequest, PromptTooLong
+from cortexmlx.errors import CortexError, EmbeddingRefused, InvalidRequest, PromptTooLong, UnknownAdapter
 from cortexmlx.protocols.reply import Body
 
 
@@ -18,7 +18,7 @@ class NotStored(InvalidRequest):
 
 def is_refusal(error: CortexError) -> bool:
     """Whether the request is at fault: status 400. The same request fails again."""
-    return isinstance(error, InvalidRequest | PromptTooLong)
+    return isinstance(error, InvalidRequest | PromptTooLong | EmbeddingRefused | UnknownAdapter)
 
 
 def error_body(error: CortexError) -> Body:
@@ -36,4 +36,6 @@ def error_body(error: CortexError) -> Body:
 def _code(error: CortexError) -> str | None:
     if isinstance(error, NotStored):
         return error.code
+    if isinstance(error, UnknownAdapter):
+        return "model_not_found"
     return "context_length_exceeded" if isinstance(error, PromptTooLong) else None

@@ -12,7 +12,16 @@ from cortexmlx.kv.state.snapshots import NOTHING, Save
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.steps.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
-from cortexmlx.scheduling.steps.plan import ArenaWrite, Flush, SamplingRow, Scoring, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.steps.plan import (
+    ArenaWrite,
+    Flush,
+    Pooling,
+    SamplingRow,
+    Scoring,
+    Segment,
+    StepKind,
+    StepPlan,
+)
 
 
 class StepBuilder:
@@ -41,10 +50,11 @@ class StepBuilder:
             first = job.num_computed_tokens
             end = first + count
             known = len(job.tokens)
-            logits = range(known - 1, end)
+            logits = range(0) if job.pools else range(known - 1, end)
             text = job.tokens if end <= known else [*job.tokens, *job.drafts]
             scored = job.scored_after(first, end)
-            segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored))
+            pooled = job.pooled_after(first, end)
+            segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored, pooled=pooled))
             tokens.append(np.array(text[first:end], np.int32))
             positions.append(np.arange(first, end, dtype=np.int32))
             for place in range(len(logits)):
@@ -62,6 +72,8 @@ class StepBuilder:
             flush=flush,
             cuts=cuts,
             scoring=scoring_of(scheduled, segments),
+            pooling=pooling_of(scheduled, segments),
+            adapters=_adapters([job.adapter for job, _ in scheduled]),
         )
         self._result_of, end = {}, 0
         for segment in plan.logit_segments:
@@ -103,6 +115,7 @@ class StepBuilder:
             column=column,
             columns=columns,
             flush=flush,
+            adapters=_adapters([lane.job.adapter if i in todo else 0 for i, lane in enumerate(lanes)]),
         )
 
     def _source(self, lanes: Sequence[Lane]) -> IntArray | None:
@@ -138,6 +151,8 @@ class StepBuilder:
         flush: Flush | None = None,
         cuts: tuple[Save, ...] = (),
         scoring: Scoring | None = None,
+        pooling: Pooling | None = None,
+        adapters: tuple[int, ...] | None = None,
     ) -> StepPlan:
         self.count += 1
         return StepPlan(
@@ -159,6 +174,8 @@ class StepBuilder:
             flush=flush,
             states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),
             scoring=scoring,
+            pooling=pooling,
+            adapters=adapters,
         )
 
 
@@ -170,6 +187,11 @@ def logit_rows(segments: Sequence[Segment]) -> IntArray:
         rows.extend(range(begin + segment.logits.start - segment.first, begin + segment.logits.stop - segment.first))
         begin += segment.count
     return np.array(rows, np.int32)
+
+
+def _adapters(numbers: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the adapters of a step's segments for its plan. Those of dead lanes are not named: they may be gone."""
+    return tuple(numbers) if any(numbers) else None
 
 
 def _sampling_row(job: Job, drafted: int = 0) -> SamplingRow:
@@ -189,3 +211,20 @@ def scoring_of(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Scori
             top = max(top, job.params.prompt_logprobs or 0)
         flat += count
     return Scoring(np.concatenate(rows), np.concatenate(tokens), top) if rows else None
+
+
+def pooling_of(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Pooling | None:
+    """Return the states of prompts that the `segments` of a step sum up; None if there are none."""
+    rows, weights, counts, logits, flat = [], [], [], [], 0
+    for (job, count), segment in zip(scheduled, segments, strict=True):
+        where, asked = segment.pooled, job.request.pooled
+        if where and asked is not None:
+            positions = np.arange(where.start, where.stop, dtype=np.int32)
+            rows.append(positions - segment.first + flat)
+            weights.append((positions + 1 if asked.weighted else np.ones(len(where))).astype(np.float32))
+            counts.append(len(where))
+            logits.append(asked.logits)
+        flat += count
+    if not rows:
+        return None
+    return Pooling(np.concatenate(rows), np.concatenate(weights), np.array(counts, np.int32), tuple(logits))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import numpy.typing as npt
 
 from cortexmlx.arrays import IntArray, TokenList
 from cortexmlx.kv.disk_tier import PieceLoad
@@ -48,6 +49,8 @@ class Segment:
     """Positions in the job's text of the tokens whose log-probabilities the step computes. Each follows a token of the
     segment.
     """
+    pooled: range = range(0)
+    """Positions of the segment's tokens whose states are summed up."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,20 @@ class Scoring:
     """`[n]` ids."""
     top: int
     """How many of the likeliest tokens are scored beside each."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """States of prompts that are summed up, for `n` segments, one after the other."""
+
+    rows: IntArray
+    """`[k]` flat indices of the tokens whose states count."""
+    weights: npt.NDArray[np.float32]
+    """`[k]` by what each state is multiplied."""
+    counts: IntArray
+    """`[n]` how many of these tokens each segment has."""
+    logits: tuple[tuple[int, ...], ...]
+    """`n` times the tokens whose logits are asked for instead; empty: states are."""
 
 
 @dataclass(frozen=True)
@@ -145,4 +162,13 @@ class StepPlan:
     """What happens with the states of recurrent layers."""
     scoring: Scoring | None = None
     """Log-probabilities to compute besides; only in a MIXED step."""
+    pooling: Pooling | None = None
+    """States to sum up; only in a MIXED step."""
     loads: tuple[PieceLoad, ...] = ()
+    adapters: tuple[int, ...] | None = None
+    """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
+
+    @property
+    def asks_of_prompts(self) -> bool:
+        """Whether something of prompts' tokens is asked for, besides the next one."""
+        return self.scoring is not None or self.pooling is not None

@@ -74,6 +74,8 @@ class Admission:
         self._parked: dict[WaitsFor, dict[Job, None]] = {}
         self.count = 0
         """How many wait."""
+        self._pooling = 0
+        """How many of them end with their prompts, and need no row."""
         self._nobody_at = _NEVER
 
     @property
@@ -84,6 +86,7 @@ class Admission:
     def enqueue(self, job: Job) -> None:
         """Put a job into the queue, after its client's older jobs."""
         self.count += 1
+        self._pooling += job.pools
         self._shares.arrive(job)
         self._queues.move(job.client)
         if job.fork_of is not None and _waits_for_parent(job):
@@ -95,6 +98,7 @@ class Admission:
     def remove(self, job: Job) -> None:
         """Take a job out of the queue, because it has ended. Jobs that wait for it are woken."""
         self.count -= 1
+        self._pooling -= job.pools
         awaited = self._waits_for.pop(job, None)
         if awaited is None:
             self._queues.remove(job)
@@ -142,7 +146,7 @@ class Admission:
         self._disk_loads.clear()
         self._waits_for.clear()
         self._parked.clear()
-        self.count = 0
+        self.count = self._pooling = 0
         self._nobody_at = _NEVER
 
     def check_invariants(self) -> None:
@@ -188,7 +192,7 @@ class Admission:
         copies: list[BlockCopy] = []
         while (found := self._next()) is not None:
             job, match, load = found
-            self._running.make_room(job, match)
+            match = self._running.make_room(job, match)
             try:
                 copies += self._running.begin(job, match, load)
             except KVCacheFull:
@@ -196,6 +200,7 @@ class Admission:
                 break
             self._queues.remove(job)
             self.count -= 1
+            self._pooling -= job.pools
             self._shares.begin(job)
             self._queues.move(job.client)
             self._release_load(job)
@@ -210,7 +215,9 @@ class Admission:
     def _next(self) -> Beginning | None:
         """Return the first job that can begin now; None if none can."""
         running = self._running
-        if not self.count or len(running.jobs) >= running.backoff.rows or self._nobody_at == running.changes:
+        if not self.count or self._nobody_at == running.changes:
+            return None
+        if running.rows >= running.backoff.rows and not self._pooling:
             return None
         try:
             return self._look()
@@ -220,10 +227,16 @@ class Admission:
     def _look(self) -> Beginning | None:
         running, tokens = self._running, self._tokens_of_clients()
         looked: Counter[Client] = Counter()
-        limit, too_large = math.inf, 0
+        limit, too_large, passed = math.inf, 0, 0
         room: list[int] = []
         self._settle_accounts()
         while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= limit:
+            if not running.has_place_for(job):
+                passed += 1
+                if passed == _PASSED:
+                    break
+                self._queues.pass_over(job.client)
+                continue
             if not self._within_share(job, tokens):
                 self._queues.pass_over(job.client)
                 continue

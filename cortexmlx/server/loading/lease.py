@@ -21,6 +21,8 @@ class Lease:
     """The name that replies say."""
     defaults: Defaults | None = None
     """What a body does not set; None: as the server's settings say."""
+    adapter: str | None = None
+    """The name of the adapter that answers; None: the model alone does."""
     end: Callable[[], None] = lambda: None
 
     def release(self) -> None:
@@ -53,6 +55,9 @@ class Served(Protocol):
         """Return how many tokens a prompt and its answer may have. It does not change once it is known; None: it is
         not.
         """
+
+    def adapters(self, name: str) -> tuple[str, ...]:
+        """Return the names of the adapters that requests for a model may name."""
 
     def is_loaded(self, name: str) -> bool:
         """Return whether a model is in memory."""

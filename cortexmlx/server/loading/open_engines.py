@@ -35,6 +35,10 @@ class OpenEngines:
         """Return how many tokens a prompt and its answer may have."""
         return self._context.setdefault(name, self._engines[name].longest_request)
 
+    def adapters(self, name: str) -> tuple[str, ...]:
+        """Return the names of the adapters that are loaded now."""
+        return tuple(self._engines[name].adapters)
+
     def is_loaded(self, name: str) -> bool:
         """Return True."""
         return True

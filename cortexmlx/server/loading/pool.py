@@ -45,6 +45,8 @@ class ServedModel:
     """Tokens that a prompt and its answer may have, as clients are told. None: what the engine says when the model is
     first loaded.
     """
+    adapters: tuple[str, ...] = ()
+    """The names of the adapters that it is loaded with."""
     defaults: Callable[[Engine], Defaults] | None = None
     """Returns what a body does not set. Called when the model is loaded, which fails with it. None: as the server's
     settings say.
@@ -114,6 +116,11 @@ class ModelPool:
     def memory_of(self, name: str) -> int:
         """Return the bytes that a model takes when it is loaded."""
         return self._models[name].memory
+
+    def adapters(self, name: str) -> tuple[str, ...]:
+        """Return the names of the adapters that requests for a model may name."""
+        loaded = self._loaded.get(name)
+        return self._models[name].adapters if loaded is None else tuple(loaded[0].adapters)
 
     def is_loaded(self, name: str) -> bool:
         """Return whether a model is in memory."""
@@ -229,7 +236,7 @@ class ModelPool:
         for ticket in granted:
             wait = self._waits[ticket.number]
             engine, defaults = self._loaded[ticket.model]
-            wait.take(Lease(engine, ticket.model, defaults, wait.leave), quiet=wait is but)
+            wait.take(Lease(engine, ticket.model, defaults, end=wait.leave), quiet=wait is but)
 
     # -- the pool's thread --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,14 +17,13 @@ from starlette.types import Receive, Scope, Send
 from cortexmlx.errors import (
     CortexError,
     EngineClosed,
-    InvalidRequest,
     KVCacheFull,
     MemoryRefused,
-    PromptTooLong,
     RequestTimeout,
+    UnknownAdapter,
 )
 from cortexmlx.protocols.anthropic import errors as anthropic_errors
-from cortexmlx.protocols.openai.errors import NotStored, error_body
+from cortexmlx.protocols.openai.errors import NotStored, error_body, is_refusal
 from cortexmlx.server.loading.cannot_load import CannotLoad
 from cortexmlx.server.web.json_text import SMALL, parsed
 from cortexmlx.serving.app.event_loop import on_a_thread
@@ -80,9 +80,9 @@ def status_of(error: CortexError) -> int:
     """Return the status of an error."""
     if isinstance(error, Refused):
         return error.status
-    if isinstance(error, NotStored):
+    if isinstance(error, NotStored | UnknownAdapter):
         return 404
-    if isinstance(error, InvalidRequest | PromptTooLong):
+    if is_refusal(error):
         return 400
     if isinstance(error, RequestTimeout):
         return 504
@@ -148,6 +148,23 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._end()
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Return what `work` returns, or raise what it raises. If the client goes away before, cancel it and raise
+    ClientDisconnect.
+    """
+    result, away = asyncio.ensure_future(work), asyncio.ensure_future(gone(request))
+    try:
+        await asyncio.wait((result, away), return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientDisconnect
+        return result.result()
+    finally:
+        for task in (result, away):
+            task.cancel()
+            with suppress(asyncio.CancelledError, CortexError):
+                await task
 
 
 async def gone(request: Request) -> None:

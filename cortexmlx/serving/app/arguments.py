@@ -40,6 +40,16 @@ def checked_client(client: str | None) -> str | None:
     return checked_text("client", client, MOST_CHARACTERS)
 
 
+def checked_adapter(adapter: str | None) -> str | None:
+    """Return the name of an adapter. Raises InvalidRequest if it is not a text."""
+    return checked_text("adapter", adapter, MOST_CHARACTERS)
+
+
+def is_name(value: object) -> bool:
+    """Return whether an adapter can have this name."""
+    return isinstance(value, str) and 0 < len(value) <= MOST_CHARACTERS
+
+
 def checked_function(name: str, function: T) -> T:
     """Return a function, or None. Raises InvalidRequest for anything else."""
     if function is not None and not callable(function):

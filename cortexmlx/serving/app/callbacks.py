@@ -89,7 +89,9 @@ class CallbackThreads:
         self._watching = False
 
     def subscribe(self, handle: RequestHandle, on_event: Callable[[TokenEvent], None]) -> None:
-        """Call `on_event` with every event of a request. The last one has a completion or an error."""
+        """Call `on_event` with every event of a request. The last one has a completion or an error. If that fails, the
+        request is cancelled: nobody else has the handle.
+        """
         subscription = _Subscription(handle, on_event)
         try:
             with self._lock:
@@ -105,6 +107,7 @@ class CallbackThreads:
             with self._lock:
                 self._close(subscription)
             self._ready.put(None)
+            handle.cancel()
             raise
 
     def join(self, seconds: float) -> None:

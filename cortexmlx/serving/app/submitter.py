@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.arguments import checked_client, checked_function
+from cortexmlx.serving.adapters.registry import unknown
+from cortexmlx.serving.app.arguments import checked_adapter, checked_client, checked_function, is_list
 from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.app.interruptible import read_with_timeout
 from cortexmlx.serving.app.keywords import checked_params
@@ -37,6 +39,7 @@ class RequestOptions(TypedDict, total=False):
     background: bool
     cache: bool
     timeout: float | None
+    adapter: str | None
 
 
 class Submitter:
@@ -70,12 +73,13 @@ class Submitter:
         params: SamplingParams | None,
         cache: bool,
         timeout: float | None,
+        adapter: str | None,
         listener: Listener,
     ) -> RequestHandle:
         """`submit` for asyncio: the event loop waits neither for the chat template, nor for a grammar, nor for the
         queue.
         """
-        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout)
+        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
         quick = is_quick(prompt) and (params is None or not (params.structured or params.tools))
         submission = read() if quick else await on_a_thread(read, interruptible=True)
         while self._worker.would_wait:
@@ -90,7 +94,9 @@ class Submitter:
         listener: Listener | None = None,
         **options: Unpack[RequestOptions],
     ) -> Submission:
-        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest or PromptTooLong."""
+        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest, PromptTooLong or
+        UnknownAdapter.
+        """
         params = checked_params(params)
         params.validate(self._vocab_size)
         if self._hosted and params.logits_processors:
@@ -99,6 +105,7 @@ class Submitter:
                 "out, or ask for a form (structured), logit_bias or penalties",
                 field="logits_processors",
             )
+        adapter = self._checked_adapter(options.get("adapter"))
         client, timeout = checked_client(options.get("client")), options.get("timeout")
         checked_function("listener", listener)
         check_timeout(timeout)
@@ -107,7 +114,15 @@ class Submitter:
         seed = secrets.randbits(62) if params.seed is None else params.seed
         background, cache = options.get("background", False), options.get("cache", True)
         request = QueuedRequest(
-            tuple(tokens), params, seed, submitted, client, background, cache=cache, timeout=timeout
+            tuple(tokens),
+            params,
+            seed,
+            submitted,
+            client,
+            background,
+            cache=cache,
+            timeout=timeout,
+            adapter=adapter,
         )
         if isinstance(tokens, ChatTokens):
             tail, anchor = tokens.tail, tokens.anchor
@@ -121,6 +136,38 @@ class Submitter:
         limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
         stops = stops if limit is None else replace(stops, thinking=limit)
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
+
+    def reader(
+        self, owner: object, adapters: str | Iterable[str | None] | None, **options: Unpack[RequestOptions]
+    ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
+        """Return a function that reads one prompt after the other, for `AsCompleted`. `adapters` is one for all, or one
+        each; a prompt for which there is none left raises InvalidRequest.
+        """
+        if adapters is None or isinstance(adapters, str) or not is_list(adapters):
+            one: Any = adapters
+            return partial(self.read, owner, **{**options, "adapter": one})
+        each, missing = iter(adapters), object()
+
+        def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
+            own: Any = next(each, missing)
+            if own is missing:
+                raise InvalidRequest(
+                    "there are fewer adapters than prompts: give one for all, or one each (None: none)"
+                )
+            return self.read(owner, prompt, params, listener, **{**options, "adapter": own})
+
+        return read
+
+    def _checked_adapter(self, name: str | None) -> str | None:
+        """Return the name of an adapter that is loaded. Raises UnknownAdapter."""
+        name = checked_adapter(name)
+        if name is None:
+            return None
+        self._worker.check_process()
+        loaded = self._worker.core.adapters.infos
+        if name not in loaded:
+            raise unknown(name, loaded)
+        return name
 
     def _queue(self, submission: Submission) -> RequestHandle:
         handles: list[RequestHandle] = []

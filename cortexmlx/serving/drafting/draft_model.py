@@ -43,6 +43,7 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
         model=config.used_draft,
         draft=None,
         adapter=None,
+        adapters=None,
         kv_memory=None,
         kv_store=None,
         keep_first=None,

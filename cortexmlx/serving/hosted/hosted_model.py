@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cortexmlx.errors import HostLost, HostRefused
-from cortexmlx.execution.boundary import Runner
+from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
+from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.mode import begin_paged
 from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
@@ -27,6 +27,7 @@ from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.embedding.support import no_support
 from cortexmlx.serving.hosted.group import HostGroup
 from cortexmlx.serving.hosted.parts import Part, in_one_order, room_of_all, together
 from cortexmlx.serving.loading.served_model import (
@@ -48,6 +49,10 @@ class HostedModel:
     draft: ServedModel | None = None
     disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
+    embedding = no_support(
+        "with hosts no texts are embedded and no documents judged: the model's states are in other processes. Open the "
+        "model without hosts"
+    )
 
     def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
         """`wake(call)` has a call carried out between two steps. Threads that watch the workers use it. Raises what
@@ -157,6 +162,13 @@ class HostedModel:
         if [info.groups for info in self._group.infos] != [info.groups for info in before]:
             raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
         self._arranged()
+
+    def adapters(self) -> AdapterTables:
+        """Raise AdapterRefused: the workers cannot have any yet."""
+        raise AdapterRefused(
+            "with hosts no adapters are served per request: open the engine without hosts, or with one adapter "
+            "(adapter=, --adapter)"
+        )
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if pinning a text is useless here."""

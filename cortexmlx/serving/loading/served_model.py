@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import Counts
@@ -15,6 +16,7 @@ from cortexmlx.models.tokenizers.templates import variables_read
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.embedding.support import EmbeddingSupport
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 
 Call = Callable[[Any], None]
@@ -48,6 +50,9 @@ class ServedModel(Protocol):
     blocks: Counts
     """How many blocks each layer group may have at most."""
 
+    embedding: EmbeddingSupport
+    """How it embeds texts and judges documents, or why not."""
+
     @property
     def hosts(self) -> tuple[HostStats, ...]:
         """The workers that have its parts. Empty if the model is in this process."""
@@ -73,6 +78,11 @@ class ServedModel(Protocol):
 
     def begin_anew(self) -> None:
         """Forget everything but the model, since an exception may have landed anywhere. `begin_cache` must follow."""
+
+    def adapters(self) -> AdapterTables:
+        """Return the model's adapters, of which there are none at first. Raises AdapterRefused if it cannot have any
+        per request.
+        """
 
     def check_pins(self) -> None:
         """Raise InvalidRequest if pinning a text is useless here."""
@@ -104,6 +114,7 @@ def described(
     kv_bytes_per_token: int,
     notes: tuple[str, ...],
     draft: ModelInfo | None = None,
+    embedding: EmbeddingInfo | None = None,
 ) -> ModelInfo:
     """Return what an app sees of a model."""
     return ModelInfo(
@@ -123,6 +134,7 @@ def described(
         template_vars=_template_vars(loaded),
         sampling=tuple(loaded.sampling.items()),
         draft=draft,
+        embedding=embedding,
     )
 
 

@@ -12,6 +12,7 @@ from cortexmlx.kv.pins import Pins
 from cortexmlx.scheduling.gate import AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.serving.adapters.registry import AdapterRegistry
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.draft_model import DraftModel
 from cortexmlx.serving.hosted.recovery import Recovery
@@ -32,6 +33,7 @@ class Reported(Protocol):
     measured: Measurements
     disk: StoreConnector | None
     pins: Pins
+    adapters: AdapterRegistry
     model: ServedModel
     recovery: Recovery
     speculation: Speculation
@@ -70,6 +72,9 @@ def engine_stats(core: Reported) -> EngineStats:
         kv_bytes_in_use=core.kv_bytes_in_use,
         state_bytes=held.states,
         state_snapshots=len(core.cache.states.snapshots or ()),
+        adapters=core.adapters.count,
+        adapter_bytes=core.adapters.nbytes,
+        adapter_bytes_limit=core.adapters.limits.bytes,
         pins=len(core.pins),
         pinned_blocks=core.pins.blocks,
         steps=scheduler.steps,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.batch.files import STDOUT, BatchFiles, Mode, is_regular, named
+from cortexmlx.cli.batch.files import BatchFiles
 from cortexmlx.cli.batch.resume import RunIdentity
+from cortexmlx.cli.files.outputs import STDOUT, Mode
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon
@@ -158,9 +159,7 @@ def test_what_this_process_was_given_open_is_gone_on_with_not_begun_again(tmp_pa
     assert sorted(os.listdir(tmp_path)) == ["errors", "log"]
 
 
-def test_stdout_has_several_names() -> None:
-    assert named(None) == named(Path("-")) == named(Path("/dev/stdout")) == STDOUT
-    assert named(Path("out")) == Path("out") and not is_regular(STDOUT)
+def test_stdout_is_not_for_answers_and_errors_at_once() -> None:
     with pytest.raises(InvalidRequest, match="is for answers and for errors"):
         files(STDOUT, STDOUT)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.input import BatchReader, Ids, survey
+from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of, survey
+from cortexmlx.cli.files.source import Format
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Style, key_of
 from cortexmlx.protocols.request import Request
@@ -125,7 +127,9 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         ({"prompt": "hi", "stop": [1]}, "stop is [1]"),
         ({"prompt": "hi", "logit_bias": [1]}, "logit_bias is [1], but must be an object"),
         ({**CHAT, "method": "GET", "body": {}}, "method is 'GET', but must be 'POST'"),
-        ({**CHAT, "url": "/v1/embeddings", "body": {}}, "/v1/embeddings is not served: "),
+        ({**CHAT, "url": "/v1/embeddings", "body": {}}, "`input` is missing"),
+        ({"prompt": "hi", "adapter": "sql"}, "there is no adapter 'sql': none are loaded, and --adapters loads some"),
+        ({"prompt": "hi", "adapter": ["sql"]}, "adapter is ['sql'], but must be a text"),
         ({**CHAT, "url": "/v1/images", "body": {}}, "url is '/v1/images', but must be one of /v1/chat/completions, "),
         ({**CHAT, "url": [], "body": {}}, "url is [], but must be one of /v1/chat/completions, "),
         ({**CHAT, "body": {}, "priority": 1}, "unknown field of a request around its `body`: 'priority'"),
@@ -290,3 +294,12 @@ def test_the_command_lines_variables_are_for_requests_that_go_through_the_templa
 def test_variables_that_no_template_gets_are_refused(line: dict[str, Any], said: str) -> None:
     [bad] = read(line)
     assert isinstance(bad, BadLine) and said in bad.message
+
+
+def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
+    with pytest.raises(InvalidRequest, match="lines 1 and 2 both have the id 'a'"):
+        ids_of(str(tmp_path / "in"), Format.auto)
+    plain = ids_of(str(tmp_path / "in"), Format.lines)
+    assert plain is not None and list(plain.lines.values()) == [1, 2]
+    assert ids_of("-", Format.auto) is None

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordFile, RecordStream, open_descriptor
+from cortexmlx.cli.batch.output import BatchWriter, RecordFile
+from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import CortexError, InvalidRequest
 
 ERROR = {"id": 2, "error": {"code": "x", "line": 2}}
@@ -182,22 +183,6 @@ def test_an_interrupt_while_writing_leaves_a_whole_record_or_none(
     assert lines_of(tmp_path / "out") == [] == file.keys
     file.append({"id": 1})
     assert lines_of(tmp_path / "out") == [{"id": 1}]
-
-
-@pytest.mark.parametrize(
-    ("path", "descriptor"),
-    [
-        ("/dev/stdout", 1),
-        ("/dev/stderr", 2),
-        ("/dev/fd/63", 63),
-        ("/proc/self/fd/7", 7),
-        ("/dev/fd/x", None),
-        ("/dev/shm/1", None),
-        ("stdout", None),
-    ],
-)
-def test_the_names_of_what_is_open_already(path: str, descriptor: int | None) -> None:
-    assert open_descriptor(Path(path)) == descriptor
 
 
 def test_a_device_that_is_full_is_named(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch import progress
-from cortexmlx.cli.batch.output import BatchWriter, RecordStream
+from cortexmlx.cli.batch.output import BatchWriter
 from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.run import BatchRun
+from cortexmlx.cli.files import status_line
+from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import EngineClosed
 from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
@@ -37,7 +38,7 @@ def run_of(engine: Any, prompts: list[str]) -> BatchRun:
 def test_a_log_is_told_what_is_done_runs_and_is_left(
     total: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(status_line, "LOG_SECONDS", 0.05)
     engine: Any = FakeEngine(EngineConfig("fake", max_rows=1))
     run = run_of(engine, ["a", "!fail", "!slow", "!slow"])
     with Progress(engine, run, total=total, live=True, before=3):
@@ -92,7 +93,7 @@ def test_what_fails_at_once_tells_nothing_of_the_time_that_is_left() -> None:
 def test_an_engine_that_has_ended_ends_the_progress_and_not_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LOG_SECONDS", 0.01)
+    monkeypatch.setattr(status_line, "LOG_SECONDS", 0.01)
 
     class Ended:
         asked = 0

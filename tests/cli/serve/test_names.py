@@ -48,3 +48,15 @@ def test_what_is_not_clear_is_refused(models: list[str], aliases: list[str], say
 def test_an_option_names_a_model_that_is_there() -> None:
     with pytest.raises(InvalidRequest, match="--keep-loaded: 'x' is not among the models: 'one'"):
         names_of(["/a/one"], []).of("x", "--keep-loaded")
+
+
+def test_adapters_belong_to_the_model_that_is_said() -> None:
+    one = names_of(["org/base"], ["small"])
+    both = {"sql": "a", "org/base:poems": "b", "small:more": "c"}
+    assert one.adapters(both) == {"org/base": {"sql": "a", "poems": "b", "more": "c"}}
+    two = names_of(["org/base", "org/other"], [])
+    assert two.adapters({"org/other:sql": "a"}) == {"org/other": {"sql": "a"}} and two.adapters(None) == {}
+    with pytest.raises(InvalidRequest, match="does not say of which model: write MODEL:sql="):
+        two.adapters({"sql": "a"})
+    with pytest.raises(InvalidRequest, match="'nosuch' is not among the models"):
+        two.adapters({"nosuch:sql": "a"})

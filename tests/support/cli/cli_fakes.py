@@ -27,6 +27,7 @@ from cortexmlx.calls.hermes import Hermes
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
+from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
@@ -57,6 +58,7 @@ if __name__ == "__main__":  # a program of its own, which does not find the test
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from support.cli.fake_answers import Prompt, answer_to, scripted, text_of
+from support.fakes.adapters import FakeAdapters, with_each
 
 THOUGHTS = Thoughts("<think>", "</think>")
 
@@ -81,6 +83,7 @@ class FakeInfo:
     identity: str = "fa4e"
     template_vars: tuple[str, ...] = ("enable_thinking", "reasoning_effort")  # what the fake chat template reads
     sampling: tuple[tuple[str, float], ...] = ()
+    embedding: EmbeddingInfo | None = None
 
 
 class Words:
@@ -125,7 +128,7 @@ class FakeReader:
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(FakeAdapters):
     """A thread answers each prompt. `seen`: every prompt, `most_in_flight`: the crowd, `ended`: how many ended."""
 
     options: EngineConfig
@@ -163,9 +166,11 @@ class FakeEngine:
     def decode(self, tokens: Iterable[int], *, special_tokens: bool = False) -> str:
         return "".join(map(chr, tokens))
 
-    def conversation(self, **options: Any) -> Conversation:
+    def conversation(self, *, adapter: str | None = None, **options: Any) -> Conversation:
         host: Any = self
-        return Conversation(host, FakeReader(self), **options)
+        talk = Conversation(host, FakeReader(self), **options)
+        talk.adapter = adapter
+        return talk
 
     @property
     def longest_request(self) -> int:
@@ -205,18 +210,22 @@ class FakeEngine:
         client: str | None = None,
         background: bool = False,
         timeout: float | None = None,
+        adapter: str | None = None,
     ) -> RequestHandle:
         handles: list[RequestHandle] = []
-        self._start([self._checked(prompt, params, on_event or listener)], handles)
+        self._start([self._checked(prompt, params, on_event or listener, adapter=adapter)], handles)
         return handles[0]
 
-    def as_completed(self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None) -> AsCompleted:
-        start: Any = self._start
-        return AsCompleted(
-            paired(prompts, params), self._checked, start, ahead=4 * self.options.max_rows, window=window
-        )
+    def as_completed(
+        self, prompts: Iterable[Prompt], params: Any = None, *, window: int | None = None, adapter: Any = None
+    ) -> AsCompleted:
+        start, check = self._start, with_each(self._checked, adapter)
+        return AsCompleted(paired(prompts, params), check, start, ahead=4 * self.options.max_rows, window=window)
 
-    def _checked(self, prompt: Prompt, params: SamplingParams | None, listener: Any) -> Any:
+    def _checked(
+        self, prompt: Prompt, params: SamplingParams | None, listener: Any, *, adapter: str | None = None
+    ) -> Any:
+        self.note_adapter(adapter)
         params = params or SamplingParams()
         params.validate(self.info.vocab_size)
         if not text_of(prompt):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -12,6 +14,8 @@ from typing import assert_type
 
 import cortexmlx
 from cortexmlx import (
+    AdapterInfo,
+    AdapterRefused,
     ArenaWrites,
     AsCompleted,
     AsyncReply,
@@ -28,6 +32,9 @@ from cortexmlx import (
     CortexError,
     DownloadFailed,
     DraftStats,
+    EmbeddingInfo,
+    EmbeddingRefused,
+    Embeddings,
     Engine,
     EngineClosed,
     EngineStats,
@@ -69,6 +76,7 @@ from cortexmlx import (
     RequestState,
     RequestStats,
     RequestTimeout,
+    Reranking,
     SamplingParams,
     SpeculationStats,
     StoreState,
@@ -84,6 +92,7 @@ from cortexmlx import (
     ToolCall,
     ToolchainMissing,
     ToolEvent,
+    UnknownAdapter,
     Usage,
     UsageSample,
 )
@@ -161,7 +170,7 @@ def asks(engine: Engine) -> None:
         yield prompt
         yield []
 
-    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=600)
+    completed = engine.as_completed(prompts(), SHORT, window=4, timeout=600, adapter=None)
     assert_type(completed, AsCompleted)
     for index, result in completed:
         print(index, result if isinstance(result, CortexError) else result.text)
@@ -174,6 +183,28 @@ def asks(engine: Engine) -> None:
     assert known is not None and known[0] is None and len(known.tokens) == len(known.logprobs)
     foretold: Perplexity = engine.perplexity("the cat and the hat", context=16, stride=8, on_window=print)
     print(foretold.perplexity, foretold.bits_per_token, foretold.bits_per_byte, foretold.tokens_per_second)
+
+
+def embeds(model: Path, folder: Path) -> None:
+    modules = [{"path": "", "type": "a.Transformer"}, {"path": "pooling", "type": "a.Pooling"}]
+    pooling: dict[str, object] = {"embedding_dimension": 32, "pooling_mode": "mean"}
+    shutil.copytree(model, folder / "embedding")
+    (folder / "embedding" / "modules.json").write_text(json.dumps(modules))
+    (folder / "embedding" / "pooling").mkdir()
+    (folder / "embedding" / "pooling" / "config.json").write_text(json.dumps(pooling))
+    with Engine(folder / "embedding", kv_memory="256KB", block_size=8) as engine:
+        info: EmbeddingInfo | None = engine.info.embedding
+        assert info is not None
+        print(info.dimensions, info.max_tokens, info.pooling, info.normalized, info.prompts, info.default_prompt)
+        vectors: Embeddings = engine.embed(["the cat", [1, 2, 3]], dimensions=8, truncate=True, client="one")
+        print(vectors.vectors.shape, vectors.prompt_tokens, vectors.cached_tokens, vectors.truncated)
+        assert_type(asyncio.run(engine.aembed(["the cat"])), Embeddings)
+        try:
+            judged: Reranking = engine.rerank("hat?", ["the cat"], instruction="Find hats.", truncate=True)
+            print(judged.scores, judged.prompt_tokens, judged.cached_tokens)
+            judged = asyncio.run(engine.arerank("hat?", ["the cat"]))
+        except EmbeddingRefused as error:
+            print(error)
 
 
 def hear(event: ToolEvent) -> None:
@@ -193,7 +224,7 @@ def talks(engine: Engine, folder: Path) -> None:
         print(reply.result().text, len(reply.prompt), reply.opened)
         reply.cancel()
     print(talk.regenerate().text, talk.undo(), talk.tokens, talk.context_left, talk.messages, talk.system, talk.params)
-    print(talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
+    print(talk.adapter, talk.template_vars, talk.unread, talk.count("And now?"), talk.make_room(8), talk.markdown())
     several = SamplingParams(max_tokens=4, temperature=1.0, n=2, ignore_eos=True)
     talk.choose(talk.ask("Which one?", several).others[0])
     try:  # the tiny model cannot call
@@ -234,11 +265,21 @@ def looks(engine: Engine) -> None:
     tokens: list[int] = engine.encode("the cat")
     assert engine.count_tokens("the cat") == len(tokens) and engine.decode(tokens, special_tokens=False) == "the cat"
     assert b"".join(map(engine.token_bytes, tokens)).endswith(b"the cat")
-    with engine.pin(list(range(1, 40)), client="one") as pin:
+    with engine.pin(list(range(1, 40)), client="one", adapter=None) as pin:
         assert_type(pin, Pin)
         print(pin.tokens)
     pin.unpin()
+    try:
+        known: AdapterInfo = engine.load_adapter("sql", "a folder that is not there")
+        print(known.name, known.rank, known.targets, known.bytes, known.digest, known.path, known.base)
+    except ModelNotFound as error:
+        print(error, dict(engine.adapters))
+    try:
+        engine.unload_adapter("sql")
+    except UnknownAdapter as error:
+        print(error)
     stats: EngineStats = engine.stats()
+    print(stats.adapters, stats.adapter_bytes, stats.adapter_bytes_limit)
     drafts: SpeculationStats = stats.speculation
     sources: Mapping[str, DraftStats] = drafts.sources
     print(drafts.tokens_per_step, drafts.drafted >= drafts.accepted, [each.accepted for each in sources.values()])
@@ -276,6 +317,7 @@ def fails(engine: Engine) -> None:
     except RequestTimeout as error:
         print(isinstance(error, TimeoutError))
     rest = (
+        AdapterRefused,
         ForkedProcess,
         HostLost,
         HostRefused,
@@ -286,6 +328,7 @@ def fails(engine: Engine) -> None:
         LogitsProcessorError,
         NoTokenToChoose,
         StructuredOutputError,
+        EmbeddingRefused,
     )
     loading = (ModelNotFound, DownloadFailed, ModelCorrupt, ModelUnsupported)
     kernels = (KernelCompileError, KernelFault, ToolchainMissing)
@@ -314,6 +357,7 @@ def main(model: Path, folder: Path) -> None:
     except EngineClosed as error:
         print(error)
     asyncio.run(waits(model))
+    embeds(model, folder)
     allocates()
     print(cortexmlx.__version__)
 

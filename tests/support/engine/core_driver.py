@@ -52,6 +52,7 @@ class Driver:
         cache: bool = True,
         thoughts: Thoughts | None = None,
         calls: Calls | None = None,
+        adapter: str | None = None,
         **params: Any,
     ) -> RequestHandle:
         """Queue a request, as the engine would between two steps. `thoughts` and `calls` are those of its prompt."""
@@ -61,6 +62,7 @@ class Driver:
         asked.validate()
         now, tokenizer = time.perf_counter(), self.core.loaded.tokenizer
         request = QueuedRequest(tuple(prompt), asked, seed, now, client, cache=cache, thoughts=thoughts, calls=calls)
+        request = replace(request, adapter=adapter)
         stops = Stops.of(asked, tokenizer.eos_token_ids, thoughts)
         vocabulary = self.core.info.vocab_size
         limit = ThinkingLimit.of(asked.max_thinking_tokens, thoughts, self.encode, vocabulary)

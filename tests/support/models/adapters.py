@@ -19,6 +19,8 @@ def write_adapter(
     num_layers: int = 1,
     keys: tuple[str, ...] | None = ("self_attn.q_proj", "mlp.down_proj"),
     scale: float = 2.0,
+    rank: int = RANK,
+    seed: int = 3,
     **config: Any,
 ) -> Path:
     """An adapter for the model folder `model`: the layers that mlx-lm would train, with numbers that are not zero."""
@@ -28,14 +30,14 @@ def write_adapter(
     from mlx_lm.utils import load_model
 
     network, _ = load_model(model, lazy=True)
-    settings = {"rank": RANK, "scale": scale, "dropout": 0.3, "keys": None if keys is None else list(keys)}
+    settings = {"rank": rank, "scale": scale, "dropout": 0.3, "keys": None if keys is None else list(keys)}
     network.freeze()
     if kind == "full":
         for layer in network.layers[-num_layers:]:
             layer.unfreeze()
     else:
         linear_to_lora_layers(network, num_layers, settings, use_dora=kind == "dora")
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     tensors = {
         name: array * 1.1 if name.endswith(".m") or kind == "full" else mx.array(_small(rng, array.shape))
         for name, array in tree_flatten(network.trainable_parameters())

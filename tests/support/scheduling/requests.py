@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cortexmlx.embedding import Pooled
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
@@ -56,3 +57,12 @@ def job_of(
         keep=keep,
         salt=salt,
     )
+
+
+def text_of(
+    prompt: list[int], first: int | None = None, shared: int = 0, client: str | None = None, **asked: Any
+) -> QueuedRequest:
+    """A request for the states of a text: of its last token, unless `first` says from which on."""
+    pooled = Pooled(len(prompt) - 1 if first is None else first, shared=shared, **asked)
+    params = SamplingParams(max_tokens=1)
+    return QueuedRequest(tuple(prompt), params, client=client, background=True, cache=shared > 0, pooled=pooled)

@@ -108,7 +108,7 @@ class Compared:
 
     def _tie(self, asked: Asked, mine: Completion, other: Completion, place: int) -> str | None:
         """By how much logits must change for the tokens at a place to differ; None if that is no tie."""
-        model, before = judge(self.kind.folder), list(other.token_ids[:place])
+        model, before = judge(self.kind.folder, self.kind.adapter), list(other.token_ids[:place])
         text = [*asked.prompt, *before]
         if self.keep is not None:
             text = self._kept(asked.prompt, before)

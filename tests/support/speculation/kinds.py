@@ -20,6 +20,8 @@ class Kind:
     folder: Path
     kv_bits: int | None = None
     speculates: bool = True
+    adapter: Path | None = None
+    """The adapter that its judge has."""
 
 
 NAMES = (
@@ -60,8 +62,8 @@ def kinds(root: Path) -> Callable[[str], Kind]:
 
 
 @cache
-def judge(folder: Path) -> Any:
-    """mlx-lm's own model of a folder."""
+def judge(folder: Path, adapter: Path | None = None) -> Any:
+    """mlx-lm's own model of a folder, with its own layers for an adapter."""
     import mlx_lm
 
-    return mlx_lm.load(str(folder))[0]
+    return mlx_lm.load(str(folder), adapter_path=None if adapter is None else str(adapter))[0]

@@ -90,8 +90,8 @@ class Asked:
         cancelled = ["cancelled"] if self.cancelled is not None else []
         return [*(name for name in self.params if name not in ("tool_choice", "parallel_tool_calls")), *cancelled]
 
-    def add(self, driver: Driver, every: bool = False) -> RequestHandle:
-        """Ask it. With `every`, no answer is left out."""
+    def add(self, driver: Driver, every: bool = False, adapter: str | None = None) -> RequestHandle:
+        """Ask it, perhaps with an adapter. With `every`, no answer is left out."""
         changes = {"n": self.params["best_of"], "best_of": None} if every and self.chosen_later else {}
         return driver.add(
             self.prompt,
@@ -101,6 +101,7 @@ class Asked:
             self.cache,
             thoughts=self.thoughts,
             calls=self.calls,
+            adapter=adapter,
             **self.params | changes,
         )
 

@@ -68,7 +68,7 @@ class Trial:
 
     def _without(self) -> list[Completion]:
         """The answers of an engine that verifies nothing. Those of which the best are chosen are all there."""
-        driver = _roomy(self.kind.folder, tuple(self._settings().items()))
+        driver = roomy(self.kind.folder, tuple(self._settings().items()))
         handles = [asked.add(driver, every=True) for asked in self.asked]
         driver.finish()
         assert not driver.core.scheduler.gate.steps[Drain.VERIFY]
@@ -159,7 +159,7 @@ class Trial:
 
 
 @cache
-def _roomy(folder: Path, settings: tuple[tuple[str, Any], ...]) -> Driver:
+def roomy(folder: Path, settings: tuple[tuple[str, Any], ...]) -> Driver:
     """An engine with room for everything. It computes forced tokens one by one."""
     roomy = {"tokens": 8192, "max_rows": 8, "prefill_budget": 64, "prefix_cache": False, "speculate": False}
     driver = Driver(folder, **roomy, **dict(settings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -123,3 +124,34 @@ def test_what_was_said_is_shown_with_all_its_words(session: ChatSession) -> None
     said = printed(screen)
     assert "<div>two</div>" in said and "<b>one</b>" in said
     assert "\nUser\n\nthree\n" in said, "code without an end does not reach into the next message"
+
+
+def test_adapters_are_listed_chosen_and_loaded(fakes: Fakes, session: ChatSession, screen: Console) -> None:
+    engine: Any = session.engine
+    with pytest.raises(InvalidRequest, match="there is no adapter 'sql': there are none"):
+        run_command("/adapter sql", session, screen)
+    run_command("/adapter sql=~/sql", session, screen)
+    assert session.conversation.adapter == "sql" and engine.loaded["sql"].path == str(Path("~/sql").expanduser())
+    session.ask(Question("one"))
+    run_command("/adapter", session, screen)
+    run_command("/adapter none", session, screen)
+    session.ask(Question("two"))
+    assert engine.adapted == ["sql", None]
+    said = printed(screen)
+    assert "loaded sql: rank 4, 8 KiB" in said and "fake answers with sql now" in said
+    assert "    none\n  * sql\n" in said and "fake answers alone now" in said
+    with pytest.raises(InvalidRequest, match="did you mean 'sql'"):
+        run_command("/adapter sqll", session, screen)
+    with pytest.raises(ModelNotFound):
+        run_command("/adapter other=missing", session, screen)
+    assert session.conversation.adapter is None
+
+
+def test_an_adapter_stays_with_its_model(fakes: Fakes, hosted: ChatSession, screen: Console) -> None:
+    folder = str(Path("folder").absolute())
+    run_command("/adapter sql=folder", hosted, screen)
+    assert hosted.host is not None and hosted.host.config.adapters == {"sql": folder}
+    hosted.move(replace(hosted.host.config, keep_last=400))
+    assert hosted.conversation.adapter == "sql" and fakes.engine.options.adapters == {"sql": folder}
+    run_command("/model org/other", hosted, screen)
+    assert hosted.conversation.adapter is None and fakes.engine.options.adapters is None

@@ -15,6 +15,8 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
+from cortexmlx.errors import AdapterRefused
+from cortexmlx.execution.boundary import AdapterTables
 from cortexmlx.execution.mode import PagedMode
 from cortexmlx.hosts.options import Cut, RankInfo
 from cortexmlx.hosts.rank import open_rank
@@ -66,6 +68,9 @@ class RankModel:
     def begin_scheduler(self, cache: KVCache) -> Scheduler:
         context, vocab_size = self.loaded.context_length, self.info.vocab_size
         return Scheduler(cache, scheduling_of(self._config, context, vocab_size))
+
+    def adapters(self) -> AdapterTables:
+        raise AdapterRefused("ranks have none")
 
     def begin_store(self) -> None:
         pass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.cli.batch.source import Format, _coming, ids_of, is_jsonl, opened
+from cortexmlx.cli.files.source import Format, Reads, _coming, is_jsonl, opened, read_ahead
 from cortexmlx.errors import InvalidRequest
 
 
@@ -66,13 +66,22 @@ def test_the_name_or_the_option_says_what_lines_are(tmp_path: Path) -> None:
     assert [is_jsonl("a.jsonl", how) for how in (Format.jsonl, Format.lines)] == [True, False]
 
 
-def test_ids_are_read_ahead_of_files_only(tmp_path: Path) -> None:
-    (tmp_path / "in").write_text('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n')
-    with pytest.raises(InvalidRequest, match="lines 1 and 2 both have the id 'a'"):
-        ids_of(str(tmp_path / "in"), Format.auto)
-    plain = ids_of(str(tmp_path / "in"), Format.lines)
-    assert plain is not None and list(plain.lines.values()) == [1, 2]
-    assert ids_of("-", Format.auto) is None
+def test_only_files_are_read_ahead(tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a\nb\n")
+    with read_ahead(str(tmp_path / "in")) as lines:
+        assert lines is not None and list(lines) == [b"a\n", b"b\n"]
+    os.mkfifo(tmp_path / "pipe")
+    for other in ("-", str(tmp_path / "pipe"), str(tmp_path / "missing")):
+        with read_ahead(other) as nothing:
+            assert nothing is None
+
+
+def test_a_message_says_what_the_command_reads(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n")
+    reads, table = Reads("embed", "a text", "a text"), str(tmp_path / "t.csv")
+    with pytest.raises(InvalidRequest, match="a text a line") as refused, opened(table, Format.auto, reads):
+        pass
+    assert "batch" not in str(refused.value).replace("docs/batch.md", "")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,7 @@ def test_so_is_what_comes_through_a_pipe(content: bytes, says: str) -> None:
 def test_a_pipe_that_nobody_writes_to_is_waited_for_and_that_is_said(
     silent: float, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cortexmlx.cli.batch.source._SILENCE_SECONDS", patience)
+    monkeypatch.setattr("cortexmlx.cli.files.source._SILENCE_SECONDS", patience)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     threading.Timer(silent, pipe.write_bytes, [b"one\n"]).start()

@@ -1,4 +1,4 @@
-"""The input of a batch: its format, and the files that are refused because they are something else."""
+"""The input of a command that reads lines: its format, and files that are refused because they are something else."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
-from cortexmlx.cli.batch.input import Ids, survey
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import InvalidRequest
 
@@ -24,6 +24,19 @@ class Format(str, Enum):
     jsonl = "jsonl"
     lines = "lines"
 
+
+@dataclass(frozen=True)
+class Reads:
+    """What a command reads, for messages."""
+
+    command: str
+    json: str
+    """What a line of JSON is."""
+    plain: str
+    """What a plain line is."""
+
+
+BATCH = Reads("batch", "a request", "a prompt")
 
 STDIN = "-"
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -51,21 +64,21 @@ _SILENCE_SECONDS = 1.0
 
 
 @contextmanager
-def opened(source: str, input_format: Format) -> Iterator[Iterable[bytes | None]]:
+def opened(source: str, input_format: Format, reads: Reads = BATCH) -> Iterator[Iterable[bytes | None]]:
     """Open the input and yield its lines as bytes. None stands for a line that a pipe does not have yet.
 
     Raises InvalidRequest for a file that is no list of requests, OSError for one that cannot be opened.
     """
     if source == STDIN:
-        yield _coming(sys.stdin.buffer, source, input_format)
+        yield _coming(sys.stdin.buffer, source, input_format, reads)
         return
     with _open(Path(source)) as file:
         if Path(source).is_file():
-            _check(source, file.read(_HEAD_BYTES), input_format)
+            _check(source, file.read(_HEAD_BYTES), input_format, reads)
             file.seek(0)
             yield file
         else:
-            yield _coming(file, source, input_format)
+            yield _coming(file, source, input_format, reads)
 
 
 def _open(path: Path) -> BinaryIO:
@@ -81,7 +94,7 @@ def _open(path: Path) -> BinaryIO:
         note.cancel()
 
 
-def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes | None]:
+def _coming(file: BinaryIO, source: str, input_format: Format, reads: Reads = BATCH) -> Iterator[bytes | None]:
     """Yield the lines of a pipe as they arrive, and None while there is no new one. Nothing else may have read from the
     pipe.
 
@@ -102,7 +115,7 @@ def _coming(file: BinaryIO, source: str, input_format: Format) -> Iterator[bytes
         if not data:
             break
         if first:
-            _check(source, data, input_format)
+            _check(source, data, input_format, reads)
             first = False
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -119,45 +132,45 @@ def is_jsonl(source: str, input_format: Format) -> bool | None:
     return True if Path(source).suffix.lower() in _JSON else None
 
 
-def ids_of(source: str, input_format: Format) -> Ids | None:
-    """Return the ids of a regular file, read ahead. None for a pipe, which can be read only once. Raises InvalidRequest
-    if an id occurs twice.
-    """
+@contextmanager
+def read_ahead(source: str) -> Iterator[BinaryIO | None]:
+    """Open a regular file to read it before the command does. Yield None for a pipe, which can be read only once."""
     path = Path(source)
     if source == STDIN or not path.is_file():
-        return None
+        yield None
+        return
     with path.open("rb") as file:
-        return survey(file, is_jsonl(source, input_format))
+        yield file
 
 
-def _check(source: str, head: bytes, input_format: Format) -> None:
+def _check(source: str, head: bytes, input_format: Format, reads: Reads) -> None:
     """Raise InvalidRequest if the first bytes of the input are no list of requests. The message says how to convert the
     input, if that is possible.
     """
+    again = f"cortexmlx {reads.command} ... -"
     name, file = ("stdin", "") if source == STDIN else (source, f" {source}")
     for magic, unpack in _PACKED.items():
         if head.startswith(magic):
-            raise InvalidRequest(f"{name} is compressed: {unpack}{file} | cortexmlx batch ... -")
+            raise InvalidRequest(f"{name} is compressed: {unpack}{file} | {again}")
     for mark, encoding in _WIDE.items():
         if head.startswith(mark):
             convert = f"iconv -f {encoding} -t UTF-8{file}"
-            raise InvalidRequest(f"{name} is {encoding}, and batch reads UTF-8: {convert} | cortexmlx batch ... -")
+            raise InvalidRequest(f"{name} is {encoding}, and {reads.command} reads UTF-8: {convert} | {again}")
     if head.startswith(_BINARY) or b"\0" in head:
-        raise InvalidRequest(f"{name} is no text: batch reads JSONL or plain lines, in UTF-8")
+        raise InvalidRequest(f"{name} is no text: {reads.command} reads JSONL or plain lines, in UTF-8")
     if input_format is not Format.auto:
         return
     suffix = Path(source).suffix.lower()
     if (kind := _OTHERS.get(suffix)) is not None:
         how = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE else ""
         raise InvalidRequest(
-            f"{name} is {kind}: batch reads JSONL, a request a line, or plain lines, a prompt a line. With --format "
-            f"lines every line of it is a prompt, the first one too{how}"
+            f"{name} is {kind}: {reads.command} reads JSONL, {reads.json} a line, or plain lines, {reads.plain} a "
+            f"line. With --format lines every line of it is {reads.plain}, the first one too{how}"
         )
     first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
     first = first.strip()
     if (first in (b"{", b"[") and newline) or (first.startswith(b"[") and suffix in _JSON):
         what = ".[]" if first != b"{" else "."
         raise InvalidRequest(
-            f"{name} is one JSON value, but must have a request on each line: "
-            f"jq -c '{what}'{file} | cortexmlx batch ... -"
+            f"{name} is one JSON value, but must have {reads.json} on each line: jq -c '{what}'{file} | {again}"
         )

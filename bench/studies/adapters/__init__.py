@@ -1,0 +1,1 @@
+"""What adapters per request cost, and what they save."""

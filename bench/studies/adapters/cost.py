@@ -1,0 +1,127 @@
+"""The cost of adapters per request: pairs of the same rows with and without them, in one run.
+
+    python -m cortexmlx.bench.studies.adapters.cost [MODEL] [PAIRS]
+
+One engine has no adapters, the other has 16 of rank 16: eight for seven targets, and eight for two. A model with an
+adapter merged into its weights has the shapes of one without any, so it takes the same time. A ratio is the CPU time of
+the engine without adapters over that of the other one: at 1.0, adapters cost nothing. CPU time counts what this process
+computes, and not what the machine's other programs take.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from cortexmlx import Engine
+from cortexmlx.bench.studies.adapters.random_adapters import ATTENTION, SEVEN, layer_sizes, write_adapter
+
+ROWS, TOKENS, PROMPTS, PROMPT, RANK, ADAPTERS = 16, 32, 4, 512, 16, 8
+
+Names = Sequence[str | None]
+Work = Callable[[Engine, Names], float]
+SEVENS: Names = [f"seven {number}" for number in range(ADAPTERS)]
+TWOS: Names = [f"two {number}" for number in range(ADAPTERS)]
+
+
+def decode(engine: Engine, adapters: Names) -> float:
+    """Return the CPU seconds of 16 answers, of which row i has adapter `adapters[i % len(adapters)]`."""
+    began = time.process_time()
+    handles = [
+        engine.submit(
+            [row + 1, 2, 3],
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            temperature=0,
+            cache=False,
+            adapter=adapters[row % len(adapters)],
+        )
+        for row in range(ROWS)
+    ]
+    for handle in handles:
+        assert handle.result().usage.completion_tokens == TOKENS
+    return time.process_time() - began
+
+
+def prefill(engine: Engine, adapters: Names) -> float:
+    """Return the CPU seconds of some prompts, one after the other."""
+    began = time.process_time()
+    prompt = [1 + place % (engine.info.vocab_size - 1) for place in range(PROMPT)]
+    for number in range(PROMPTS):
+        engine.generate(prompt, max_tokens=1, cache=False, adapter=adapters[number % len(adapters)])
+    return time.process_time() - began
+
+
+KINDS: tuple[tuple[str, Work, Names], ...] = (
+    ("16 rows, none of them with an adapter", decode, [None]),
+    ("16 rows, seven targets, one adapter", decode, SEVENS[:1]),
+    ("16 rows, seven targets, 8 adapters", decode, SEVENS),
+    ("16 rows, half of them with 4 adapters of seven targets", decode, [None, *SEVENS[:4], None, None, None]),
+    ("16 rows, q and v, one adapter", decode, TWOS[:1]),
+    ("16 rows, q and v, 8 adapters", decode, TWOS),
+    ("16 rows, 4 adapters of seven targets and 4 of two", decode, [*SEVENS[:4], *TWOS[:4]]),
+    ("a prompt of 512 tokens, seven targets", prefill, SEVENS),
+)
+"""The kinds of work, and the adapters of its rows."""
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """The ratios of the pairs of one kind of work."""
+
+    what: str
+    ratios: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.what}: {median(self.ratios):.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f})"
+
+
+def opened(model: str, adapters: Mapping[str, str | Path] | None) -> Engine:
+    """Return an engine that drafts nothing, so that both engines of a pair take the same steps."""
+    return Engine(model, adapters=adapters, kv_memory="256MB", max_rows=ROWS, token_target=None, speculate=False)
+
+
+def measure(plain: Engine, served: Engine, kind: tuple[str, Work, Names], pairs: int) -> Ratios:
+    """Return the ratios of one kind of work, after a run of each engine that is not counted."""
+    what, work, adapters = kind
+    work(plain, [None])
+    work(served, adapters)
+    ratios = []
+    for number in range(pairs):
+        if number % 2:
+            with_them = work(served, adapters)
+            ratios.append(work(plain, [None]) / with_them)
+        else:
+            ratios.append(work(plain, [None]) / work(served, adapters))
+    return Ratios(what, tuple(ratios))
+
+
+def written(engine: Engine, root: Path) -> dict[str, str | Path]:
+    """Write the adapters of all names for an engine's model, and return their folders."""
+    folders: dict[str, str | Path] = {}
+    for names, targets in ((SEVENS, SEVEN), (TWOS, ATTENTION)):
+        sizes = layer_sizes(engine, targets)
+        for number, name in enumerate(names):
+            folders[str(name)] = write_adapter(root / str(name), sizes, RANK, number)
+    return folders
+
+
+def main(model: str = "smollm2", pairs: int = 7) -> None:
+    """Print the median ratio of the pairs for each kind of work."""
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        plain = stack.enter_context(opened(model, None))
+        served = stack.enter_context(opened(model, written(plain, root)))
+        print(f"{plain.info.name}, {plain.info.dtype}, rank {RANK}")
+        for kind in KINDS:
+            print(measure(plain, served, kind, pairs), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2", int(sys.argv[2]) if len(sys.argv) > 2 else 7)

@@ -1,0 +1,196 @@
+"""`cortexmlx embed`: a file of texts in, a file of embeddings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cortexmlx.cli import engine as engines
+from cortexmlx.cli import options
+from cortexmlx.cli.embed.files import EmbedFiles, EmbedSettings
+from cortexmlx.cli.embed.run import EmbedRun
+from cortexmlx.cli.embed.texts import TextLine, count_texts, read_texts
+from cortexmlx.cli.files.outputs import STDOUT, mode_of, named
+from cortexmlx.cli.files.source import Format, Reads, is_jsonl, opened, read_ahead
+from cortexmlx.cli.files.status_line import StatusLine
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.cli.terminal.text import duration
+from cortexmlx.errors import EmbeddingRefused, InvalidRequest
+from cortexmlx.protocols.openai.embeddings import checked_dimensions, checked_prompt
+from cortexmlx.serving.config import EngineConfig
+
+if TYPE_CHECKING:
+    from cortexmlx.embedding import EmbeddingInfo
+    from cortexmlx.engine import Engine
+
+READS = Reads("embed", "an object with a text", "a text")
+
+WITHOUT = ("adapters", "draft", "keep_first", "keep_last", "speculate")
+"""Options that do not apply: nothing is generated, and a text is computed whole."""
+
+
+@options.takes_engine(without=WITHOUT)
+def embed(
+    positional: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL IN", help="An embedding model, and the file: JSONL, plain lines, or -."),
+    ],
+    model_option: options.ModelOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="A .jsonl, .npy or .parquet; default, and -: stdout.",
+            show_default=False,
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "--prompt", metavar="NAME", help="Which of the model's prompts goes before each text.", show_default=False
+        ),
+    ] = None,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            "--dimensions",
+            metavar="N",
+            min=1,
+            help="Numbers of each vector: the model's, or fewer.",
+            show_default=False,
+        ),
+    ] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut off texts that are too long.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on: leave out what OUT holds already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Begin again, and lose what OUT holds.")] = False,
+    input_format: Annotated[Format, typer.Option("--format", help="How to read IN.")] = Format.auto,
+    *,
+    config: EngineConfig,
+) -> None:
+    """Compute the embedding of every text of a file, in input order.
+
+    IN is JSONL, an object with a text (or input) and perhaps an id on each line, or plain lines. OUT is JSONL, NumPy's
+    .npy (a row for each text) or Parquet (`pip install 'cortexmlx[parquet]'`). A line without a text becomes an error
+    record, or a row of NaN. Rows are on disk soon after they are computed. Exit code: 0 all good, 1 if a text has no
+    embedding, 130 on Ctrl-C, what has finished kept.
+    """
+    if len(positional) > 2:
+        raise typer.BadParameter(f"{len(positional)} arguments, but MODEL and IN are two: {' '.join(positional)}")
+    *before, source = positional
+    if not before and model_option is None:
+        raise typer.BadParameter("give an embedding model, and a file or - after it", param_hint="MODEL IN")
+    model = options.model_name(before[0] if before else None, model_option)
+    out = named(output)
+    mode = mode_of(out, resume=resume, retry_errors=False, force=force)
+    shape = EmbedSettings(model, None if config.adapter is None else str(config.adapter), prompt, dimensions, truncate)
+    settings = replace(shape, kv_bits=config.kv_bits, kv_group_size=config.kv_group_size)
+    with opened(source, input_format, READS) as lines, EmbedFiles(out, source, mode) as files:
+        files.check(settings)
+        total = _total(source)
+        jsonl = is_jsonl(source, input_format)
+        if total is not None and files.before >= total and files.before:
+            finish(files, read_texts(lines, jsonl), settings)
+            return
+        with engines.open_engine(replace(config, model=model)) as engine:
+            engines.tell(engine)
+            info = _info(engine)
+            checked_prompt(prompt, info)
+            checked_dimensions(dimensions, info)
+            made = partial(engine.embed, prompt=prompt, dimensions=dimensions, truncate=truncate)
+            name = prompt or info.default_prompt
+            instruction = None if name is None else info.prompts[name]
+            numbers = dimensions or info.dimensions
+            files.open(replace(settings, weights=engine.info.identity, instruction=instruction), numbers)
+            run = EmbedRun(made, files.append)
+            prompted = prompt is not None
+            texts = _new(read_texts(lines, jsonl, engine.info.vocab_size, prompted=prompted), files)
+            try:
+                with StatusLine(lambda: line_of(run, files, total), live=out != STDOUT):
+                    run.run(texts)
+                files.rows.finish()
+            finally:
+                report(run, files, total)
+    if files.rows.failed:
+        raise typer.Exit(FAILED)
+
+
+def finish(files: EmbedFiles, texts: Iterator[TextLine | None], settings: EmbedSettings) -> None:
+    """Finish a run whose rows are all there already, without loading a model."""
+    for _ in _new(texts, files):
+        pass
+    files.open_rows(None)
+    files.rows.finish()
+    tell_before(files)
+    if files.rows.failed:
+        raise typer.Exit(FAILED)
+
+
+def line_of(run: EmbedRun, files: EmbedFiles, total: int | None) -> str:
+    """Return how far a run is."""
+    done, elapsed = files.before + run.done, run.seconds
+    parts = [
+        f"{done}/{total} done" if total is not None else f"{done} done",
+        *([f"{run.failed} failed"] if run.failed else []),
+        f"{(run.tokens - run.cached) / elapsed:.0f} tok/s",
+    ]
+    if total is not None and run.done:
+        parts.append(f"{duration(elapsed / run.done * max(total - done, 0))} left")
+    return " · ".join(parts)
+
+
+def report(run: EmbedRun, files: EmbedFiles, total: int | None) -> None:
+    """Print the last lines on stderr: what was done, what was there before, and what is left."""
+    tell_before(files)
+    rate = f", {(run.tokens - run.cached) / run.seconds:.1f} tok/s" if run.tokens else ""
+    cached = f", {run.cached} of them from the cache" if run.cached else ""
+    good = run.done - run.failed
+    console.note(f"{good} embedded, {run.failed} failed, {run.tokens} tokens in {run.seconds:.1f} s{rate}{cached}")
+    left = 0 if total is None else total - files.before - run.done
+    if left > 0 and files.kept:
+        console.note(f"{left} left: the same command with --resume goes on")
+
+
+def tell_before(files: EmbedFiles) -> None:
+    """Print how many rows there were before this run."""
+    if files.before:
+        console.note(f"{files.before} were there already")
+
+
+def _new(texts: Iterator[TextLine | None], files: EmbedFiles) -> Iterator[TextLine | None]:
+    """Yield the texts that have no row yet. Raises InvalidRequest if those that have one were different."""
+    place = 0
+    for line in texts:
+        if line is not None:
+            place += 1
+            if place <= files.before:
+                files.check_line(place - 1, line)
+                continue
+        yield line
+    if place < files.before:
+        raise InvalidRequest(
+            f"the input has changed: it has {place:,} texts, and OUT {files.before:,} rows: use the same input, or "
+            "--force to begin again"
+        )
+
+
+def _total(source: str) -> int | None:
+    """Return how many texts a regular file has; None for a pipe."""
+    with read_ahead(source) as file:
+        return None if file is None else count_texts(file)
+
+
+def _info(engine: Engine) -> EmbeddingInfo:
+    """Return how a model makes vectors. Raises EmbeddingRefused, with the reason, if it makes none."""
+    info = engine.info.embedding
+    if info is None:
+        engine.embed([])  # it says why
+        raise EmbeddingRefused(f"{engine.info.name} is no embedding model")
+    return info

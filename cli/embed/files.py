@@ -1,0 +1,146 @@
+"""The files of one run of embed: OUT, and OUT.run with its settings and a digest of each text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.cli.embed.jsonl import JsonlRows, StreamRows
+from cortexmlx.cli.embed.npy import NpyRows
+from cortexmlx.cli.embed.parquet import ParquetRows, gathered, require_pyarrow
+from cortexmlx.cli.embed.rows import Row, Rows
+from cortexmlx.cli.embed.texts import TextLine
+from cortexmlx.cli.files.outputs import STDOUT, Mode, check_ending, check_output, check_own, is_regular, size_of
+from cortexmlx.cli.files.run_file import LockedRun, run_path
+from cortexmlx.errors import InvalidRequest
+
+_ARRAYS = (".npy", ".parquet")
+
+
+@dataclass(frozen=True)
+class EmbedSettings:
+    """The settings that two runs must share for their rows to belong together."""
+
+    model: str
+    adapter: str | None = None
+    prompt: str | None = None
+    dimensions: int | None = None
+    truncate: bool = False
+    kv_bits: int | None = None
+    kv_group_size: int | None = None
+    weights: str | None = None
+    """Identity of the content of the model's files. None before they are loaded."""
+    instruction: str | None = None
+    """The text before each text. None before the model is loaded."""
+
+
+class EmbedFiles:
+    """The files of a run. All are checked before a model is loaded. Raises InvalidRequest or CortexError, each with the
+    next step.
+
+    Regular files are synced and resumed. Stdout, pipes and devices are only written.
+    """
+
+    def __init__(self, output: Path, source: str, mode: Mode) -> None:
+        self.kept = is_regular(output)
+        """Whether OUT is a regular file, so that a later run can go on with it."""
+        self._output = output
+        self._digests: dict[int, str] = {}
+        self._run: LockedRun | None = None
+        self._opened = False
+        ending = output.suffix.lower()
+        if ending == ".parquet":
+            require_pyarrow()
+        if output != STDOUT:
+            going = mode is Mode.RESUME
+            check_output(output, "-o", source, mode, "embed")
+            if ending not in _ARRAYS:
+                check_ending(output, "-o", mode, "embed")
+            check_own(output, (run_path(output), gathered(output)), (Path(source),), "embed")
+            if mode is Mode.NEW and size_of(gathered(output)):
+                raise InvalidRequest(
+                    f"{gathered(output)} has the rows of a run to {output} that has not ended: --resume continues it, "
+                    "--force starts again and deletes them"
+                )
+            if going and not self.kept:
+                raise InvalidRequest(f"{output} is no file, so there is nothing to continue: leave out --resume")
+        if not self.kept and ending in _ARRAYS:
+            raise InvalidRequest(f"{output} is no file, and {ending[1:]} needs one: give -o a file, or another ending")
+        if self.kept:
+            self._run = LockedRun(output, "embed")
+        self._going = mode is Mode.RESUME and bool(size_of(output) or size_of(gathered(output)))
+        self.rows = self._rows_of(output, ending)
+        self.before = self.rows.count
+        """Rows that an earlier run has written."""
+
+    def __enter__(self) -> EmbedFiles:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._opened:
+            self.rows.close()
+        if self._run is not None:
+            self._run.close()
+
+    def check(self, settings: EmbedSettings) -> None:
+        """Raise InvalidRequest if the run to resume had other settings."""
+        if self._run is None or not self._going:
+            return
+        before = self._run.settings()
+        known = {name: value for name, value in _json(settings).items() if not _is_open(name, settings)}
+        if changed := [name for name, value in known.items() if before.get(name) != value]:
+            raise InvalidRequest(
+                f"{self._output.name} was written with another {' and '.join(changed)}: use the same, or --force to "
+                "begin again"
+            )
+        for entry in self._run.entries():
+            self._digests |= enumerate(entry["digests"], int(entry["first"]))
+
+    def check_line(self, place: int, line: TextLine) -> None:
+        """Raise InvalidRequest if the text of an existing row has changed."""
+        if self._digests.get(place, line.digest) != line.digest:
+            raise InvalidRequest(
+                f"the input has changed: row {place + 1} of {self._output.name} is of another text than line "
+                f"{line.number} has now: use the same input, or --force to begin again"
+            )
+
+    def open(self, settings: EmbedSettings, dimensions: int) -> None:
+        """Begin or resume the run."""
+        if self._going:
+            self.check(settings)
+        self.open_rows(dimensions)
+        if self._run is not None and not self._going:
+            self._run.begin(_json(settings))
+
+    def open_rows(self, dimensions: int | None) -> None:
+        """Open OUT alone. `dimensions`: numbers of a vector; None: as its rows have."""
+        self.rows.open(dimensions)
+        self._opened = True
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Write rows. The digests of their texts come first: rows without them could not be told apart later."""
+        if self._run is not None:
+            self._run.append({"first": self.rows.count, "digests": [row.line.digest for row in rows]}, b"\n")
+        self.rows.append(rows)
+
+    def _rows_of(self, output: Path, ending: str) -> Rows:
+        anew = not self._going
+        if not self.kept:
+            return StreamRows(None if output == STDOUT else output)
+        if ending == ".npy":
+            return NpyRows(output, anew=anew)
+        return ParquetRows(output, anew=anew) if ending == ".parquet" else JsonlRows(output, anew=anew)
+
+
+def _is_open(name: str, settings: EmbedSettings) -> bool:
+    """Whether a setting is not known before the model is loaded."""
+    return name in ("weights", "instruction") and settings.weights is None
+
+
+def _json(settings: EmbedSettings) -> dict[str, Any]:
+    adapter = settings.adapter
+    lasting = None if adapter is None else str(Path(os.path.expanduser(adapter)).resolve())
+    return asdict(replace(settings, adapter=lasting))

@@ -1,0 +1,113 @@
+"""JSONL of embeddings: a record in each line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.cli.embed.rows import Row, record
+from cortexmlx.cli.files.outputs import locked, unwritten
+from cortexmlx.cli.files.stream import RecordStream
+from cortexmlx.cli.terminal.text import to_json
+from cortexmlx.errors import InvalidRequest
+
+_KEPT = "what it holds stays, and --resume goes on"
+
+
+class JsonlRows:
+    """A file with a record in each line. It is read at once, unless it is begun `anew`, and not changed before `open`.
+
+    Lines at its end that are no whole records do not count: a process that is killed leaves them, or a machine without
+    power. Raises InvalidRequest for such a line before a whole one.
+    """
+
+    def __init__(self, path: Path, *, anew: bool = False, packed: bool = False) -> None:
+        self.count = 0
+        self.failed = 0
+        self._path = path
+        self._packed = packed
+        self._size = 0
+        if not anew and path.is_file():
+            self._read()
+
+    def open(self, dimensions: int | None) -> None:
+        """See `Rows`."""
+        try:
+            self._file = locked(self._path, "embed")
+            self._file.truncate(self._size)
+        except OSError as error:
+            raise unwritten(str(self._path), error, "it is as it was") from error
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """See `Rows`."""
+        data = b"".join(to_json(record(row, packed=self._packed)).encode() + b"\n" for row in rows)
+        try:
+            written = self._file.write(data)
+            while written < len(data):
+                written += self._file.write(data[written:])
+            os.fsync(self._file.fileno())
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+            if not isinstance(error, OSError):
+                raise
+            raise unwritten(str(self._path), error, _KEPT) from error
+        self._size += len(data)
+        self.count += len(rows)
+        self.failed += sum(row.vector is None for row in rows)
+
+    def finish(self) -> None:
+        """See `Rows`."""
+
+    def close(self) -> None:
+        """See `Rows`."""
+        self._file.close()
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of the file."""
+        with self._path.open("rb") as file:
+            for line in file:
+                yield json.loads(line)
+
+    def _read(self) -> None:
+        broken = 0
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not (line.startswith(b'{"id": ') and line.endswith(b"}\n")):
+                    broken = broken or number
+                    continue
+                if broken:
+                    raise InvalidRequest(f"line {broken} of {self._path} is no record of embed: --force starts again")
+                self._size += len(line)
+                self.count += 1
+                self.failed += b'"error": {"code": ' in line[:4096]
+
+
+class StreamRows:
+    """Records to stdout (None), a pipe or a device."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.count = 0
+        self.failed = 0
+        self._stream = RecordStream(path)
+
+    def open(self, dimensions: int | None) -> None:
+        """See `Rows`."""
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """See `Rows`."""
+        for row in rows:
+            self._stream.append(record(row, packed=False))
+        self.count += len(rows)
+        self.failed += sum(row.vector is None for row in rows)
+
+    def finish(self) -> None:
+        """See `Rows`."""
+
+    def close(self) -> None:
+        """See `Rows`."""
+        self._stream.close()

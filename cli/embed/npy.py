@@ -1,0 +1,109 @@
+"""NumPy's file of one array: `[texts, dimensions] float32`, which is whole at every moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cortexmlx.cli.embed.rows import Row
+from cortexmlx.cli.files.outputs import locked, unwritten
+from cortexmlx.errors import InvalidRequest
+
+HEADER_BYTES = 128
+_MAGIC = b"\x93NUMPY\x01\x00"
+_ITEM = 4
+
+
+class NpyRows:
+    """A file with a row for each text, in the order of the texts. A text without a vector has a row of NaN.
+
+    Rows reach the disk before the header counts them. So whatever comes after the rows that it counts was cut off by
+    the end of a process, and is written again.
+    """
+
+    def __init__(self, path: Path, *, anew: bool = False) -> None:
+        self.count = 0
+        self.failed = 0
+        self._path = path
+        self._dimensions: int | None = None
+        if not anew and path.is_file() and path.stat().st_size:
+            self._read()
+
+    def open(self, dimensions: int | None) -> None:
+        """See `Rows`."""
+        if None not in (self._dimensions, dimensions) and self._dimensions != dimensions:
+            raise InvalidRequest(
+                f"{self._path} has vectors of {self._dimensions} numbers, and not {dimensions}: --force starts again"
+            )
+        self._dimensions = self._dimensions or dimensions
+        try:
+            self._lock = locked(self._path, "embed")
+            self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            os.ftruncate(self._file, self._size)
+            self._write_header(self.count)
+        except OSError as error:
+            raise unwritten(str(self._path), error, "it is as it was") from error
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """See `Rows`."""
+        assert self._dimensions is not None
+        nothing = np.full(self._dimensions, np.nan, "<f4")
+        data = memoryview(b"".join((nothing if r.vector is None else r.vector.astype("<f4")).tobytes() for r in rows))
+        place = self._size
+        try:
+            while data:
+                written = os.pwrite(self._file, data, place)
+                data, place = data[written:], place + written
+            os.fsync(self._file)
+            self._write_header(self.count + len(rows))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise unwritten(str(self._path), error, "what it holds stays, and --resume goes on") from error
+        self.count += len(rows)
+        self.failed += sum(row.vector is None for row in rows)
+
+    def finish(self) -> None:
+        """See `Rows`."""
+
+    def close(self) -> None:
+        """See `Rows`."""
+        os.close(self._file)
+        self._lock.close()
+
+    @property
+    def _size(self) -> int:
+        return HEADER_BYTES + self.count * _ITEM * (self._dimensions or 0)
+
+    def _write_header(self, rows: int) -> None:
+        os.pwrite(self._file, header(rows, self._dimensions), 0)
+        os.fsync(self._file)
+
+    def _read(self) -> None:
+        strange = InvalidRequest(f"{self._path} is no array that embed has begun: --force starts again")
+        with self._path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+            try:
+                file.seek(len(_MAGIC))
+                shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
+            except ValueError:
+                raise strange from None
+            if len(shape) != 2 or fortran or kind != np.dtype("<f4") or head != header(*shape):
+                raise strange
+        self._dimensions = int(shape[1])
+        whole = (self._path.stat().st_size - HEADER_BYTES) // (_ITEM * self._dimensions)
+        self.count = min(int(shape[0]), whole)
+        if self.count:
+            there = np.memmap(self._path, "<f4", "r", HEADER_BYTES, (self.count, self._dimensions))
+            self.failed = int(np.isnan(there[:, 0]).sum())
+
+
+def header(rows: int, dimensions: int | None) -> bytes:
+    """Return the header of an array, always of the same length."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {dimensions}), }}"
+    said = text.ljust(HEADER_BYTES - len(_MAGIC) - 3).encode() + b"\n"
+    return _MAGIC + len(said).to_bytes(2, "little") + said

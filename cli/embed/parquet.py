@@ -1,0 +1,147 @@
+"""Parquet of embeddings. A Parquet file cannot be continued, so rows are gathered beside it, and it is written at the
+end.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.cli.embed.jsonl import JsonlRows
+from cortexmlx.cli.embed.rows import Row
+from cortexmlx.cli.files.outputs import unwritten
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.host.files import in_place_of
+
+_GROUP = 4096
+"""Rows of a row group."""
+
+
+def gathered(output: Path) -> Path:
+    """Return the path of the rows of a run that has not ended."""
+    target = Path(os.path.realpath(output))
+    return target.with_name(target.name + ".rows")
+
+
+def require_pyarrow() -> None:
+    """Raise CortexError if what writes Parquet is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise CortexError("pyarrow is not installed: pip install 'cortexmlx[parquet]', or give -o a .npy or .jsonl")
+
+
+class ParquetRows:
+    """A file with the columns id, embedding (a list of float32), prompt_tokens, truncated and error. Until it is
+    finished, its rows are in OUT.rows.
+    """
+
+    def __init__(self, path: Path, *, anew: bool = False) -> None:
+        require_pyarrow()
+        self._path = path
+        self._finished = not anew and path.is_file() and path.stat().st_size > 0 and not gathered(path).exists()
+        self._rows: JsonlRows | None = None
+        self._dimensions: int | None = None
+        if self._finished:
+            self._count_finished()
+        else:
+            self._rows = JsonlRows(gathered(path), anew=anew, packed=True)
+
+    @property
+    def count(self) -> int:
+        """See `Rows`."""
+        return self._finished_count if self._rows is None else self._rows.count
+
+    @property
+    def failed(self) -> int:
+        """See `Rows`."""
+        return self._finished_failed if self._rows is None else self._rows.failed
+
+    def open(self, dimensions: int | None) -> None:
+        """See `Rows`."""
+        self._dimensions = dimensions
+        if self._rows is not None:
+            self._rows.open(dimensions)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """See `Rows`."""
+        if self._rows is None:
+            raise InvalidRequest(
+                f"{self._path} is finished, with {self.count:,} rows, and the input has more: a Parquet file cannot be "
+                "continued, so give -o another name, or --force to begin again"
+            )
+        self._rows.append(rows)
+
+    def finish(self) -> None:
+        """Write the file, and remove the gathered rows. Raises CortexError."""
+        if self._rows is None:
+            return
+        try:
+            with in_place_of(self._path) as file:
+                _write(file, self._rows, self._dimensions)
+            gathered(self._path).unlink()
+        except OSError as error:
+            raise unwritten(
+                str(self._path), error, f"{gathered(self._path)} has all rows, and --resume goes on"
+            ) from error
+
+    def close(self) -> None:
+        """See `Rows`."""
+        if self._rows is not None:
+            self._rows.close()
+
+    def _count_finished(self) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            with parquet.ParquetFile(self._path) as file:
+                self._finished_count = int(file.metadata.num_rows)
+                self._finished_failed = self._finished_count - int(
+                    sum(group.column("error").null_count for group in file.iter_batches(columns=["error"]))
+                )
+        except (pa.ArrowException, KeyError, OSError):
+            raise InvalidRequest(f"{self._path} is no Parquet file of embed: --force starts again") from None
+
+
+def _write(file: Any, rows: JsonlRows, dimensions: int | None) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    numbers = all(type(record["id"]) is int and -(2**63) <= record["id"] < 2**63 for record in rows.records())
+    if dimensions is None:
+        packed = next((record["embedding"] for record in rows.records() if "embedding" in record), "")
+        dimensions = len(base64.b64decode(packed)) // 4 or None
+    vectors = pa.list_(pa.float32()) if dimensions is None else pa.list_(pa.float32(), dimensions)
+    schema = pa.schema(
+        [
+            ("id", pa.int64() if numbers else pa.string()),
+            ("embedding", vectors),
+            ("prompt_tokens", pa.int32()),
+            ("truncated", pa.bool_()),
+            ("error", pa.string()),
+        ]
+    )
+    records = rows.records()
+    with parquet.ParquetWriter(file, schema) as writer:
+        while group := list(itertools.islice(records, _GROUP)):
+            there = [_unpacked(record.get("embedding")) for record in group]
+            columns = [
+                [record["id"] if numbers else str(record["id"]) for record in group],
+                there,
+                [record.get("prompt_tokens") for record in group],
+                [record.get("truncated", False) for record in group],
+                [record["error"]["message"] if "error" in record else None for record in group],
+            ]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _unpacked(packed: str | None) -> npt.NDArray[np.float32] | None:
+    return None if packed is None else np.frombuffer(base64.b64decode(packed), "<f4")

@@ -1,0 +1,1 @@
+"""Files that commands read line by line, and files that they write and continue."""

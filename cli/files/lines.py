@@ -1,0 +1,68 @@
+"""The lines of an input: which of them are filled, and whether they are JSON."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+
+
+def filled_lines(lines: Iterable[bytes | None], jsonl: bool | None) -> tuple[bool, Iterator[tuple[int, bytes | None]]]:
+    """Wait for the first line that is not blank. Return whether the lines are JSON, and all lines that are not blank.
+
+    Each line comes with its number, counted from 1. A None after the first line is passed on.
+    """
+    filled = _filled(lines)
+    number, first = next(((number, line) for number, line in filled if line is not None), (0, None))
+    if first is None:
+        return False, iter(())
+    return first.startswith(b"{") if jsonl is None else jsonl, itertools.chain([(number, first)], filled)
+
+
+def _filled(lines: Iterable[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
+    number = 0
+    for line in lines:
+        if line is None:
+            yield number, None
+            continue
+        number += 1
+        if stripped := line.strip():
+            yield number, stripped.removeprefix(b"\xef\xbb\xbf")
+
+
+def utf8(line: bytes) -> str:
+    """Return the text of a line. Raises InvalidRequest with the place of a byte that is no UTF-8."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"not UTF-8: byte {error.object[error.start]:#04x} at column {error.start + 1}") from None
+
+
+def json_object(line: bytes, wanted: str = "`prompt` or `messages`") -> dict[str, Any]:
+    """Return the JSON object of a line. `wanted` is what an object should have. Raises InvalidRequest."""
+    try:
+        data = json.loads(utf8(line), object_pairs_hook=_each_once)
+    except InvalidRequest:
+        raise
+    except ValueError as error:
+        raise InvalidRequest(f"not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("not JSON that can be read: nested too deeply") from None
+    if not isinstance(data, dict):
+        raise InvalidRequest(f"a JSON {type(data).__name__}, but must be an object with {wanted}")
+    return data
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object. Raises InvalidRequest if two of its fields have the same name: one of them would be
+    lost.
+    """
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        name = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise InvalidRequest(f"{name!r} is there more than once")
+    return data

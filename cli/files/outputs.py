@@ -1,0 +1,160 @@
+"""The files that a command fills over hours: checked before a model is loaded, locked, and continued later."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterable
+from enum import Enum
+from io import FileIO
+from pathlib import Path
+
+import typer
+
+from cortexmlx.errors import CortexError, InvalidRequest
+
+_STANDARD = ("stdin", "stdout", "stderr")
+_DESCRIPTOR = re.compile(rf"(?:/dev/({'|'.join(_STANDARD)})|(?:/dev|/proc/self)/fd/(\d+))")
+STDOUT = Path("-")
+_OTHER_FORMS = {
+    **dict.fromkeys((".csv", ".tsv", ".xlsx", ".xls", ".ods"), "a table"),
+    **dict.fromkeys((".parquet", ".arrow", ".feather", ".orc", ".avro", ".npy", ".npz", ".pkl"), "binary data"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "a database"),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"), "a compressed file"),
+    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".rtf", ".html", ".htm", ".md", ".ipynb"), "a document"),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".xml"), "a text of another form"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg"), "an image"),
+    **dict.fromkeys((".gguf", ".safetensors"), "a model"),
+}
+
+
+class Mode(Enum):
+    """What becomes of a file that exists already."""
+
+    NEW = "it is refused"
+    FORCE = "it is begun again"
+    RESUME = "what it holds stays, and is not asked again"
+    RETRY = "the same, but for errors"
+
+
+def mode_of(output: Path, *, resume: bool, retry_errors: bool, force: bool) -> Mode:
+    """Return what becomes of an existing OUT. Raises typer.BadParameter for options that do not go together."""
+    if (resume or retry_errors) and (output == STDOUT or not resume):
+        raise typer.BadParameter("--resume needs -o OUT, and --retry-errors needs --resume")
+    if resume and force:
+        raise typer.BadParameter("--resume continues OUT, and --force starts again: give one of them")
+    if resume:
+        return Mode.RETRY if retry_errors else Mode.RESUME
+    return Mode.FORCE if force else Mode.NEW
+
+
+def named(path: Path | None) -> Path:
+    """Return where OUT goes: to stdout for None, `-` and `/dev/stdout`, else to the path."""
+    return STDOUT if path is None or path in (STDOUT, Path("/dev/stdout")) else path
+
+
+def written_anew(path: Path) -> Path:
+    """Return the path of the file that replaces a file of records after a rewrite."""
+    return path.with_name(path.name + ".new")
+
+
+def locked(path: Path, what: str = "batch") -> FileIO:
+    """Open a file to append to, locked against other runs of the same kind, which `what` names. Raises InvalidRequest
+    if one writes the file, OSError if it cannot be opened.
+    """
+    file = FileIO(path, "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise InvalidRequest(f"another {what} is writing {path}: wait for it, or give another name") from None
+    return file
+
+
+def open_descriptor(path: Path) -> int | None:
+    """Return the descriptor of this process that a path names, as `/dev/fd/3` does, or None."""
+    found = _DESCRIPTOR.fullmatch(str(path.absolute()))
+    return None if found is None else int(found[2]) if found[2] else _STANDARD.index(found[1])
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path is a regular file or does not exist yet. False for stdout and for a path that names an open
+    descriptor of this process.
+    """
+    if path == STDOUT or open_descriptor(path) is not None:
+        return False
+    return path.is_file() or not path.exists()
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a regular file; 0 for anything else."""
+    return path.stat().st_size if is_regular(path) and path.is_file() else 0
+
+
+def check_output(path: Path, option: str, source: str, mode: Mode, what: str = "batch") -> None:
+    """Check a file before a model is loaded to fill it. Raises InvalidRequest with the next step."""
+    target = Path(os.path.realpath(path))
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        there = None
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be written: {error.strerror}: give {option} another name") from None
+    if there is not None and stat.S_ISDIR(there.st_mode):
+        raise InvalidRequest(f"{path} is a folder: give {option} a file")
+    if there is None and open_descriptor(path) is not None:
+        raise InvalidRequest(f"{path} is not open: give {option} another name")
+    if there is None and not target.parent.is_dir():
+        raise InvalidRequest(f"no folder {target.parent} to write {target.name} into")
+    if there is not None and Path(source).exists() and path.samefile(source):
+        raise InvalidRequest(f"{source} is both input and output: give {option} another name")
+    if not os.access(path if there is not None else target.parent, os.W_OK):
+        raise InvalidRequest(f"{path} may not be written: give {option} another name")
+    if there is not None and is_regular(path):
+        locked(path, what).close()
+    if mode is Mode.NEW and size_of(path):
+        raise InvalidRequest(
+            f"{path} exists already: --resume continues it, --force starts again and deletes what it holds"
+        )
+
+
+def check_own(output: Path, own: Iterable[Path], others: Iterable[Path | None], what: str = "batch") -> None:
+    """Check the files that a run writes beside its output. Raises InvalidRequest if one of them is one of the `others`
+    that the user named, or somebody else's file.
+    """
+    named = [other for other in others if other is not None]
+    for each in own:
+        for other in named:
+            if os.path.realpath(other) == str(each):
+                raise InvalidRequest(f"{other} is what a {what} to {output} keeps for itself: give -o another name")
+        if each.is_file() and not _begins_as_ours(each):
+            raise InvalidRequest(
+                f"{each} is none of a {what}'s, and one to {output} writes over it: give -o another name"
+            )
+
+
+def _begins_as_ours(path: Path) -> bool:
+    """Return whether a file is empty or begins with a JSON object. Zeros that a disk left count as empty."""
+    with path.open("rb") as file:
+        return file.read(2).strip(b"\0") in (b"", b"{", b'{"')
+
+
+def check_ending(path: Path, option: str, mode: Mode, what: str = "batch") -> None:
+    """Raise InvalidRequest for a name with the ending of another format. A file with such a name can be resumed, since
+    an earlier version may have begun it.
+    """
+    ending = path.suffix.lower()
+    if is_regular(path) and ending in _OTHER_FORMS and not (mode in (Mode.RESUME, Mode.RETRY) and path.exists()):
+        raise InvalidRequest(
+            f"{what} writes JSONL, a JSON record a line, and {path} is named like {_OTHER_FORMS[ending]}: "
+            f"give {option} {path.with_name(path.stem.removesuffix('.jsonl') + '.jsonl')}"
+        )
+
+
+def unwritten(name: str, error: OSError, then: str) -> CortexError:
+    """Return the error of a file that cannot be written. `then` says what of it stays."""
+    return CortexError(f"{name} cannot be written: {error.strerror or error}; {then}")

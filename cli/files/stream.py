@@ -1,0 +1,61 @@
+"""RecordStream: records that leave the process at once, to stdout, a pipe or a device."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from cortexmlx.cli.files.outputs import open_descriptor, unwritten
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.text import to_json
+from cortexmlx.protocols.reply import Body
+
+
+class RecordStream:
+    """Stdout (None), a pipe or a device. Each record is written at once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file = sys.stdout if path is None else _stream(path)
+
+    def append(self, record: Body) -> None:
+        """Write one record. Raises CortexError if that fails, BrokenPipeError if nobody reads."""
+        try:
+            self._file.write(to_json(record) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise unwritten(str(self._path or "stdout"), error, "it has all that was finished before") from error
+
+    def sync(self) -> None:
+        """Do nothing: the reader has every record already."""
+
+    def close(self) -> None:
+        """Close the pipe or the device. Stdout stays open."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):  # a full disk; `append` has raised the error
+                self._file.close()
+
+
+def _stream(path: Path) -> TextIO:
+    """Open a pipe or a device for writing. Opening a pipe waits for a reader, and a note says so.
+
+    A path that names an open descriptor is written from the descriptor's position on.
+    """
+    if (known := open_descriptor(path)) is not None:
+        return os.fdopen(os.dup(known), "w", encoding="utf-8")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        console.note(f"waiting for somebody to read {path} ...")
+        descriptor = os.open(path, flags)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "w", encoding="utf-8")

@@ -1,0 +1,280 @@
+"""ServedAdapters: the adapters of a model that runs on paged attention. Only the engine's thread may use it.
+
+A step without adapters runs the model's own modules. For a step with some, the layers that these change become
+instances of a class that also adds what the adapters say (`places.adapted`), until the step's graph is built. Weights
+are never changed, so quantized layers stay quantized, and rows with other adapters or none are in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from cortexmlx.arrays import IntArray
+from cortexmlx.attention.state.dispatch import StateStep, TokenSpan
+from cortexmlx.errors import AdapterRefused
+from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_size, refusals
+from cortexmlx.execution.adapters.route import NO_SLOT, Route, route_of
+from cortexmlx.execution.adapters.tables import SlotTable
+from cortexmlx.execution.boundary import refusable
+from cortexmlx.execution.logit_rows import own_modules
+from cortexmlx.models.adapters.low_rank import AS_MODEL, LowRank
+from cortexmlx.scheduling.steps.plan import StepPlan
+
+_LEAST_RANK = 8
+
+
+class AdapterGroup:
+    """Adapters with the same targets, and ranks that are rounded up to the same power of two. They share one table per
+    target, so that a step with several of them is one product each with A and B.
+    """
+
+    def __init__(self, modules: dict[str, nn.Module], rank: int, dtype: mx.Dtype) -> None:
+        self.numbers: list[int] = []
+        """The adapters, in the order of their slots, which begin at 1."""
+        self.tables: dict[int, SlotTable] = {}
+        """The table of each target, by the id of its module."""
+        self.route: Route | None = None
+        """Of the step whose graph is being built; None: it has none of these adapters."""
+        self.slots: IntArray = np.zeros(0, np.int32)
+        """`[T]`: the slot of each token of that step."""
+        self._modules = modules
+        for module in modules.values():
+            ins, outs = linear_size(module) or (0, 0)
+            self.tables[id(module)] = SlotTable(ins, outs, rank, dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tables."""
+        return sum(table.nbytes for table in self.tables.values())
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The layers that its adapters change, each once."""
+        return list({id(module): module for module in self._modules.values()}.values())
+
+    def append(self, number: int, adapter: LowRank) -> None:
+        """Add an adapter. If it fails, nothing has changed."""
+        added = 0
+        try:
+            for name, (a, b) in adapter.pairs.items():
+                self.tables[id(self._modules[name])].append(a, b)
+                added += 1
+        except BaseException:
+            for name in list(adapter.pairs)[:added]:
+                self.tables[id(self._modules[name])].keep(range(len(self.numbers) + 1))
+            raise
+        self.numbers.append(number)
+
+    def remove(self, number: int) -> None:
+        """Remove an adapter. If it fails, its slot is still there, perhaps with zeros: nobody uses it any more."""
+        kept = [NO_SLOT, *(slot for slot, other in enumerate(self.numbers, 1) if other != number)]
+        done: list[SlotTable] = []
+        try:
+            for table in self.tables.values():
+                table.keep(kept)
+                done.append(table)
+        except BaseException:
+            for table in done:
+                table.open_slot(1 + self.numbers.index(number))
+            raise
+        self.numbers.remove(number)
+
+    def begin(self, numbers: IntArray) -> None:
+        """Begin a step whose tokens have the adapters `numbers` `[T]`, 0 for none."""
+        if any(table.slots != 1 + len(self.numbers) for table in self.tables.values()):
+            raise RuntimeError("memory was refused while adapters were changed: unload those of this kind")
+        slots = np.zeros(len(numbers), np.int32)
+        for slot, number in enumerate(self.numbers, 1):
+            slots[numbers == number] = slot
+        self.slots, self.route = slots, route_of(slots)
+
+
+class ServedAdapters:
+    """The adapters of a model. `lazy_pass` is that of `places.refusals`. Call `begin` before there is any."""
+
+    def __init__(self, model: nn.Module, lazy_pass: Callable[[mx.array, Any], object]) -> None:
+        self._model = model
+        self._lazy_pass = lazy_pass
+        self._dtype = mx.float32
+        self._modules: dict[str, nn.Module] = {}
+        self._refused: dict[str, str] = {}
+        self._groups: dict[tuple[int, tuple[str, ...]], AdapterGroup] = {}
+        self._active: list[AdapterGroup] = []
+        self._changed: list[nn.Module] = []
+        """The layers that the active groups change, each once."""
+        self._routed: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        self._step: StateStep | None = None
+        self._parts: dict[tuple[int, int], tuple[TokenSpan, Route | None]] = {}
+
+    # -- loading ------------------------------------------------------------------------------------------------------
+
+    def begin(self, dtype: str) -> None:
+        """Find the layers that adapters can change. `dtype` is that of the model's activations."""
+        if mx.default_device() != mx.cpu:  # MLX's CPU build gathers products of float32 alone
+            self._dtype = getattr(mx, dtype)
+        self._modules = linear_layers(self._model)
+        self._refused = refusals(self._modules, self._lazy_pass)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables."""
+        return sum(group.nbytes for group in self._groups.values())
+
+    def check(self, name: str, adapter: LowRank) -> None:
+        """Raise AdapterRefused if the adapter does not fit this model, or changes what cannot be changed per request:
+        embeddings, experts, the layer that gives the logits. `name` is for the error.
+        """
+        where = f"the adapter {name!r} ({adapter.path})"
+        named: dict[int, str] = {}
+        for target, (a, b) in adapter.pairs.items():
+            module = self._modules.get(target)
+            if module is None:
+                others = {other for other, _ in own_modules(self._model)}
+                kind = "no linear layer" if target in others else "no layer"
+                made_for = f" It was made for {adapter.base}." if adapter.base and kind == "no layer" else ""
+                advice = f": {AS_MODEL}" if kind == "no linear layer" else ""
+                raise AdapterRefused(f"{where} changes {target}, which is {kind} of this model{advice}.{made_for}")
+            wanted = linear_size(module)
+            if (a.shape[0], b.shape[1]) != wanted:
+                raise AdapterRefused(
+                    f"{where} was made for another model: {target} has {a.shape[0]} inputs and {b.shape[1]} outputs "
+                    f"there, and {wanted[0] if wanted else 0} and {wanted[1] if wanted else 0} here."
+                )
+            if reason := self._refused.get(target):
+                raise AdapterRefused(f"{where} changes {target}, which cannot be done per request: {reason}. {_ADVICE}")
+            if (other := named.setdefault(id(module), target)) != target:
+                raise AdapterRefused(f"{where} changes {other} and {target}, which are one layer here. {_ADVICE}")
+
+    def bytes_of(self, adapter: LowRank) -> int:
+        """Return the bytes that an adapter takes in tables that exist."""
+        rank = _rounded(adapter.rank)
+        numbers = sum(rank * (a.shape[0] + b.shape[1]) for a, b in adapter.pairs.values())
+        return int(numbers * self._dtype.size)
+
+    def bytes_with(self, adapter: LowRank) -> int:
+        """Return the bytes of all tables once this adapter is among them."""
+        new = self._key(adapter) not in self._groups
+        return self.nbytes + self.bytes_of(adapter) * (2 if new else 1)
+
+    @refusable
+    def add(self, number: int, adapter: LowRank) -> None:
+        """Add an adapter that `check` accepts. Steps name it by `number`, which is above 0. Steps in flight are not
+        affected.
+        """
+        key = self._key(adapter)
+        group = self._groups.get(key) or AdapterGroup(
+            {name: self._modules[name] for name in adapter.pairs}, key[0], self._dtype
+        )
+        group.append(number, adapter)
+        for module in group.modules:
+            module.add_adapter = _Adding(self, id(module))
+        self._groups[key] = group
+        self._forget_route()
+
+    @refusable
+    def remove(self, number: int) -> None:
+        """Remove an adapter that no later step names. Unknown numbers are ignored."""
+        self._forget_route()
+        for key, group in list(self._groups.items()):
+            if number in group.numbers:
+                if len(group.numbers) == 1:
+                    del self._groups[key]
+                else:
+                    group.remove(number)
+
+    def close(self) -> None:
+        """Free all tables, and leave the model's layers as they were. Safe to call again."""
+        self._forget_route()
+        self._groups.clear()
+        for module in self._modules.values():
+            vars(module).pop("add_adapter", None)
+        self._modules.clear()
+
+    def _forget_route(self) -> None:
+        self._routed = None
+        self._active, self._changed = [], []
+
+    @staticmethod
+    def _key(adapter: LowRank) -> tuple[int, tuple[str, ...]]:
+        return _rounded(adapter.rank), adapter.targets
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self, plan: StepPlan, states: StateStep | None) -> AbstractContextManager[None]:
+        """Return a context in which the model's layers add what the adapters of a step say; nothing happens there if
+        the step has none. `states` says which tokens recurrent layers are called with.
+        """
+        return nullcontext() if plan.adapters is None else self._adding(plan, states)
+
+    @contextmanager
+    def _adding(self, plan: StepPlan, states: StateStep | None) -> Iterator[None]:
+        self._begin(plan)
+        self._step = states
+        try:
+            with in_place(self._changed):
+                yield
+        finally:
+            self._step = None
+            self._parts.clear()
+
+    def _begin(self, plan: StepPlan) -> None:
+        assert plan.adapters is not None
+        asked = plan.adapters, tuple([segment.count for segment in plan.segments])
+        if asked == self._routed:
+            return
+        known = {number for group in self._groups.values() for number in group.numbers}
+        if strange := set(plan.adapters) - known - {0}:
+            raise RuntimeError(f"a step names adapters that are not loaded: {sorted(strange)}")
+        numbers = np.repeat(np.array(plan.adapters, np.int32), asked[1])
+        for group in self._groups.values():
+            group.begin(numbers)
+        self._active = [group for group in self._groups.values() if group.route is not None]
+        self._changed = list({id(module): module for group in self._active for module in group.modules}.values())
+        self._routed = asked
+
+    def added(self, module: int, x: mx.array, out: mx.array) -> mx.array:
+        """Return the output of a layer with what the adapters of the step add. `module` is the layer's id."""
+        part = None if self._step is None else self._step.called
+        for index, group in enumerate(self._active):
+            table = group.tables.get(module)
+            if table is None:
+                continue
+            route = group.route if part is None else self._route_of_part(index, group, part)
+            if route is None:
+                continue
+            # A recurrent layer may look at a piece token by token. All of it is one row's, so any part of it is served.
+            if route.tokens * x.shape[-1] != x.size and (part is None or not part.piece):
+                raise RuntimeError(f"a layer with adapters gets {x.shape} for {route.tokens} tokens")
+            out = table.added(route, x, out)
+        return out
+
+    def _route_of_part(self, index: int, group: AdapterGroup, part: TokenSpan) -> Route | None:
+        known = self._parts.get((index, id(part)))
+        if known is None:
+            known = self._parts[index, id(part)] = part, route_of(group.slots[part.tokens])
+        return known[1]
+
+
+class _Adding:
+    """What a layer asks. It is no array and no module, so that it is no parameter."""
+
+    def __init__(self, adapters: ServedAdapters, module: int) -> None:
+        self._adapters = adapters
+        self._module = module
+
+    def __call__(self, x: mx.array, out: mx.array) -> mx.array:
+        return self._adapters.added(self._module, x, out)
+
+
+_ADVICE = AS_MODEL[0].upper() + AS_MODEL[1:] + "."
+
+
+def _rounded(rank: int) -> int:
+    """Return the rank of a table for an adapter: the next power of two, at least 8."""
+    return max(_LEAST_RANK, 1 << (rank - 1).bit_length())

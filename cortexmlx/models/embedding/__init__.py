@@ -1,0 +1,1 @@
+"""How a model makes embeddings and judges documents, as its own files say. Nothing is guessed."""

@@ -1,0 +1,123 @@
+"""The paths that answer with numbers: the embeddings of texts, and how well documents answer a query."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cortexmlx.embedding import Embeddings
+from cortexmlx.errors import EmbeddingRefused, InvalidRequest, RequestTimeout
+from cortexmlx.protocols import rerank
+from cortexmlx.protocols.openai import embeddings
+from cortexmlx.server.asking import Asking
+from cortexmlx.server.loading.lease import Lease
+from cortexmlx.server.web.access import CLIENT
+from cortexmlx.server.web.http import BODY_BYTES, by_size, dumped, json_body, json_reply, unless_gone
+from cortexmlx.server.web.logged import MODEL, TOKENS, Tokens
+
+T = TypeVar("T")
+
+_BYTES_PER_NUMBER = 20
+"""Of a vector's number in JSON."""
+
+
+class EmbeddingPaths:
+    """Answers who asks for embeddings and for scores of documents. A client that goes away cancels its request."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def embeddings(self, request: Request) -> Response:
+        """Answer with the embeddings of texts."""
+
+        async def answer(body: dict[str, Any], lease: Lease, began: float) -> Response:
+            info = lease.engine.info
+            asked = await self._read(request, lambda: embeddings.read(body, info.embedding, info.vocab_size))
+            options: dict[str, Any] = {"prompt": asked.prompt, "dimensions": asked.dimensions}
+            work = lease.engine.aembed(
+                asked.inputs, **options, truncate=asked.truncate, client=request.scope.get(CLIENT, "")
+            )
+            made = await self._within(request, work, began)
+            request.scope[TOKENS] = Tokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
+            size = 0 if asked.base64 else made.vectors.size * _BYTES_PER_NUMBER
+            text = await by_size(max(size, made.vectors.nbytes), lambda: _text(asked, made, lease.name))
+            return Response(text, media_type="application/json")
+
+        return await self._answer(request, embeddings.read, answer)
+
+    async def rerank(self, request: Request) -> Response:
+        """Answer with the scores of documents, the best first."""
+
+        async def answer(body: dict[str, Any], lease: Lease, began: float) -> Response:
+            asked = await self._read(request, lambda: rerank.read(body, lease.engine.longest_request))
+            work = lease.engine.arerank(
+                asked.query,
+                asked.documents,
+                instruction=asked.instruction,
+                truncate=asked.truncate,
+                client=request.scope.get(CLIENT, ""),
+            )
+            made = await self._within(request, work, began)
+            request.scope[TOKENS] = Tokens(made.prompt_tokens, made.cached_tokens, 0)
+            return json_reply(rerank.write(asked, made, lease.name, uuid.uuid4().hex))
+
+        return await self._answer(request, rerank.read, answer)
+
+    async def _answer(
+        self,
+        request: Request,
+        read: Callable[[dict[str, Any]], object],
+        answer: Callable[[dict[str, Any], Lease, float], Awaitable[Response]],
+    ) -> Response:
+        """Answer with a model, which is given back at the end."""
+        asking = self._asking
+        with asking.entered():
+            body = await json_body(request, asking.settings.max_body, asking.settings.body_seconds)
+            began, name = time.monotonic(), body.get("model")
+            if not asking.models.is_ready(name):  # a wrong body loads no model
+                await self._read(request, lambda: read(body))
+            lease = await asking.models.take(name, request)
+            try:
+                if lease.adapter is not None:
+                    raise InvalidRequest(
+                        f"model is {lease.name!r}, but vectors and scores are the model's alone: leave out the adapter",
+                        field="model",
+                    )
+                request.scope[MODEL] = lease.name
+                return await answer(body, lease, began)
+            except EmbeddingRefused as error:  # a folder's path is nobody's business
+                raise EmbeddingRefused(str(error).replace(lease.engine.info.name, lease.name)) from None
+            finally:
+                lease.release()
+
+    @staticmethod
+    async def _read(request: Request, work: Callable[[], T]) -> T:
+        return await by_size(request.scope[BODY_BYTES], work)
+
+    async def _within(self, request: Request, work: Awaitable[T], began: float) -> T:
+        """Return what `work` returns, as long as the client is there, and within the time that a request has."""
+        timeout = self._asking.settings.timeout
+        left = None if timeout is None else max(timeout - (time.monotonic() - began), 0.001)
+        try:
+            async with asyncio.timeout(left):
+                return await unless_gone(request, work)
+        except TimeoutError as error:
+            if isinstance(error, RequestTimeout):
+                raise
+            raise RequestTimeout(
+                f"not all was computed within {timeout:g} s: ask for less, or raise --timeout"
+            ) from None
+
+
+def _text(asked: embeddings.EmbeddingRequest, made: Embeddings, model: str) -> bytes:
+    """Return the body of a reply. Each vector is written by itself: Python's writer of JSON holds up all other threads
+    until it is done.
+    """
+    items = b",".join(dumped(item) for item in embeddings.data(asked, made))
+    return dumped(embeddings.without_data(made, model))[:-1] + b',"data":[' + items + b"]}"

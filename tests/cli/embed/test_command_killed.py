@@ -1,0 +1,94 @@
+"""`cortexmlx embed` on a real engine: the vectors are the engine's, and a run that is killed goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cortexmlx import Engine
+from support.embedding.models import write_embedding
+from support.patience import PATIENCE
+
+EMBED = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "embed"]
+KILLED = """
+import os, signal, sys
+from cortexmlx.cli import main
+from cortexmlx.cli.embed import files, run
+run.MOST_TEXTS = 8
+left, kind = int(sys.argv.pop(1)), sys.argv.pop(1)
+append = files.EmbedFiles.append
+def counted(self, rows):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGINT)
+    left -= 1
+    append(self, rows)
+files.EmbedFiles.append = counted
+main()
+"""
+"""The command, which ends before so many chunks and one are written."""
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embedding(tmp_path_factory.mktemp("models") / "embedder")
+
+
+@pytest.fixture(scope="module")
+def vectors(model: Path) -> np.ndarray:
+    with Engine(str(model), kv_memory="8MB") as engine:
+        return engine.embed([f"text {number}" for number in range(COUNT)], prompt="query").vectors
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"text {number}\n" for number in range(COUNT)))
+    yield path
+
+
+def found(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        return np.array(parquet.read_table(path)["embedding"].to_pylist(), np.float32)
+    return np.array([json.loads(line)["embedding"] for line in path.read_text().splitlines()], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("jsonl", "kill"), ("npy", "kill"), ("parquet", "kill"), ("jsonl", "interrupt")]
+)
+def test_a_run_that_is_ended_goes_on_where_it_was(
+    model: Path, vectors: np.ndarray, source: Path, form: str, kind: str
+) -> None:
+    out = source.with_name(f"out.{form}")
+    options = [str(model), str(source), "--prompt", "query", "--kv-memory", "8MB", "-o", str(out)]
+    ended = subprocess.run([*EMBED[:2], KILLED, "2", kind, "embed", *options], capture_output=True, timeout=PATIENCE)
+    assert ended.returncode == (-signal.SIGKILL if kind == "kill" else 130), ended.stderr
+    rest = subprocess.run([*EMBED, *options, "--resume"], capture_output=True, timeout=PATIENCE)
+    assert rest.returncode == 0, rest.stderr
+    assert b"16 were there already" in rest.stderr and b"24 embedded, 0 failed" in rest.stderr
+    assert np.allclose(found(out), vectors, atol=1e-5)
+
+
+def test_texts_come_through_a_pipe_and_records_leave_as_they_are_ready(model: Path, vectors: np.ndarray) -> None:
+    command = [*EMBED, str(model), "-", "--prompt", "query", "--kv-memory", "8MB"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdin is not None and run.stdout is not None
+        for number in range(3):
+            run.stdin.write(f"text {number}\n".encode())
+            run.stdin.flush()
+            record = json.loads(run.stdout.readline())
+            assert np.allclose(np.array(record["embedding"], np.float32), vectors[number], atol=1e-5)
+        run.stdin.close()
+        assert run.wait(PATIENCE) == 0

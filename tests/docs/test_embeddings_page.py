@@ -1,0 +1,68 @@
+"""docs/embeddings.md: its programs run, its tables have every field, and its limits are those of the code."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cortexmlx import Engine
+from cortexmlx.cli.embed.run import MOST_TEXTS
+from cortexmlx.protocols import rerank
+from cortexmlx.protocols.openai import embeddings
+from cortexmlx.server import app
+from cortexmlx.server.web.listening import Listening, bound
+from support.embedding.models import write_embedding, write_reranker
+from support.pages import blocks, read
+from support.patience import PATIENCE
+
+PAGE = "docs/embeddings.md"
+EMBEDDER, RERANKER = "Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Reranker-0.6B"
+
+
+def test_the_programs_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, client, ranked = (block for block in blocks("python") if block.page == PAGE)
+    folders = {EMBEDDER: write_embedding(tmp_path / "embedder"), RERANKER: write_reranker(tmp_path / "Qwen3-Reranker")}
+
+    def opened(name: str) -> Engine:
+        return Engine(str(folders[name]), kv_memory="4MB")
+
+    names: dict[str, Any] = {}
+    with monkeypatch.context() as patch:
+        patch.setattr("cortexmlx.Engine", opened)
+        exec(compile(own.text, own.name, "exec", dont_inherit=True), names)
+    assert capsys.readouterr().out.strip() in names["notes"]
+    with opened(EMBEDDER) as one, opened(RERANKER) as other:
+        listening = Listening(app({EMBEDDER: one, RERANKER: other}), bound("127.0.0.1", 0))
+        thread = threading.Thread(target=listening.run)
+        thread.start()
+        real = openai.OpenAI
+
+        def here(base_url: str, api_key: str) -> openai.OpenAI:
+            assert base_url == "http://localhost:8000/v1"
+            web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
+            return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
+
+        monkeypatch.setattr(openai, "OpenAI", here)
+        try:
+            for block in (client, ranked):
+                exec(compile(block.text, block.name, "exec", dont_inherit=True), names)
+        finally:
+            listening.stop()
+            thread.join(PATIENCE)
+    width, result = capsys.readouterr().out.splitlines()
+    assert one.info.embedding is not None and width.split()[0] == str(one.info.embedding.dimensions)
+    assert "relevance_score" in result and "document" in result
+
+
+def test_the_page_has_every_field_and_the_limits() -> None:
+    text = read(PAGE)
+    served = embeddings.FIELDS.served | rerank.FIELDS.served
+    assert {name for name in served if f"`{name}`" not in text} == set()
+    assert f"{embeddings.MOST_INPUTS:,} texts" in text and f"{rerank.MOST_DOCUMENTS:,} texts, or objects" in text
+    assert all(path in text for path in (embeddings.URL, *rerank.URLS)) and f"every {MOST_TEXTS} texts" in text

@@ -1,0 +1,86 @@
+"""A layer's outputs with what adapters add, judged by float64 NumPy."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from cortexmlx.execution.adapters.route import route_of
+from cortexmlx.execution.adapters.tables import SlotTable
+
+INS, OUTS = 12, 20
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def pairs(ranks: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(numbers(INS, r, seed=r), numbers(r, OUTS, seed=r + 100)) for r in ranks]
+
+
+def table(ranks: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> SlotTable:
+    made = SlotTable(INS, OUTS, 8, dtype)
+    for a, b in pairs(ranks):
+        made.append(a, b)
+    return made
+
+
+def wanted(ranks: tuple[int, ...], slots: list[int], x: np.ndarray, out: np.ndarray) -> np.ndarray:
+    result = out.astype(np.float64)
+    for token, slot in enumerate(slots):
+        if slot:
+            a, b = pairs(ranks)[slot - 1]
+            result[token] += x[token].astype(np.float64) @ a.astype(np.float64) @ b.astype(np.float64)
+    return result
+
+
+SLOTS = {
+    "one": [2] * 5,
+    "mixed": [0, 1, 1, 3, 2, 0],
+    "long runs": [1, 3, *[2] * 40, *[0] * 30, *[1] * 9, 3],
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+@pytest.mark.parametrize("shape", ["tokens", "flat", "row"])
+def test_each_token_gets_its_own_product(name: str, shape: str) -> None:
+    ranks, slots = (3, 8, 5), SLOTS[name]
+    x, out = numbers(len(slots), INS, seed=1), numbers(len(slots), OUTS, seed=2)
+    axes = {"tokens": (len(slots), 1), "flat": (len(slots),), "row": (1, len(slots))}[shape]
+    route = route_of(np.array(slots, np.int32))
+    assert route is not None
+    got = table(ranks).added(route, mx.array(x).reshape(*axes, INS), mx.array(out).reshape(*axes, OUTS))
+    assert got.shape == (*axes, OUTS)
+    assert np.allclose(np.array(got).reshape(-1, OUTS), wanted(ranks, slots, x, out), atol=1e-4)
+
+
+def test_an_output_keeps_its_type() -> None:
+    slots, x, out = [1, 2, 2], numbers(3, INS), numbers(3, OUTS)
+    for same in (slots, [2, 2, 2]):
+        route = route_of(np.array(same, np.int32))
+        assert route is not None
+        got = table((3, 8)).added(route, mx.array(x).astype(mx.bfloat16), mx.array(out).astype(mx.bfloat16))
+        assert got.dtype == mx.bfloat16
+        assert np.allclose(np.array(got.astype(mx.float32)), wanted((3, 8), same, x, out), atol=0.3)
+
+
+def test_a_slot_that_goes_leaves_the_others() -> None:
+    made, x, out = table((3, 8, 5)), numbers(2, INS), np.zeros((2, OUTS), np.float32)
+    before = made.nbytes
+    made.keep([0, 1, 3])
+    route = route_of(np.array([1, 2], np.int32))
+    assert route is not None and made.nbytes == before * 3 // 4
+    got = made.added(route, mx.array(x), mx.array(out))
+    assert np.allclose(np.array(got), wanted((3, 5), [1, 2], x, out), atol=1e-4)
+
+
+def test_views_share_the_tables_memory() -> None:
+    mx.eval(mx.zeros(1))
+    before = mx.get_active_memory()
+    made = SlotTable(512, 512, 64, mx.float32)
+    for seed in range(3):
+        made.append(numbers(512, 64, seed=seed), numbers(64, 512, seed=seed))
+    mx.eval(made.a, made.b)
+    assert mx.get_active_memory() - before < 1.2 * made.nbytes

@@ -1,0 +1,174 @@
+"""Faults of adapters per request: another adapter's beginnings, slots mixed up, memory that goes under a request."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+LOW_RANK = "cortexmlx/models/adapters/low_rank.py"
+ROUTE = "cortexmlx/execution/adapters/route.py"
+TABLES = "cortexmlx/execution/adapters/tables.py"
+PLACES = "cortexmlx/execution/adapters/places.py"
+SERVED = "cortexmlx/execution/adapters/served.py"
+REGISTRY = "cortexmlx/serving/adapters/registry.py"
+JOB = "cortexmlx/scheduling/job.py"
+PREFIX = "cortexmlx/kv/prefix.py"
+
+TESTS = (
+    "models/adapters/test_low_rank.py",
+    "execution/adapters",
+    "serving/adapters",
+    "serving/app/test_adapters.py",
+    "engine/test_adapters.py",
+    "engine/test_adapters_trials.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    # what is cached
+    Fault(
+        "a beginning crosses adapters", JOB, "return self.salt if adapter is None else", "return self.salt if True else"
+    ),
+    Fault("all adapters share beginnings", PREFIX, "self._root_key(salt.client) + salt.adapter", "b'one'"),
+    Fault(
+        "clients share an adapter's beginnings",
+        JOB,
+        "AdapterSalt(adapter.digest, self.salt)",
+        "AdapterSalt(adapter.digest, None)",
+    ),
+    Fault(
+        "a row that begins again has the base's keys",
+        "cortexmlx/scheduling/running.py",
+        "num_sharable(len(job.tokens))], job.chain",
+        "num_sharable(len(job.tokens))], job.salt",
+    ),
+    Fault("a pin is the base's", REGISTRY, "return AdapterSalt(self._keys[name].digest, client)", "return client"),
+    Fault("an identity without B", LOW_RANK, "for array in pairs[name]:", "for array in pairs[name][:1]:"),
+    # slots
+    Fault(
+        "slots begin at 0",
+        SERVED,
+        "enumerate(self.numbers, 1):\n            slots",
+        "enumerate(self.numbers):\n            slots",
+    ),
+    Fault("a slot is kept that should go", SERVED, "if other != number)", "if other == number)"),
+    Fault(
+        "the slots of before are kept",
+        SERVED,
+        "    def _forget_route(self) -> None:\n        self._routed = None",
+        "    def _forget_route(self) -> None:\n        pass",
+    ),
+    Fault(
+        "a long run has the first token's slot",
+        ROUTE,
+        "Part(first, end, int(slots[first]))",
+        "Part(first, end, int(slots[0]))",
+    ),
+    Fault("short runs at the end are left out", ROUTE, "    if begin < len(slots):", "    if begin > len(slots):"),
+    Fault(
+        "B is another slot's",
+        TABLES,
+        "mx.gather_mm(thin, self.b, rhs_indices=part.slots)",
+        "mx.gather_mm(thin, self.b, rhs_indices=part.slots[::-1])",
+    ),
+    Fault("B is filled up at its beginning", TABLES, "[(0, rank - r), (0, 0)]", "[(rank - r, 0), (0, 0)]"),
+    Fault(
+        "views of the slot before",
+        TABLES,
+        "(a[slot : slot + 1].squeeze(0), b",
+        "(a[slot - 1 : slot].squeeze(0) if slot else a[0], b",
+    ),
+    Fault(
+        "tables that refused memory left unequal serve",
+        SERVED,
+        "        if any(table.slots != 1",
+        "        if False and any(table.slots != 1",
+    ),
+    Fault(
+        "a slot that should go is lost when memory is refused",
+        SERVED,
+        "table.open_slot(1 + self.numbers.index(number))",
+        "pass",
+    ),
+    Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
+    Fault(
+        "a table is too narrow",
+        SERVED,
+        "return max(_LEAST_RANK, 1 << (rank - 1).bit_length())",
+        "return max(_LEAST_RANK, 1 << rank.bit_length() - 1)",
+    ),
+    # steps
+    Fault(
+        "a dead lane names its adapter",
+        "cortexmlx/scheduling/steps/builder.py",
+        "lane.job.adapter if i in todo else 0",
+        "lane.job.adapter",
+    ),
+    Fault(
+        "a step of prompts names none",
+        "cortexmlx/scheduling/steps/builder.py",
+        "_adapters([job.adapter for job, _ in scheduled])",
+        "None",
+    ),
+    Fault("rows are not brought together", JOB, "    return job.adapter\n", "    return 0\n"),
+    Fault(
+        "recurrent layers get the slots of the whole step",
+        SERVED,
+        "part = None if self._step is None else self._step.called",
+        "part = None",
+    ),
+    Fault(
+        "pieces look up the first one's slots",
+        SERVED,
+        "known = self._parts.get((index, id(part)))",
+        "known = next(iter(self._parts.values()), None)",
+    ),
+    Fault(
+        "what is not loaded is the base model",
+        SERVED,
+        "    if strange := set(plan.adapters) - known - {0}:",
+        "    if strange := set[int]():",
+    ),
+    Fault(
+        "modules stay changed after a step",
+        PLACES,
+        'become(module, "__class__", kind)',
+        'become(module, "__class__", adapted(kind))',
+    ),
+    Fault(
+        "the layer that gives the logits may have one",
+        PLACES,
+        "elif any(count != _ALL for count in counts):",
+        "elif False:",
+    ),
+    Fault("layers whose weights are read may have one", PLACES, "        if not counts:", "        if False:"),
+    # coming and going
+    Fault("one in use goes at once", REGISTRY, "if key.number not in used and", "if"),
+    Fault(
+        "one without a name stays for ever",
+        REGISTRY,
+        "        self._keys, self.infos = keys, MappingProxyType(infos)\n        self.sweep()",
+        "        self._keys, self.infos = keys, MappingProxyType(infos)",
+    ),
+    Fault(
+        "nobody sweeps after the last request",
+        "cortexmlx/serving/open_requests.py",
+        "            self._adapters.sweep()",
+        "            pass",
+    ),
+    Fault(
+        "a name that is loaded anew keeps its content",
+        REGISTRY,
+        "key = self._contents.get(adapter.digest)",
+        "key = self._keys.get(name) or self._contents.get(adapter.digest)",
+    ),
+    Fault("the same content is in memory twice", REGISTRY, "key = self._contents.get(adapter.digest)", "key = None"),
+    Fault("a number is given twice", REGISTRY, "            self._numbers += 1\n", ""),
+    Fault("there is no bound of adapters", REGISTRY, "if len(self._contents) >= limits.adapters:", "if False:"),
+    Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
+    Fault(
+        "a name that nobody has is the base model",
+        "cortexmlx/serving/app/submitter.py",
+        "        if name not in loaded:",
+        "        if name not in loaded:\n            return None\n        if False:",
+    ),
+)

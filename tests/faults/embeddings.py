@@ -1,0 +1,290 @@
+"""Faults of texts without an answer: states that count twice or not at all, chats that lose what they have cached,
+vectors that are plausible and wrong.
+"""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+JOB, BUILDER = "cortexmlx/scheduling/job.py", "cortexmlx/scheduling/steps/builder.py"
+RUNNING, ADMISSION = "cortexmlx/scheduling/running.py", "cortexmlx/scheduling/waiting/admission.py"
+SCHEDULER, SHORTAGE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/shortage.py"
+CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/blocks/pool.py", "cortexmlx/kv/blocks/pools.py"
+KEPT, ROWS = "cortexmlx/execution/prompts/kept_states.py", "cortexmlx/execution/logit_rows.py"
+REQUESTS, ANSWERS = "cortexmlx/serving/open_requests.py", "cortexmlx/serving/answers.py"
+TEXTS, CALLS = "cortexmlx/serving/embedding/texts.py", "cortexmlx/serving/embedding/calls.py"
+AHEAD, SUPPORT = "cortexmlx/serving/embedding/pooled_requests.py", "cortexmlx/serving/embedding/support.py"
+FILES, LAYERS = "cortexmlx/models/embedding/files.py", "cortexmlx/models/embedding/layers.py"
+CAUSAL, RERANKER = "cortexmlx/models/embedding/causal.py", "cortexmlx/models/embedding/reranker.py"
+BACKBONE = "cortexmlx/models/embedding/backbone.py"
+
+TESTS = (
+    "scheduling/test_scheduler_pooled.py",
+    "scheduling/test_scheduler_pooled_machine.py",
+    "execution/prompts",
+    "execution/test_logit_rows_body.py",
+    "models/embedding",
+    "serving/embedding",
+    "engine/test_embedding.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    Fault("cached states are not summed up", JOB, "min(most, self.num_pooled_tokens))", "most)"),
+    Fault(
+        "states count again after a preemption",
+        JOB,
+        "range(max(first, self.num_pooled_tokens), end)",
+        "range(first, end)",
+    ),
+    Fault("the states of a piece are not counted", JOB, "self.num_pooled_tokens = pooled.stop", "pass"),
+    Fault(
+        "a text ends one token early",
+        JOB,
+        "self.num_pooled_tokens == self.prompt_length",
+        "self.num_pooled_tokens >= self.prompt_length - 1",
+    ),
+    Fault(
+        "all of a text is kept", JOB, "return tokens if pooled is None else min(tokens, pooled.shared)", "return tokens"
+    ),
+    Fault(
+        "texts drop tokens as answers do",
+        JOB,
+        "self.keep, self.num_pooled_tokens = None, ",
+        "self.num_pooled_tokens = ",
+    ),
+    Fault(
+        "a text chooses a token", BUILDER, "range(0) if job.pools else range(known - 1, end)", "range(known - 1, end)"
+    ),
+    Fault(
+        "states are those of other texts",
+        BUILDER,
+        "rows.append(positions - segment.first + flat)",
+        "rows.append(positions - segment.first)",
+    ),
+    Fault(
+        "states are not weighted", BUILDER, "positions + 1 if asked.weighted", "np.ones(len(where)) if asked.weighted"
+    ),
+    Fault("weights begin at 0", BUILDER, "(positions + 1 if", "(positions if"),
+    Fault(
+        "a text has one token of an answer",
+        SHORTAGE,
+        "            return 0\n        room, most",
+        "            return 1\n        room, most",
+    ),
+    Fault("a text must leave room for an answer", SHORTAGE, "elif tokens > min(", "elif tokens >= min("),
+    Fault("texts take rows", RUNNING, "return sum(not job.pools for job in self.jobs)", "return len(self.jobs)"),
+    Fault(
+        "texts begin without bound",
+        RUNNING,
+        "for j in self.jobs if j.pools) < self.backoff.tokens",
+        "for j in self.jobs if j.pools) >= 0",
+    ),
+    Fault(
+        "memory that was refused does not hold texts back",
+        RUNNING,
+        "if self.backoff.holds_back:\n            return len(",
+        "if False:\n            return len(",
+    ),
+    Fault(
+        "what a text stores is cached whole",
+        RUNNING,
+        "job.num_sharable(min(job.num_stored_tokens, len(job.tokens)))",
+        "min(job.num_stored_tokens, len(job.tokens))",
+    ),
+    Fault(
+        "texts look up other texts",
+        RUNNING,
+        "self.keys(job.tokens[: job.num_sharable(len(job.tokens))],",
+        "self.keys(job.tokens,",
+    ),
+    Fault("texts wait behind chats without a row", ADMISSION, "and not self._pooling", ""),
+    Fault("a text without a place ends the look", ADMISSION, "if passed == _PASSED:", "if passed:"),
+    Fault("texts evict what chats have cached", RUNNING, "headroom, match, load, job.pools)", "headroom, match, load)"),
+    Fault(
+        "a text may evict chats to begin",
+        RUNNING,
+        "tables.can_obtain(need, None, job.pools) or",
+        "tables.can_obtain(need) or",
+    ),
+    Fault(
+        "a text that does not fit waits for ever",
+        RUNNING,
+        " and self.cache.pools.drop_cached(1):",
+        " and False:",
+    ),
+    Fault(
+        "chats cache in the room of texts", POOLS, "while spare and pool.evictable", "while False and pool.evictable"
+    ),
+    Fault(
+        "the room of texts counts what they cached", POOLS, "pool.evictable - len(pool.transient) >", "pool.evictable >"
+    ),
+    Fault(
+        "texts evict the next to go",
+        POOLS,
+        "next(iter(pool.transient.values()), None) if transient else pool.next_to_go",
+        "pool.next_to_go",
+    ),
+    Fault(
+        "a text evicts what windows have passed",
+        POOLS,
+        "while pool.passed and not transient and",
+        "while pool.passed and",
+    ),
+    Fault(
+        "an instruction that a chat uses goes first",
+        CACHE,
+        "            self.pools.keep_for_chats(entry)\n        for group",
+        "            pass\n        for group",
+    ),
+    Fault(
+        "a chat's own copy leaves an instruction transient",
+        CACHE,
+        "if entry is not None and not sequence.transient:",
+        "if False:",
+    ),
+    Fault(
+        "an instruction is taken over by the first text",
+        CACHE,
+        "takes_over = takes_over and not sequence.transient",
+        "pass",
+    ),
+    Fault("what texts cache goes last", CACHE, "entry.transient = sequence.transient", "entry.transient = False"),
+    Fault("instructions wait with chats", POOL, "elif entry.transient:", "elif False:"),
+    Fault(
+        "a held instruction can be evicted",
+        POOL,
+        "(self.unused, self.pinned, self.transient)",
+        "(self.unused, self.pinned)",
+    ),
+    Fault("states are those before the norm", KEPT, "self._rows.states(kept).astype", "kept[:, 0].astype"),
+    Fault(
+        "sums are made in the model's type",
+        KEPT,
+        "states = self._rows.states(kept).astype(mx.float32)",
+        "states = self._rows.states(kept)",
+    ),
+    Fault("sums have no weights", KEPT, " * weights[begin:end]", ""),
+    Fault(
+        "scores take the states of texts",
+        KEPT,
+        "self._rows.project, self._kept[:scored]",
+        "self._rows.project, self._kept",
+    ),
+    Fault(
+        "logits are those after the first token", KEPT, "kept[mx.array([ends[place] - 1", "kept[mx.array([begins[place]"
+    ),
+    Fault(
+        "any class has last states", ROWS, "return len(returned) > 1 and returned[-1] is returned[-2]", "return True"
+    ),
+    Fault("the model keeps a wrapper", ROWS, '            self._pick["norm"] = norm\n', "            pass\n"),
+    Fault(
+        "sums of an older row count",
+        REQUESTS,
+        "answer.job.generation == segment.generation:\n                answer.of_request.take_pooled",
+        "answer.job.id:\n                answer.of_request.take_pooled",
+    ),
+    Fault(
+        "only the last piece counts",
+        ANSWERS,
+        "part if self.handle.pooled is None else self.handle.pooled + part",
+        "part",
+    ),
+    Fault("no special tokens", TEXTS, "(self._begin, self._end) if isinstance(text, str) else ((), ())", "((), ())"),
+    Fault(
+        "blanks stay",
+        TEXTS,
+        'self._cased(self._prompt + text.encode("utf-8", "replace").decode()).strip()',
+        'self._cased(self._prompt + text.encode("utf-8", "replace").decode())',
+    ),
+    Fault(
+        "a cut text loses its end token",
+        TEXTS,
+        "*body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]",
+        "*body, *end][: self._most]",
+    ),
+    Fault("a long text is cut in silence", TEXTS, "if truncated and not self._truncate:", "if False:"),
+    Fault("the prompt is always pooled", TEXTS, "first = 0 if files.include_prompt else len(self._head)", "first = 0"),
+    Fault(
+        "a weighted mean divides by the tokens",
+        TEXTS,
+        "divisor = (first + 1 + count) * (count - first) / 2",
+        "divisor = count - first",
+    ),
+    Fault("mean_sqrt is a mean", TEXTS, "sqrt(count - first)", "(count - first)"),
+    Fault("an unknown prompt is none", TEXTS, "if name is not None and name not in info.prompts:", "if False:"),
+    Fault("the default prompt is forgotten", TEXTS, "info.default_prompt if prompt is None else prompt", "prompt"),
+    Fault("texts stay in capitals", TEXTS, "text.lower() if self._files.lowercase", "text if self._files.lowercase"),
+    Fault(
+        "short vectors are not normalized again",
+        CALLS,
+        "normalized(vectors[:, :kept]) if files.normalized else",
+        "vectors[:, :kept] if files.normalized else",
+    ),
+    Fault(
+        "short vectors are always normalized",
+        CALLS,
+        "if files.normalized else vectors[:, :kept]",
+        "if True else vectors[:, :kept]",
+    ),
+    Fault("dense layers are left out", CALLS, "        vectors = layer(vectors)", "        pass"),
+    Fault(
+        "the score is that of no",
+        CALLS,
+        "float(each.vector[0]) - float(each.vector[1])",
+        "float(each.vector[1]) - float(each.vector[0])",
+    ),
+    Fault("long documents are cut in silence", CALLS, "if whole > len(tokens) and not truncate:", "if False:"),
+    Fault("nothing is cancelled", AHEAD, "            handle.cancel()", "            pass"),
+    Fault("NaN is a vector", AHEAD, "if not np.isfinite(vector).all():", "if False:"),
+    Fault("all texts are submitted at once", AHEAD, "while more and ahead < tokens_ahead and", "while more and"),
+    Fault("texts of a client share with all", AHEAD, "        client=client,\n", ""),
+    Fault(
+        "windows are embedded with",
+        SUPPORT,
+        "elif any(group.spec.window is not None for group in groups):",
+        "elif False:",
+    ),
+    Fault("nothing is kept free", SUPPORT, "min(self.spare_blocks, count // SHARE)", "0"),
+    Fault(
+        "texts may fill the arena",
+        SUPPORT,
+        "room = min(count // SHARE * block_size for count in blocks)",
+        "room = min(count * block_size for count in blocks)",
+    ),
+    Fault(
+        "flags are read in a wrong order", FILES, '"pooling_mode_cls_token": "cls"', '"pooling_mode_cls_token": "mean"'
+    ),
+    Fault("a prompt that is not pooled is pooled", FILES, 'said.get("include_prompt", True) is not False', "True"),
+    Fault("a module may lie anywhere", FILES, 'if Path(path).is_absolute() or ".." in parts:', "if False:"),
+    Fault("other modules are left out", FILES, 'elif kind != "Dropout":', "elif False:"),
+    Fault("the stated length is not read", FILES, 'longest = said.get("max_seq_length")', "longest = None"),
+    Fault("a dense layer has no bias", LAYERS, "out if self.bias is None else out + self.bias", "out"),
+    Fault(
+        "a dense layer has no activation",
+        LAYERS,
+        "return _ACTIVATIONS[self.activation](",
+        'return _ACTIVATIONS["Identity"](',
+    ),
+    Fault("pickles are no reason", LAYERS, "if not file.is_file():", "if False:"),
+    Fault("bidirectional models pass", CAUSAL, "        if said:\n", "        if False:\n"),
+    Fault("is_causal is not read", CAUSAL, 'if part.get("is_causal") is False', "if False"),
+    Fault("code of its own passes", CAUSAL, "    if own:\n", "    if False:\n"),
+    Fault("any class passes", CAUSAL, "if not _is_class_of(str(each), kind):", "if False:"),
+    Fault("any Qwen3 judges documents", RERANKER, "if said is None and (not named or modules):", "if False:"),
+    Fault("the prompt has no empty thoughts", RERANKER, "<think>\\n\\n</think>\\n\\n", ""),
+    Fault(
+        "documents are cut with what follows them",
+        RERANKER,
+        "return [*begin, *pair[:room], *end], len",
+        "return [*begin, *pair, *end][:most], len",
+    ),
+    Fault(
+        "other tokens are compared",
+        RERANKER,
+        "if said is not None and (said.true_token",
+        "if False and (said.true_token",
+    ),
+    Fault("flat names are not found", BACKBONE, "if flat:", "if False:"),
+    Fault("a chat model without its head passes", BACKBONE, "return embeds and untied", "return untied"),
+)

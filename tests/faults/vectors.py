@@ -1,0 +1,95 @@
+"""Faults of the ways in for embeddings, reranking and adapters: rows out of order, vectors of other texts, names."""
+
+from __future__ import annotations
+
+from tests.faults.planted import Fault
+
+EMBEDDINGS = "cortexmlx/protocols/openai/embeddings.py"
+RERANK = "cortexmlx/protocols/rerank.py"
+PATHS = "cortexmlx/server/embedding_paths.py"
+MODELS = "cortexmlx/server/models.py"
+BATCH = "cortexmlx/protocols/batch.py"
+RUN = "cli/embed/run.py"
+FILES = "cli/embed/files.py"
+JSONL = "cli/embed/jsonl.py"
+NPY = "cli/embed/npy.py"
+PARQUET = "cli/embed/parquet.py"
+COMMAND = "cli/embed/command.py"
+
+TESTS = (
+    "protocols/openai/test_embeddings.py",
+    "protocols/test_rerank.py",
+    "server/test_embedding_paths.py",
+    "server/test_models_adapters.py",
+    "server/test_models_adapters_engine.py",
+    "cli/embed/test_run.py",
+    "cli/embed/test_command.py",
+    "cli/batch/test_command_adapters.py",
+)
+"""The tests that judge these faults."""
+
+FAULTS = (
+    # what is read and written
+    Fault("base64 of big-endian numbers", EMBEDDINGS, 'vector.astype("<f4")', 'vector.astype(">f4")'),
+    Fault("a number loses digits", EMBEDDINGS, ":.9g}", ":.7g}"),
+    Fault("the first token id too many is taken", EMBEDDINGS, "token >= vocab_size", "token > vocab_size"),
+    Fault("a dimension too many is taken", EMBEDDINGS, "count > info.dimensions", "count > info.dimensions + 1"),
+    Fault("true is a token id", EMBEDDINGS, "if type(token) is not int:", "if not isinstance(token, int):"),
+    Fault(
+        "a prompt before token ids", EMBEDDINGS, "if prompt is not None and not all(", "if prompt is None and not all("
+    ),
+    Fault("what was cut off is not told", EMBEDDINGS, "if truncated else item", "if False else item"),
+    Fault("the worst documents come first", RERANK, "key=lambda place: -made", "key=lambda place: made"),
+    Fault("documents by their ranks", RERANK, "request.documents[place]", "request.documents[-1 - place]"),
+    # the server
+    Fault("a client that went away is computed for", PATHS, "await unless_gone(request, work)", "await work"),
+    Fault(
+        "requests of all clients are one client's",
+        PATHS,
+        'truncate=asked.truncate, client=request.scope.get(CLIENT, "")',
+        'truncate=asked.truncate, client=""',
+    ),
+    Fault("a request for vectors takes no time", PATHS, "asyncio.timeout(left)", "asyncio.timeout(None)"),
+    Fault("the texts are asked without their prompt", PATHS, '{"prompt": asked.prompt,', '{"prompt": None,'),
+    Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
+    Fault("any name hides a mistyped adapter", MODELS, "self._names_adapter(name)):", "False):"),
+    Fault(
+        "the adapter is forgotten on the way", "cortexmlx/server/answering.py", "adapter=self._adapter", "adapter=None"
+    ),
+    Fault(
+        "the adapter of a line is forgotten",
+        "cli/batch/run.py",
+        "item.request.params, item.request.adapter",
+        "item.request.params, None",
+    ),
+    Fault("a mistyped adapter of a line is the model", BATCH, "if colon and before == model:", "if False:"),
+    # the file of vectors
+    Fault(
+        "chunks are written as they are ready",
+        RUN,
+        "rows = pending.popleft().result()",
+        "rows = pending.pop().result()",
+    ),
+    Fault("what comes after a failed chunk is written", RUN, "            pending.clear()\n", ""),
+    Fault(
+        "refused texts move the others",
+        RUN,
+        "texts[:middle]) + self._computed(texts[middle:])",
+        "texts[middle:]) + self._computed(texts[:middle])",
+    ),
+    Fault(
+        "a text that was computed is computed again", COMMAND, "if place <= files.before:", "if place < files.before:"
+    ),
+    Fault("another input goes on", FILES, "if self._digests.get(place, line.digest) != line.digest:", "if False:"),
+    Fault("other settings go on", FILES, "if before.get(name) != value]", "if False]"),
+    Fault("a torn record counts", JSONL, 'line.endswith(b"}\\n")', 'line.startswith(b"{")'),
+    Fault(
+        "a torn record stays",
+        JSONL,
+        "            self._file.truncate(self._size)\n        except OSError",
+        "            pass\n        except OSError",
+    ),
+    Fault("rows are not counted in the header", NPY, "self._write_header(self.count + len(rows))", "pass"),
+    Fault("a text without a vector has zeros", NPY, "np.nan", "0.0"),
+    Fault("gathered rows stay", PARQUET, "            gathered(self._path).unlink()\n", ""),
+)

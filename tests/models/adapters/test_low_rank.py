@@ -1,0 +1,151 @@
+"""The numbers of an adapter that is served per request: read as they are stored, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from cortexmlx.errors import AdapterRefused, CortexError, ModelCorrupt, ModelNotFound
+from cortexmlx.models.adapters.low_rank import LowRank, read_low_rank
+from support.models.adapters import write_adapter, write_peft_adapter
+from support.models.tiny import write_tiny
+
+NAME = "model.layers.1.self_attn.q_proj"
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return write_adapter(tmp_path / "a", write_tiny(tmp_path / "m"))
+
+
+def read(folder: Path, most_rank: int = 64, most_bytes: int = 1 << 30) -> LowRank:
+    return read_low_rank("sql", folder, most_rank, most_bytes)
+
+
+def refused(folder: Path, error: type[CortexError], *words: str, **limits: int) -> None:
+    with pytest.raises(error) as caught:
+        read(folder, **limits)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def change(folder: Path, **changes: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def rewrite(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    save_file(tensors, folder / "adapters.safetensors")
+
+
+def test_the_scale_is_folded_into_b(adapter: Path) -> None:
+    stored, found = load_file(adapter / "adapters.safetensors"), read(adapter)
+    a, b = found.pairs[NAME]
+    assert np.array_equal(a, stored[f"{NAME}.lora_a"]) and np.array_equal(b, 2 * stored[f"{NAME}.lora_b"])
+    assert (found.rank, found.base) == (4, "org/base")
+    assert found.targets == ("model.layers.1.mlp.down_proj", NAME)
+
+
+def test_pefts_matrices_are_transposed(tmp_path: Path) -> None:
+    a, b = write_peft_adapter(tmp_path / "p", {NAME: (32, 48)})[NAME]
+    mine = read(tmp_path / "p").pairs[NAME]
+    assert np.array_equal(mine[0], a.T) and np.allclose(mine[1], 1.5 * b.T)
+    assert mine[0].flags.c_contiguous
+
+
+def test_half_precision_is_read_as_what_it_stands_for(adapter: Path) -> None:
+    import mlx.core as mx
+
+    stored = load_file(adapter / "adapters.safetensors")
+    for dtype in (mx.bfloat16, mx.float16):
+        halves = {name: mx.array(array).astype(dtype) for name, array in stored.items()}
+        mx.save_safetensors(str(adapter / "adapters.safetensors"), halves)
+        assert np.array_equal(read(adapter).pairs[NAME][0], np.array(halves[f"{NAME}.lora_a"].astype(mx.float32)))
+
+
+def test_an_adapter_is_its_content_not_its_name_or_folder(adapter: Path, tmp_path: Path) -> None:
+    first = read(adapter).digest
+    moved = adapter.rename(tmp_path / "elsewhere")
+    assert read(moved).digest == first
+    change(moved, lora_parameters={"rank": 4, "scale": 2.5, "keys": None})
+    assert read(moved).digest != first, "another scale is another content"
+    change(moved, lora_parameters={"rank": 4, "scale": 2.0, "keys": None})
+    stored = load_file(moved / "adapters.safetensors")
+    stored[f"{NAME}.lora_a"][0, 0] += 1e-3
+    rewrite(moved, stored)
+    assert read(moved).digest != first
+
+
+@pytest.mark.parametrize(("kind", "word"), [("dora", "DoRA"), ("full", "whole layers")])
+def test_what_is_no_lora_is_refused_by_name(tmp_path: Path, kind: str, word: str) -> None:
+    folder = write_adapter(tmp_path / "a", write_tiny(tmp_path / "m"), kind)
+    refused(folder, AdapterRefused, "'sql'", word, "--adapter")
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "m", "mixtral")
+    folder = write_adapter(tmp_path / "a", model, keys=("block_sparse_moe.switch_mlp.up_proj",))
+    refused(folder, AdapterRefused, "'sql'", "switch_mlp.up_proj", "experts")
+
+
+def test_what_peft_says_beside_lora_is_refused_by_name(tmp_path: Path) -> None:
+    write_peft_adapter(tmp_path / "p", {NAME: (32, 48)}, modules_to_save=["lm_head"])
+    refused(tmp_path / "p", AdapterRefused, "'sql'", "modules_to_save")
+
+
+def test_limits_come_before_the_numbers_are_read(adapter: Path) -> None:
+    refused(adapter, AdapterRefused, "rank 4", "3 at most", "max_adapter_rank", most_rank=3)
+    refused(adapter, AdapterRefused, "bytes", "adapter_memory", most_bytes=100)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    refused(tmp_path / "none", ModelNotFound, "none")
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 3e38])
+def test_numbers_that_are_none(adapter: Path, number: float) -> None:
+    stored = load_file(adapter / "adapters.safetensors")
+    stored[f"{NAME}.lora_b"][1, 1] = number
+    rewrite(adapter, stored)
+    refused(adapter, ModelCorrupt, f"{NAME}.lora_b", "damaged")
+
+
+def test_half_of_a_pair(adapter: Path) -> None:
+    stored = load_file(adapter / "adapters.safetensors")
+    del stored[f"{NAME}.lora_b"]
+    rewrite(adapter, stored)
+    refused(adapter, ModelCorrupt, f"no {NAME}.lora_b")
+
+
+def test_something_else_beside_pairs(adapter: Path) -> None:
+    stored = load_file(adapter / "adapters.safetensors")
+    rewrite(adapter, stored | {"model.norm.weight": np.ones(32, np.float32)})
+    with pytest.raises(CortexError, match=r"model\.norm"):
+        read(adapter)
+
+
+def test_a_lora_of_several_matrices_in_one_is_refused_by_name(adapter: Path) -> None:
+    """As AFM's layers have them in mlx-lm."""
+    stored = load_file(adapter / "adapters.safetensors")
+    a, b = stored.pop(f"{NAME}.lora_a"), stored.pop(f"{NAME}.lora_b")
+    rewrite(adapter, stored | {f"{NAME}.lora_a.0": a, f"{NAME}.lora_b.0": b})
+    refused(adapter, AdapterRefused, "'sql'", f"{NAME}.lora_a.0", "one linear layer")
+
+
+def test_the_rank_is_where_it_belongs(adapter: Path) -> None:
+    stored = load_file(adapter / "adapters.safetensors")
+    stored[f"{NAME}.lora_b"] = np.ascontiguousarray(stored[f"{NAME}.lora_b"].T)
+    rewrite(adapter, stored)
+    refused(adapter, ModelCorrupt, NAME, "rank 4")
+
+
+def test_numbers_of_another_type(adapter: Path) -> None:
+    stored = load_file(adapter / "adapters.safetensors")
+    rewrite(adapter, {name: array.astype(np.int32) for name, array in stored.items()})
+    refused(adapter, AdapterRefused, "I32")

@@ -1,0 +1,205 @@
+"""Requests without answers among others: each state counts once, chats keep what they have cached, and answers keep
+their pace.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortexmlx.errors import PromptTooLong
+from cortexmlx.request import RequestState
+from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.latency import LEAST_PIECE
+from support.scheduling.clockwork import Clockwork
+from support.scheduling.requests import text_of
+from support.scheduling.stage import Stage
+from support.scheduling.stories import Story
+
+
+def add_text(stage: Stage, *args: Any, **kwargs: Any) -> Job:
+    """Ask for the states of a text."""
+    job = stage.scheduler.add(JobId(len(stage.shadow.stories)), text_of(*args, **kwargs), frozenset())
+    stage.shadow.stories[job.id] = Story(job, 11)
+    return job
+
+
+def test_a_text_ends_with_its_prompt_and_has_no_token() -> None:
+    stage = Stage(16)
+    job = add_text(stage, list(range(10)))
+    plan = stage.shadow.plan()
+    assert plan is not None and len(plan.logit_rows) == 0 and plan.sampling == ()
+    assert plan.pooling is not None and plan.pooling.rows.tolist() == [9] and plan.pooling.weights.tolist() == [1.0]
+    stage.shadow.commit()
+    assert job.state is RequestState.FINISHED and job.generated == 0 and stage.scheduler.idle
+    assert stage.cache.stats().cached_blocks == 0 and stage.cache.stats().used_blocks == 0
+
+
+def test_states_are_weighted_by_their_positions() -> None:
+    stage = Stage(16, prefill_budget=4)
+    add_text(stage, list(range(10)), 3, weighted=True)
+    seen = []
+    while (plan := stage.shadow.plan()) is not None:
+        assert plan.pooling is None or len(plan.pooling.weights) == plan.pooling.counts.sum()
+        seen += [] if plan.pooling is None else plan.pooling.weights.tolist()
+        stage.shadow.commit()
+    assert seen == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_a_text_may_be_as_long_as_the_context_and_the_cache() -> None:
+    stage = Stage(4, context_length=16)
+    add_text(stage, [1] * 16)
+    stage.shadow.finish(50)
+    with pytest.raises(PromptTooLong, match="the text has 17 tokens, and the model's context is 16"):
+        add_text(stage, [1] * 17)
+
+
+def test_texts_need_no_row() -> None:
+    stage = Stage(64, max_rows=1, prefill_budget=64)
+    chat = stage.ask([1, 2, 3], 40)
+    stage.steps(2)
+    texts = [add_text(stage, [5] * 6) for _ in range(8)]
+    stage.steps(4)
+    assert chat.state is RequestState.DECODING
+    assert all(text.state is RequestState.FINISHED for text in texts)
+    waiting = stage.ask([3, 2, 1], 2)
+    stage.steps(4)
+    assert waiting.state is RequestState.WAITING  # it does need one
+
+
+def test_while_memory_was_refused_texts_count_as_rows() -> None:
+    stage = Stage(64, prefill_budget=64)
+    stage.scheduler.restart_rows(rows=2)
+    for _ in range(5):
+        add_text(stage, [5] * 6)
+    plan = stage.shadow.plan()
+    assert plan is not None and len(plan.segments) == 2
+
+
+def test_texts_with_an_instruction_wait_for_the_first_of_them() -> None:
+    stage = Stage(64, prefill_budget=1000, worth_waiting=8)
+    instruction = list(range(10)) * 2
+    texts = [add_text(stage, [*instruction, 7, number], shared=20) for number in range(6)]
+    plan = stage.shadow.plan()
+    assert plan is not None and [s.count for s in plan.segments] == [22]
+    stage.shadow.commit()
+    plan = stage.shadow.plan()
+    assert plan is not None and [s.count for s in plan.segments] == [2] * 5 and {s.first for s in plan.segments} == {20}
+    stage.shadow.commit()
+    assert all(text.state is RequestState.FINISHED for text in texts)
+    assert sum(len(entry.tokens) for entry in stage.cache.prefix.entries) == 20
+
+
+def test_an_instruction_within_a_block_is_found_by_all() -> None:
+    """A partial block is copied and not taken over, so that the next text finds it, too."""
+    stage = Stage(64, block_size=8, prefill_budget=1000)
+    add_text(stage, [1, 2, 3, 4, 9], shared=4)
+    stage.shadow.finish(50)
+    texts = [add_text(stage, [1, 2, 3, 4, number], shared=4) for number in range(5, 9)]
+    plan = stage.shadow.plan()
+    assert plan is not None and [s.first for s in plan.segments] == [4] * 4 and len(plan.copies) == 4
+    stage.shadow.commit()
+    stage.shadow.check_shared()
+    assert [text.cached for text in texts] == [4] * 4
+
+
+def test_texts_leave_the_cache_of_chats_alone() -> None:
+    stage = Stage(32)
+    stage.cache.pools.spare = (16,)
+    chats = [stage.ask([number] * 20, 4) for number in range(4)]
+    stage.shadow.finish(2000)
+    before = set(stage.cache.prefix.entries)
+    assert len(before) > 8
+    for number in range(40):
+        add_text(stage, [10, number % 11, *[number % 7] * 40], shared=2)
+    stage.shadow.finish(2000)
+    assert before <= set(stage.cache.prefix.entries)
+    again = [stage.ask(chat.tokens[:20], 4) for chat in chats[-2:]]
+    stage.shadow.finish(2000)
+    assert all(chat.cached for chat in again)
+
+
+def test_chats_evict_instructions_first() -> None:
+    stage = Stage(8)
+    stage.ask([3] * 9, 1)
+    stage.shadow.finish(100)
+    add_text(stage, [1] * 9, shared=8)
+    stage.shadow.finish(100)
+    kept = {tuple(entry.tokens) for entry in stage.cache.prefix.entries if not entry.transient}
+    assert any(entry.transient for entry in stage.cache.prefix.entries)
+    stage.ask([2] * 20, 1)
+    stage.shadow.finish(100)
+    assert kept <= {tuple(entry.tokens) for entry in stage.cache.prefix.entries}
+    assert not any(entry.transient for entry in stage.cache.prefix.entries)
+
+
+def test_a_chat_that_uses_an_instruction_keeps_it() -> None:
+    stage = Stage(16)
+    add_text(stage, [1] * 9, shared=8)
+    stage.shadow.finish(100)
+    assert all(entry.transient for entry in stage.cache.prefix.entries)
+    chat = stage.ask([1] * 10, 2)
+    stage.shadow.finish(100)
+    assert chat.cached == 8
+    assert not any(entry.transient for entry in stage.cache.prefix.entries)
+
+
+@pytest.mark.parametrize("texts", [1, 40])
+def test_a_streaming_chat_keeps_its_pace_beside_texts(texts: int) -> None:
+    """Its gaps stay within the target, whatever texts there are, as soon as the cost of a token is known."""
+    machine = Clockwork(cost=0.001, target=0.1)
+    chat = machine.add(0, prompt=50, tokens=400)
+    machine.until_first(0)
+    for number in range(1, texts + 1):
+        machine.scheduler.add(JobId(number), text_of([1] * 700, None), frozenset())
+    beside = 0
+    while machine.scheduler.rows_running + machine.scheduler.rows_waiting > 1:
+        machine.step()
+        plan, seconds = machine.plans[-1]
+        assert any(segment.job == chat.id for segment in plan.segments), "a step without a token of the chat"
+        assert seconds <= 0.1 + 0.001, "the next token of the chat came late"
+        beside += len(plan.positions) > 1
+    assert beside >= texts * 700 / 100
+    assert not chat.finish_reason
+
+
+def test_a_target_that_cannot_be_met_leaves_the_least_piece() -> None:
+    machine = Clockwork(cost=0.1, target=0.05)
+    machine.add(0, prompt=5, tokens=100)
+    machine.until_first(0)
+    machine.scheduler.add(JobId(1), text_of([1] * 200, None), frozenset())
+    while machine.scheduler.rows_running > 1 or machine.scheduler.rows_waiting:
+        machine.step()
+        assert len(machine.plans[-1][0].positions) <= LEAST_PIECE + 1
+
+
+def test_clients_take_turns_with_texts() -> None:
+    """A client with a thousand texts does not make another wait for all of them."""
+    stage = Stage(512, prefill_budget=32)
+    for _ in range(100):
+        add_text(stage, [1] * 16, client="many")
+    stage.steps(3)
+    one = add_text(stage, [2] * 16, client="few")
+    chat = stage.ask([3] * 8, 2)
+    stage.steps(8)
+    assert one.state is RequestState.FINISHED and chat.generated
+    assert stage.scheduler.rows_waiting > 50
+
+
+def test_preempted_texts_count_no_state_twice() -> None:
+    stage = Stage(10, prefill_budget=8)
+    job = add_text(stage, [1, 2, 3, 4] * 5, 2)
+    counted: list[int] = []
+    for number in range(200):
+        plan = stage.shadow.plan()
+        if plan is None:
+            break
+        for segment in plan.segments:
+            counted += list(segment.pooled)
+        stage.shadow.commit()
+        if number == 1:
+            stage.scheduler.restart_rows()
+    assert job.state is RequestState.FINISHED and counted == list(range(2, 20))
+    assert np.array_equal(counted, range(2, 20))

@@ -1,0 +1,122 @@
+"""Texts as tokens, with prompts and special tokens around them, and which states count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cortexmlx.embedding import Pooled
+from cortexmlx.errors import EmbeddingRefused
+from cortexmlx.models.embedding.files import read_embedding
+from cortexmlx.models.folder import read_folder
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.serving.embedding.texts import TextReader
+from support.embedding.models import INSTRUCTION, put_end_token, write_embedding
+
+END = 257
+
+
+def reader(folder: Path, prompt: str | None = None, truncate: bool = False, most: int = 500) -> TextReader:
+    files = read_embedding("a model", folder, json.loads((folder / "config.json").read_text()))
+    return TextReader(SharedTokenizer(read_folder(folder)[0]), files, files.info(most), 320, prompt, truncate)
+
+
+def plain(folder: Path, text: str) -> list[int]:
+    return SharedTokenizer(read_folder(folder)[0]).encode(text, add_special_tokens=False)
+
+
+def test_prompt_and_text_are_one_text_without_blanks_around_it(tmp_path: Path) -> None:
+    write_embedding(tmp_path, prompts={"p": "  read: "})
+    one = reader(tmp_path, "p").read(0, "  a hat \n")
+    assert list(one.tokens) == [*plain(tmp_path, "read:   a hat"), END]
+    assert one.pooled.shared == len(plain(tmp_path, "read: "))
+    assert reader(tmp_path, "p").read(0, "").tokens == (*plain(tmp_path, "read:"), END)
+
+
+def test_lower_case(tmp_path: Path) -> None:
+    write_embedding(tmp_path, prompts={"p": "READ "}, lowercase=True)
+    assert reader(tmp_path, "p").read(0, "A HAT").tokens == (*plain(tmp_path, "read a hat"), END)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "include", "pooled", "divisor", "computed"),
+    [
+        ("lasttoken", True, Pooled(9, shared=6), 1, 10),
+        ("cls", True, Pooled(0), 1, 1),
+        ("cls", False, Pooled(6, shared=6), 1, 7),
+        ("mean", True, Pooled(0), 10, 10),
+        ("mean", False, Pooled(6, shared=6), 4, 10),
+        ("mean_sqrt_len_tokens", False, Pooled(6, shared=6), 2, 10),
+        ("weightedmean", True, Pooled(0, True), 55, 10),
+        ("weightedmean", False, Pooled(6, True, shared=6), 7 + 8 + 9 + 10, 10),
+    ],
+)
+def test_which_states_count(
+    tmp_path: Path, pooling: str, include: bool, pooled: Pooled, divisor: float, computed: int
+) -> None:
+    write_embedding(tmp_path, prompts={"p": "123456"}, pooling=pooling, include_prompt=include)
+    one = reader(tmp_path, "p").read(0, "xyz")
+    assert one.pooled == pooled and one.divisor == divisor
+    assert len(one.tokens) == computed and one.count == 10 and not one.truncated
+
+
+def test_a_cut_text_keeps_its_special_tokens(tmp_path: Path) -> None:
+    write_embedding(tmp_path)
+    read = reader(tmp_path, truncate=True, most=4)
+    one = read.read(0, "12345678")
+    assert one.tokens == (*plain(tmp_path, "123"), END) and one.truncated and one.count == 4
+    assert read.read(0, [1, 2, 3, 4, 5]).tokens == (1, 2, 3, 4)
+    assert not read.read(0, "123").truncated
+
+
+def test_a_prompt_alone_can_be_pooled_only_if_it_counts(tmp_path: Path) -> None:
+    write_embedding(tmp_path, prompts={"p": "123456"}, pooling="mean", include_prompt=False, end_token=False)
+    with pytest.raises(EmbeddingRefused, match="text 7 has no tokens beside its prompt"):
+        reader(tmp_path, "p").read(7, "")
+
+
+def test_a_tokenizer_without_end_tokens_adds_none(tmp_path: Path) -> None:
+    write_embedding(tmp_path, end_token=False)
+    assert reader(tmp_path).read(0, "abc").tokens == tuple(plain(tmp_path, "abc"))
+    with pytest.raises(EmbeddingRefused, match="text 3 is empty, and has no vector"):
+        reader(tmp_path).read(3, " \n ")
+
+
+def test_begin_tokens_are_found_too(tmp_path: Path) -> None:
+    write_embedding(tmp_path, end_token=False)
+    put_end_token(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    said = json.loads(path.read_text())
+    said["post_processor"]["single"].insert(0, {"SpecialToken": {"id": "<s>", "type_id": 0}})
+    said["post_processor"]["special_tokens"]["<s>"] = {"id": "<s>", "ids": [256], "tokens": ["<s>"]}
+    path.write_text(json.dumps(said))
+    one = reader(tmp_path, truncate=True, most=4).read(0, "abcdef")
+    assert one.tokens == (256, *plain(tmp_path, "ab"), END)
+
+
+@pytest.mark.parametrize("text", [5, None, b"a", {"a": 1}, [1.5], [True], [-1], [320], ["a"], [[1]]])
+def test_what_is_no_text_is_refused(tmp_path: Path, text: Any) -> None:
+    write_embedding(tmp_path)
+    with pytest.raises(EmbeddingRefused, match="text 4 is no text, and no list of token ids below 320"):
+        reader(tmp_path).read(4, text)
+
+
+def test_unknown_prompts_are_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    write_embedding(tmp_path / "two")
+    with pytest.raises(EmbeddingRefused, match="no prompt 'queries': its files name 'document', 'query'"):
+        reader(tmp_path / "two", "queries")
+    write_embedding(tmp_path / "none", prompts={})
+    with pytest.raises(EmbeddingRefused, match="no prompt 'query': its files name none"):
+        reader(tmp_path / "none", "query")
+
+
+def test_what_texts_share_is_the_instruction(tmp_path: Path) -> None:
+    write_embedding(tmp_path)
+    texts: list[str | Sequence[int]] = ["a hat", "b", "Instruct", [1, 2, 3]]
+    shared = [reader(tmp_path, "query").read(0, text).pooled.shared for text in texts[:3]]
+    assert shared == [len(plain(tmp_path, INSTRUCTION))] * 3
+    assert [reader(tmp_path).read(0, text).pooled.shared for text in texts] == [0] * 4

@@ -1,0 +1,1 @@
+"""Embedding models for tests, and their judge."""

@@ -1,0 +1,1 @@
+"""Engines of which a part is made up."""
