@@ -80,7 +80,7 @@ def test_a_queue_that_is_full_is_not_waited_for(tiny: Any, tmp_path: Path, monke
         disk = full(driver, monkeypatch)
         before = waiting(disk)
         with monkeypatch.context() as patched:
-            patched.setattr(type(disk._store.writer), "has_room", False)
+            patched.setattr(type(disk._store), "has_room", False)
             assert not driver.core.tidy() and waiting(disk) == before
         assert driver.core.tidy() or not waiting(disk)
 
@@ -97,8 +97,8 @@ def test_pieces_of_other_shapes_are_not_taken(tiny: Any, tmp_path: Path, monkeyp
         right = driver.ask(LONG)[0]
         driver.forget()
         assert driver.core.disk is not None
-        ((shape, _), *others), *groups = driver.core.disk._shapes
-        monkeypatch.setattr(driver.core.disk, "_shapes", [((shape, "<f2"), *others), *groups])
+        ((shape, _), *others), *groups = driver.core.disk._store._shapes  # type: ignore[attr-defined]
+        monkeypatch.setattr(driver.core.disk._store, "_shapes", [((shape, "<f2"), *others), *groups])
         assert driver.ask(LONG) == (right, 0)
 
 
@@ -114,7 +114,7 @@ def test_a_prompt_does_not_wait_for_a_disk_that_stands_still(
 ) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         right = driver.ask(LONG)[0]
-    monkeypatch.setattr(disks, "_PATIENCE", 0.1)
+    monkeypatch.setattr("cortexmlx.execution.disk.pieces.PATIENCE", 0.1)
     goes_on = threading.Event()
     monkeypatch.setattr("os.pread", lambda *_: (goes_on.wait(PATIENCE), b"")[1])
     with Stored(tiny("llama"), tmp_path) as driver:
