@@ -159,7 +159,6 @@ class EngineConfig:
         if hosts is None:
             return
         self._require("draft", self.draft is None, "None with hosts: a draft model runs in this process alone")
-        self._require("kv_store", self.kv_store is None, "None with hosts: their keys and values are not kept on disk")
 
     @property
     def kv_bytes(self) -> int | None:

@@ -226,7 +226,7 @@ class OpenedModel:
             return None
         pieces = LocalPieces(
             store,
-            lambda: setup.weights.share,
+            lambda: setup.share,
             lambda load, found: wake(lambda core: core.scheduler.arrived(load, found)),
         )
         return StoreConnector(pieces, setup.identity)

@@ -95,7 +95,9 @@ def start_store(
     on_done: OnDone = lambda records, why: None,
     on_look: Callable[[], None] = lambda: None,
 ) -> KVStore | None:
-    """Return the KVStore of an open segment store, with the callbacks of `KVStore`. None, with a warning, if the system gives it no threads."""
+    """Return the KVStore of an open segment store, with its callbacks. None, with a warning, if the system gives it no
+    threads.
+    """
     try:
         return KVStore(segment_store, model, on_room, on_done, on_look)
     except RuntimeError as error:

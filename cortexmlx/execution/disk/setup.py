@@ -71,6 +71,11 @@ class StoreSetup:
             self.cancel()
         return store
 
+    @property
+    def share(self) -> float:
+        """Which part of the weights is hashed, from 0 to 1."""
+        return self.weights.share
+
     def when_known(self, model: Any, call: Callable[[], None]) -> None:
         """Have `call` called, perhaps on another thread, when `settle` would wait for nothing. There must be no
         `identity` yet. The engine may not change the model's arrays after this call.
