@@ -16,8 +16,8 @@ from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.errors import HostRefused
-from cortexmlx.execution.choices.timed_choices import choose
 from cortexmlx.execution.boundary import RankRunner
+from cortexmlx.execution.choices.timed_choices import choose
 from cortexmlx.execution.disk.setup import StoreSetup
 from cortexmlx.execution.mode import PagedMode
 from cortexmlx.execution.runner import ModelRunner

@@ -1,5 +1,5 @@
-"""Workers that are threads of this process, each with the whole model, behind the interface of `WorkerGroup`: engines with
-hosts and a disk tier are tested without processes.
+"""Workers that are threads of this process, each with the whole model, behind the interface of `WorkerGroup`. Engines
+with hosts and a disk tier are tested with them, without processes.
 """
 
 from __future__ import annotations
