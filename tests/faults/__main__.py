@@ -96,7 +96,7 @@ TESTS = (
     "store/test_file_hash.py",
     "models/test_weights_hash.py",
     "execution/test_fingerprint.py",
-    "execution/test_disk_hashing.py",
+    "execution/disk/test_setup.py",
     "kv/test_disk_tier.py",
 )
 

@@ -105,6 +105,11 @@ class HostedStore(Stored):
         while not self.calls.empty():
             self.calls.get()(self.core)
 
+    def hear_until(self, happened: Callable[[], bool]) -> None:
+        """Carry out what threads ask for until something has happened."""
+        while not happened():
+            self.calls.get(timeout=PATIENCE)(self.core)
+
     def join(self) -> HostedStore:
         """Wait until the weights are hashed on all ranks."""
         while self.core.disk is not None and self.core.disk.state is StoreState.HASHING:
