@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import StepResult
 from cortexmlx.hosts.wire.codec import Codec
-from cortexmlx.hosts.wire.disk import NAME_BYTES, RankPiece, part_key
 from cortexmlx.hosts.wire.messages import (
     ANSWER,
     CALL,
@@ -33,9 +32,7 @@ from cortexmlx.hosts.wire.messages import (
     Value,
 )
 from cortexmlx.hosts.wire.sampling import read_by_sampler
-from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.scheduling.steps.plan import SamplingRow, StepKind, StepPlan
-from cortexmlx.store.record import Record
 from support.hosts.values import same, values
 
 CALLS = list(get_args(AnyCall))
@@ -127,29 +124,6 @@ def test_announced_sizes_are_not_believed(codec: Codec[Any], message: Any) -> No
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_load_from_disk_names_what_each_rank_has_read() -> None:
-    loads = (PieceLoad(0, 7, RankPiece(3, 2, held="not sent")), PieceLoad(STATE, 1, RankPiece(3, 0)))
-    message = CALL.encode(Call(1, Dispatch(replace(PLAN, loads=loads))))
-    back = CALL.decode(bytes(message)).asks
-    assert isinstance(back, Dispatch) and isinstance(back.plan, StepPlan) and back.plan.loads == loads
-    assert all(load.content.held is None for load in back.plan.loads)  # type: ignore[attr-defined]
-    with pytest.raises(HostLost, match="does not have it"):
-        _ = loads[0].content.arrays
-
-
-def test_the_bytes_of_a_block_are_not_sent() -> None:
-    block = Record(b"k" * 16, (1,), (np.zeros(3, np.float32),))
-    with pytest.raises(TypeError, match="cannot be sent"):
-        CALL.encode(Call(1, Dispatch(replace(PLAN, loads=(PieceLoad(0, 1, block),)))))
-
-
-def test_the_parts_of_a_piece_have_keys_of_their_own() -> None:
-    piece = bytes(range(16))
-    keys = [part_key(piece, rank) for rank in range(64)]
-    assert len(set(keys)) == 64 and {len(key) for key in keys} == {16}
-    assert {key[:NAME_BYTES] for key in keys} == {piece[:NAME_BYTES]}
 
 
 def test_an_array_of_another_type_is_refused() -> None:
