@@ -275,7 +275,7 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
     ) -> EngineConfig:
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
-        folder = kv_store or (default_folder() if stored and not (no_kv_store or others.get("hosts")) else None)
+        folder = kv_store or (default_folder() if stored and not no_kv_store else None)
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = memory_size(kv_memory)
         return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)

@@ -109,10 +109,12 @@ class EngineConfig:
     """Turn quantized weights into plain ones: see `load_model`."""
 
     kv_store: str | Path | None = None
-    """A folder that keeps KV blocks when they leave memory, also for the next engine. Several engines may share it."""
+    """A folder that keeps KV blocks when they leave memory, also for the next engine. Several engines may share it.
+    With `hosts`, each worker keeps its part, in the folder of that path on its machine.
+    """
 
     kv_store_bytes: int | str = "4GB"
-    """Bound of that folder."""
+    """Bound of that folder, on each machine."""
 
     on_progress: OnProgress | None = None
     """Called with the progress of downloading and loading."""

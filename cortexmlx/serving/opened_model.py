@@ -222,7 +222,7 @@ class OpenedModel:
         attention += ", reproducible" if self._config.reproducible else ""
         others = (self._config.block_size, attention)
         store = setup.start(self.loaded, self._mode.groups, others, lambda: wake(lambda core: None))
-        if store is None:
+        if isinstance(store, str):
             return None
         pieces = LocalPieces(
             store,

@@ -94,24 +94,24 @@ def start_store(
     on_room: Callable[[], None] = lambda: None,
     on_done: OnDone = lambda records, why: None,
     on_look: Callable[[], None] = lambda: None,
-) -> KVStore | None:
-    """Return the KVStore of an open segment store, with its callbacks. None, with a warning, if the system gives it no
-    threads.
+) -> KVStore | str:
+    """Return the KVStore of an open segment store, with its callbacks. If the system gives it no threads, log a warning
+    and return why.
     """
     try:
         return KVStore(segment_store, model, on_room, on_done, on_look)
     except RuntimeError as error:
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(segment_store.path), error)
         segment_store.close()
-        return None
+        return str(error)
 
 
-def open_segment_store(path: str | Path, limit: int) -> SegmentStore | None:
-    """Return the segment store of a folder, which is created if it does not exist. None, with a warning, if it cannot
-    be used.
+def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
+    """Return the segment store of a folder, which is created if it does not exist. If it cannot be used, log a warning
+    and return why.
     """
     try:
         return SegmentStore(absolute(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(path), error)
-        return None
+        return shown(str(error)) or type(error).__name__

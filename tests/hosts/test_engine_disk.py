@@ -249,4 +249,4 @@ def test_a_folder_that_one_rank_cannot_use_is_one_warning_with_its_name(
         assert driver.counts.state is StoreState.OFF
         assert [driver.ask(LONG) for _ in range(2)] == [(theirs("llama", LONG, 10), n) for n in (0, 89)]
         assert not segments(tmp_path, 0)
-    assert any("rank 1" in said and "not used" in said for said in warnings(caplog))
+    assert any("rank 1" in said and "not used" in said and "File exists" in said for said in warnings(caplog))

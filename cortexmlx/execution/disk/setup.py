@@ -36,7 +36,7 @@ class StoreSetup:
         self._files: str | None = None
 
     @cached_property
-    def _segments(self) -> SegmentStore | None:
+    def _segments(self) -> SegmentStore | str:
         return open_segment_store(self._path, self._limit)
 
     def _hashes(self) -> KeptHashes | None:
@@ -44,7 +44,8 @@ class StoreSetup:
         may store nothing.
         """
         there = "_segments" in self.__dict__ or os.path.exists(self._path / SECRET)
-        return KeptHashes(self._segments.path, self._segments.secret) if there and self._segments is not None else None
+        segments = self._segments if there else None
+        return KeptHashes(segments.path, segments.secret) if isinstance(segments, SegmentStore) else None
 
     def start(
         self,
@@ -54,20 +55,20 @@ class StoreSetup:
         on_room: Callable[[], None] = lambda: None,
         on_done: OnDone = lambda records, why: None,
         on_look: Callable[[], None] = lambda: None,
-    ) -> KVStore | None:
-        """Start the store's threads and return the store. Return None if there can be none; then a warning says why.
+    ) -> KVStore | str:
+        """Start the store's threads and return the store. If there can be none, a warning is logged; return why.
 
         Keys and values depend on the model, on what its layers keep (`groups`) and on `others`. Nobody waits for
         threads that hash files. The callbacks are those of `KVStore`.
         """
-        if self._segments is None:
+        if isinstance(self._segments, str):
             self.cancel()
-            return None
+            return self._segments
         self._described = described(loaded, tuple(groups), *others)
         if self.weights.ready:
             self.identity = self._named(self.weights.value() or hash_of_model(loaded.model))
         store = start_store(self._segments, loaded.name, on_room, on_done, on_look)
-        if store is None or self.identity is not None:
+        if isinstance(store, str) or self.identity is not None:
             self.cancel()
         return store
 
@@ -100,7 +101,7 @@ class StoreSetup:
         return self.identity
 
     def _named(self, weights: str) -> bytes:
-        assert self._segments is not None
+        assert isinstance(self._segments, SegmentStore)
         name = fingerprint(self._described, weights).encode()
         return hashlib.blake2b(name, key=self._segments.secret, digest_size=32).digest()
 

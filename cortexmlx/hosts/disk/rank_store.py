@@ -48,8 +48,8 @@ class Identity(Protocol):
         """
 
 
-StartStore = Callable[[OnDone, Callable[[], None]], KVStore | None]
-"""Starts the store's threads, with `on_done` and `on_look` of `KVStore`. Returns None if there can be no store."""
+StartStore = Callable[[OnDone, Callable[[], None]], KVStore | str]
+"""Starts the store's threads, with `on_done` and `on_look` of `KVStore`. Returns why if there can be no store."""
 
 
 OPENING_SECONDS = 1.0
@@ -90,8 +90,8 @@ class RankStore:
 
     def join(self) -> Joined:
         """Return the identity of the part, as far as it is known. Nothing is told before the first call."""
-        if self._store is None:
-            return Joined(None, "its folder cannot be used there", 1.0)
+        if isinstance(self._store, str):
+            return Joined(None, f"its folder cannot be used: {self._store}", 1.0)
         if not self._asked:
             self._asked = True
             self._identity.when_known(lambda: self._tell(CanJoin()))
@@ -159,16 +159,16 @@ class RankStore:
 
     def flush(self, seconds: float) -> bool:
         """Write what waits, in at most `seconds`. Return whether it is written."""
-        return self._store is None or self._store.writer.flush(seconds)
+        return isinstance(self._store, str) or self._store.writer.flush(seconds)
 
     def close(self) -> None:
         """End the threads, after what waits is written, as far as a few seconds allow."""
-        if self._store is not None:
+        if not isinstance(self._store, str):
             self._store.close()
 
     @property
     def _opened(self) -> KVStore:
-        if self._store is None:
+        if isinstance(self._store, str):
             raise HostLost("a rank without a store was asked for what it keeps")
         return self._store
 

@@ -221,8 +221,8 @@ def test_a_long_index_is_told_in_several_messages(rank: Rank, monkeypatch: pytes
 
 def test_a_folder_that_cannot_be_used_is_said_and_ends_nothing(tmp_path: Path) -> None:
     told: list[AnyTold] = []
-    store = RankStore(0, Runner(), lambda done, look: None, Known(), told.append)  # type: ignore[arg-type]
-    assert "cannot be used" in store.join().why and store.flush(1.0) and not told
+    store = RankStore(0, Runner(), lambda done, look: "it is a file", Known(), told.append)  # type: ignore[arg-type]
+    assert "cannot be used: it is a file" in store.join().why and store.flush(1.0) and not told
     with pytest.raises(HostLost, match="without a store"):
         store.keep(Keep(0, [0], [PIECES[0]], TOKENS[:1]))
     store.close()
