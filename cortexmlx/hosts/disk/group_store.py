@@ -21,6 +21,7 @@ from cortexmlx.execution.boundary import Refused, Runner
 from cortexmlx.execution.disk import pieces
 from cortexmlx.hosts.disk.rank_indexes import RankIndexes
 from cortexmlx.hosts.wire.disk import (
+    TOO_MUCH,
     AnyTold,
     CanJoin,
     DropReads,
@@ -112,6 +113,7 @@ class GroupStore:
         self._looked = time.monotonic()
         self._warned: set[int] = set()
         self._closed = False
+        self._hashed = 0.0
         self._written = [0] * count
         self._unwritten = [0] * count
         """Parts that were written, and that never will be, by rank."""
@@ -153,8 +155,6 @@ class GroupStore:
         """Which part of the weights the slowest rank has hashed."""
         self.joined()
         return self._hashed
-
-    _hashed = 0.0
 
     def begin(self, runner: Runner) -> None:
         """The ranks have begun: each with its own runner."""
@@ -253,6 +253,8 @@ class GroupStore:
             self._stored_bytes += told.bytes
             return
         self._unwritten[rank] += told.parts
+        if told.why == TOO_MUCH:
+            return
         self._no_copies_until = time.monotonic() + PAUSE_SECONDS
         level = logging.DEBUG if rank in self._warned else logging.WARNING
         self._warned.add(rank)

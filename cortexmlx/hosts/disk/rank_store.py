@@ -13,6 +13,7 @@ from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused, Runner
 from cortexmlx.execution.disk.pieces import fits, records_of
 from cortexmlx.hosts.wire.disk import (
+    TOO_MUCH,
     AnyTold,
     CanJoin,
     HasRead,
@@ -111,7 +112,7 @@ class RankStore:
         size = sum(record.nbytes for record in there)
         accepted = store.writer.offer(there)
         if there and not accepted:
-            self._tell(Wrote(len(there), size, "more came than the disk takes"))
+            self._tell(Wrote(len(there), size, TOO_MUCH))
         return Kept([record is not None for record in records], size)
 
     def read(self, asks: ReadPieces) -> None:

@@ -21,6 +21,10 @@ of one machine can share a folder.
 """
 
 
+TOO_MUCH = "more came than the disk takes"
+"""Why parts are not written if too many wait: no fault of the disk."""
+
+
 def part_key(piece: Key, rank: int) -> Key:
     """Return the key of a rank's part of a piece."""
     return piece[:NAME_BYTES] + rank.to_bytes(1, "little")

@@ -18,7 +18,17 @@ from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.hosts.disk import group_store
 from cortexmlx.hosts.disk.group_store import GroupStore
-from cortexmlx.hosts.wire.disk import NAME_BYTES, CanJoin, HasRead, IndexChanged, Kept, LookAgain, ReadPieces, Wrote
+from cortexmlx.hosts.wire.disk import (
+    NAME_BYTES,
+    TOO_MUCH,
+    CanJoin,
+    HasRead,
+    IndexChanged,
+    Kept,
+    LookAgain,
+    ReadPieces,
+    Wrote,
+)
 from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.prefix import Key, PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -268,10 +278,6 @@ class Machine(RuleBasedStateMachine):
         assert not any(rank.held or rank.open for rank in self.group.ranks.each)
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
 def two() -> Group:
     group = Group([set(), set()])
     assert isinstance(group.store.joined(), bytes)
@@ -320,6 +326,13 @@ def test_ranks_that_write_slowly_are_given_no_more(monkeypatch: pytest.MonkeyPat
     assert not group.store.has_room, "rank 1 has not written"
     group.settle()
     assert group.store.has_room
+
+
+def test_a_rank_that_was_given_too_much_is_not_full(caplog: Any) -> None:
+    group = two()
+    group.keep([0])
+    group.store.note(1, Wrote(1, PART, TOO_MUCH))
+    assert group.store.has_room and group.store.stats().dropped_blocks == 1 and not caplog.records
 
 
 def test_nobody_waits_for_a_slow_rank_twice() -> None:
@@ -373,3 +386,7 @@ def test_what_a_rank_tells_of_reads_that_nobody_knows_is_nothing() -> None:
     group = two()
     group.store.note(0, HasRead(99, 3, 1, 5.0, False))
     assert not group.arrived and group.store._rates[0] == 5.0
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

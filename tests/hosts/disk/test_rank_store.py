@@ -16,6 +16,7 @@ from cortexmlx.execution.boundary import Refused
 from cortexmlx.hosts.disk import rank_store
 from cortexmlx.hosts.disk.rank_store import RankStore
 from cortexmlx.hosts.wire.disk import (
+    TOO_MUCH,
     AnyTold,
     HasRead,
     IndexChanged,
@@ -207,7 +208,7 @@ def test_a_full_disk_and_too_much_at_once_are_told(rank: Rank, monkeypatch: pyte
     monkeypatch.setattr(threads, "MOST_WAITING", -1)
     monkeypatch.setattr(threads, "SEGMENT_BYTES", 0)
     kept = rank.keep(2)
-    assert list(kept.there) == [True] and rank.next(Wrote) == Wrote(1, kept.bytes, "more came than the disk takes")
+    assert list(kept.there) == [True] and rank.next(Wrote) == Wrote(1, kept.bytes, TOO_MUCH)
 
 
 def test_a_long_index_is_told_in_several_messages(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
