@@ -313,6 +313,13 @@ def test_a_piece_that_one_rank_could_not_write_is_not_there_and_is_told_once(cap
     assert len(told) == 1 and "rank 1" in told[0].getMessage() and "it is full" in told[0].getMessage()
 
 
+def test_a_snapshot_that_one_rank_lacks_is_not_kept() -> None:
+    group = Group([set(), set()], states=True)
+    keys = [group.tier.piece_key(key, STATE) for key in KEYS[:3]]
+    group.ranks.each[1].snapshots_missing = {keys[1]}
+    assert list(group.keep([0, 1, 2], STATE)) == [True, False, True]
+
+
 def test_ranks_that_write_slowly_are_given_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_store, "MOST_WAITING", 2 * PART)
     assert MOST_WAITING > 0
