@@ -158,7 +158,7 @@ def test_without_recurrent_leaves_nothing_happens() -> None:
 
 
 def test_a_part_without_recurrent_layers_has_every_snapshot_without_arrays() -> None:
-    """Its rank must not be the one that lacks what other ranks keep on disk, and it keeps nothing of what comes back."""
+    """Its rank is not to be the one that lacks what other ranks keep, and it keeps nothing of what comes back."""
     store = StateStore({})
     batch = store.snapshot(7)
     assert batch is not None and list(batch.arrays()) == []
