@@ -49,15 +49,20 @@ FAULTS = (
     Fault("parts that were not written count as written", GROUP, "        if not told.why:\n", "        if True:\n"),
     Fault("what waits is never less", GROUP, "self._waiting[rank] -= told.bytes", "pass"),
     Fault("a slow rank is asked again at once", GROUP, "        if told.slow:\n", "        if False:\n"),
-    Fault("what old ranks tell is noted", GROUP, "        if self._closed:\n            return\n", ""),
     Fault("ranks keep what nobody needs", GROUP, "self._later(self._drop_reads)", "pass"),
     Fault("ranks drop what is about to be loaded", GROUP, "RankPiece(number, index, held)", "RankPiece(number, index)"),
     Fault("others' writes are never seen", GROUP, "self._send_quietly(LookAgain())", "pass"),
     Fault(
         "a lost group ends a plan",
         GROUP,
-        "if self._ranks.lost or self._closed:",
-        "if self._closed:",
+        "            self._ranks.send(asks)\n        except HostLost as lost:",
+        "            self._ranks.send(asks)\n        except ZeroDivisionError as lost:",
+    ),
+    Fault(
+        "reads of lost workers arrive",
+        GROUP,
+        'their loads are forgotten."""\n        self._reads.clear()',
+        'their loads are forgotten."""',
     ),
     Fault(
         "a read goes on after what is missing",

@@ -112,7 +112,6 @@ class GroupStore:
         self._no_copies_until = self._no_reads_until = 0.0
         self._looked = time.monotonic()
         self._warned: set[int] = set()
-        self._closed = False
         self._hashed = 0.0
         self._written = [0] * count
         self._unwritten = [0] * count
@@ -213,8 +212,7 @@ class GroupStore:
         self.abandon()
 
     def abandon(self) -> None:
-        """Note nothing any more: the workers end."""
-        self._closed = True
+        """Forget all reads: the workers end, and their loads are forgotten."""
         self._reads.clear()
 
     def stats(self) -> StoreStats:
@@ -234,8 +232,6 @@ class GroupStore:
 
     def note(self, rank: int, told: AnyTold) -> None:
         """Note what a rank has told by itself."""
-        if self._closed:
-            return
         match told:
             case CanJoin():
                 self._can_join()
@@ -316,7 +312,7 @@ class GroupStore:
     def _ask_quietly(self, asks: AnyCall, seconds: float = ANSWER_SECONDS) -> list[Value]:
         """Return the answers of all ranks, or none if the group is lost."""
         try:
-            return [] if self._ranks.lost else self._ask(asks, seconds)
+            return self._ask(asks, seconds)
         except HostLost as lost:
             log.debug("the disk tier goes on without the hosts: %s", lost)
             return []
@@ -324,8 +320,6 @@ class GroupStore:
     def _send_quietly(self, asks: AnyCall) -> bool:
         """Send a call to all ranks. Return whether it was sent."""
         try:
-            if self._ranks.lost or self._closed:
-                return False
             self._ranks.send(asks)
         except HostLost as lost:
             log.debug("the disk tier goes on without the hosts: %s", lost)
