@@ -152,6 +152,18 @@ def test_a_read_ends_at_the_first_part_that_is_not_right(rank: Rank) -> None:
     assert len(rank.next(IndexChanged).removed) == 1
 
 
+def test_what_follows_a_part_of_another_shape_does_not_take_its_place(rank: Rank) -> None:
+    rank.store.join()
+    copy_out = rank.runner.copy_out
+
+    def odd(group: int, names: Any) -> Any:
+        return [(np.zeros((3, 3), np.float32),) if n == 1 else copy_out(group, [n])[0] for n in names]
+
+    rank.runner.copy_out = odd
+    rank.keep(0, 1, 2)
+    assert rank.store.flush(PATIENCE) and rank.read(1, 0, 1, 2).count == 1
+
+
 def test_a_state_may_have_any_shape_and_a_missing_snapshot_is_said(rank: Rank) -> None:
     rank.store.join()
     kept = rank.keep(2, 3, group=STATE)
