@@ -288,7 +288,7 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
     ) -> EngineConfig:
         if no_kv_store and kv_store is not None:
             raise typer.BadParameter(f"--no-kv-store, and --kv-store {kv_store}")
-        folder = kv_store or (default_folder() if stored and not (no_kv_store or others.get("hosts")) else None)
+        folder = kv_store or (default_folder() if stored and not no_kv_store else None)
         if "=" in (said := str(others.get("adapter") or "")) and not Path(os.path.expanduser(said)).exists():
             raise typer.BadParameter(f"{said!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")

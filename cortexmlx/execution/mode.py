@@ -230,3 +230,8 @@ def _products(backend: Backend) -> QuantizedProducts | None:
     if backend.name != "metal":
         return None
     return QuantizedProducts(cast(KernelFactory, mx.fast.metal_kernel), ProductChoices())
+
+
+def not_stored(way: ExecutionMode) -> tuple[str, ...]:
+    """Return why nothing of a model goes to a store: one note, or none if it can."""
+    return () if way.most_rows is None else ("nothing goes to the KV store: mlx-lm's own caches are not in blocks",)

@@ -16,10 +16,14 @@ from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.errors import HostRefused
+from cortexmlx.execution.boundary import RankRunner
 from cortexmlx.execution.choices.timed_choices import choose
+from cortexmlx.execution.disk.setup import StoreSetup
 from cortexmlx.execution.mode import PagedMode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.shared_choice import SharedChoice
+from cortexmlx.hosts.disk.part_identity import PartIdentity
+from cortexmlx.hosts.disk.rank_store import RankStore, Tell
 from cortexmlx.hosts.options import Cut, RankInfo, RankOptions
 from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.spec import LayerGroup, group_layers, paged
@@ -41,9 +45,16 @@ class OpenedRank:
     """A rank's part of a model, loaded."""
 
     def __init__(
-        self, info: RankInfo, loaded: LoadedModel, backend: Backend, options: RankOptions, group: mx.distributed.Group
+        self,
+        info: RankInfo,
+        loaded: LoadedModel,
+        backend: Backend,
+        options: RankOptions,
+        group: mx.distributed.Group,
+        setup: StoreSetup | None = None,
     ) -> None:
         self.info = info
+        self._setup = setup
         self._loaded, self._backend = loaded, backend
         self._options, self._group = options, group
 
@@ -54,6 +65,7 @@ class OpenedRank:
         """
         loaded, options, backend = self._loaded, self._options, self._backend
         check_logits(loaded)
+        self._groups = tuple(groups)
         runner = ModelRunner(
             loaded.model,
             paged(groups),
@@ -70,6 +82,23 @@ class OpenedRank:
             choose(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
         return runner
 
+    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
+        """Return the store of this part, in the folder that the options name; None if they name none."""
+        setup, loaded, group = self._setup, self._loaded, self._group
+        if setup is None:
+            return None
+        options, rank, ranks = self._options, group.rank(), group.size()
+        named = replace(loaded, name=f"{loaded.name} (rank {rank} of {ranks})")
+        attention = self._backend.name + (", reproducible" if options.reproducible else "")
+        others = (options.block_size, attention, rank, ranks)
+        return RankStore(
+            rank,
+            runner,
+            lambda done, look: setup.start(named, self._groups, others, on_done=done, on_look=look),
+            PartIdentity(setup, loaded.model),
+            tell,
+        )
+
 
 def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     """Load this rank's part of a model, on the thread that will run it.
@@ -77,7 +106,17 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     Raises HostRefused for a model that cannot be cut for so many ranks, or that runs on mlx-lm's own caches, and
     whatever `load_model` raises.
     """
-    loaded = load_part(options.model, group, _WAYS[options.cut], adapter=options.adapter, dequantize=options.dequantize)
+    setup = None if options.kv_store is None else StoreSetup(options.kv_store, options.store_bytes)
+    loaded = load_part(
+        options.model,
+        group,
+        _WAYS[options.cut],
+        adapter=options.adapter,
+        dequantize=options.dequantize,
+        weights_hash=None if setup is None else setup.weights,
+    )
+    if setup is not None:
+        setup.weights.check(loaded.model)
     try:
         groups = quantized(group_layers(probe(loaded.model)), options.kv_bits, options.kv_group_size)
     except NotPaged as why:
@@ -101,7 +140,7 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
         memory_bytes=working_set_bytes(),
         backend=backend.name,
     )
-    return OpenedRank(info, loaded, backend, options, group)
+    return OpenedRank(info, loaded, backend, options, group, setup)
 
 
 def _carry_out(checks: Sequence[KernelCheck]) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from math import prod
 from typing import NoReturn, TypeVar
+
+import numpy as np
 
 from cortexmlx.errors import HostLost, InvalidRequest
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
@@ -90,6 +93,18 @@ class RemoteRunner:
         answers = self._ranks.ask([Arrange(tuple(each)) for each in groups], opening=True)
         self._arranged = _each(answers, Arranged)
         self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
+
+    @property
+    def calls(self) -> Ranks:
+        """Sends further calls, between two of this object's."""
+        return self._ranks
+
+    def part_bytes(self) -> list[int]:
+        """Return the bytes of a block of each layer group on the rank that has most of it."""
+        parts = zip(*(each.shapes for each in self._arranged), strict=True)
+        return [
+            max(sum(prod(shape) * np.dtype(word).itemsize for shape, word in part) for part in group) for group in parts
+        ]
 
     @property
     def ranks(self) -> tuple[RankState, ...]:

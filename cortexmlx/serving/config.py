@@ -124,10 +124,12 @@ class EngineConfig:
     """Turn quantized weights into plain ones: see `load_model`."""
 
     kv_store: str | Path | None = None
-    """A folder that keeps KV blocks when they leave memory, also for the next engine. Several engines may share it."""
+    """A folder that keeps KV blocks when they leave memory, also for the next engine. Several engines may share it.
+    With `hosts`, each worker keeps its part, in the folder of that path on its machine.
+    """
 
     kv_store_bytes: int | str = "4GB"
-    """Bound of that folder."""
+    """Bound of that folder, on each machine."""
 
     on_progress: OnProgress | None = None
     """Called with the progress of downloading and loading."""
@@ -187,7 +189,6 @@ class EngineConfig:
             return
         self._require("draft", self.draft is None, "None with hosts: a draft model runs in this process alone")
         self._require("adapters", self.adapters is None, "None with hosts, which serve no adapters per request")
-        self._require("kv_store", self.kv_store is None, "None with hosts: their keys and values are not kept on disk")
 
     @property
     def kv_bytes(self) -> int | None:

@@ -195,9 +195,8 @@ class EngineCore:
         return self._unless_refused(self._move_together()) or 0 if self.idle else 0
 
     def tidy(self) -> bool:
-        """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena, and
-        shrink the arena if `relieve` asked for it. Then copy some cached blocks to the store. Return whether there are
-        more to copy.
+        """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena,
+        shrink it if `relieve` asked for it, and copy some blocks to the store. Return whether there are more to copy.
         """
         if not (self.idle and self.recovery.open):
             return False
@@ -205,9 +204,10 @@ class EngineCore:
         self.cache.pools.expect_back()
         with self.recovery:
             self._tidy_arena()
-        if self._at_work:
-            self._look(at_work=False)
-        return self.disk is not None and bool(self._unless_refused(self.disk.copy_while_idle()))
+            if self._at_work:
+                self._look(at_work=False)
+            return self.disk is not None and bool(self._unless_refused(self.disk.copy_while_idle()))
+        return False
 
     def check_invariants(self) -> None:
         """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""

@@ -13,9 +13,11 @@ from cortexmlx.attention.backends import automatic
 from cortexmlx.errors import AdapterRefused, InvalidRequest
 from cortexmlx.execution.boundary import AdapterTables
 from cortexmlx.execution.choices.timed_choices import choose, leave_products, times_at_opening
-from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.disk.pieces import LocalPieces
+from cortexmlx.execution.disk.setup import StoreSetup
+from cortexmlx.execution.mode import execution_mode, not_stored
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.store_connector import StoreConnector, StoreSetup, not_stored
+from cortexmlx.execution.store_connector import StoreConnector
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
@@ -39,7 +41,7 @@ from cortexmlx.serving.drafting.vocabulary import check_same_tokens
 from cortexmlx.serving.embedding.support import support_of
 from cortexmlx.serving.loading.served_model import Call, check_prefix_cache, described, scheduling_of
 from cortexmlx.serving.loading.warm_up import WarmUp
-from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.timed_choice.chooser import SECONDS
 
 
@@ -62,6 +64,7 @@ class OpenedModel:
         it has other tokens.
         """
         self._config = config
+        self._wake = wake
         self.draft = draft
         """The draft model. If it is of no use here, it is released, and None."""
         self.choices: tuple[TimedChoice, ...] = ()
@@ -73,7 +76,7 @@ class OpenedModel:
             if config.kv_bytes is not None:
                 check_kv_memory(config.kv_bytes, memory_bytes(), working_set_bytes())
             if config.kv_store is not None and config.prefix_cache:
-                self._store = StoreSetup(config.kv_store, config.store_bytes, lambda call: wake(lambda core: call()))
+                self._store = StoreSetup(config.kv_store, config.store_bytes)
             self._load()
             self._open(wake)
             self._warm_up.finish(config.on_progress or (lambda progress: None))
@@ -217,16 +220,24 @@ class OpenedModel:
 
     def _opened_disk(self, wake: Callable[[Call], None]) -> StoreConnector | None:
         """Return the store's connector; None if no store is asked for, or if it cannot be used."""
-        if self._store is None:
+        setup = self._store
+        if setup is None:
+            return None
+        if not_stored(self._mode):
+            setup.cancel()
             return None
         attention = automatic() if self._config.attention == "auto" else self._config.attention
         attention += ", reproducible" if self._config.reproducible else ""
-        return self._store.disk(
-            self.loaded,
-            self._mode,
-            (self._config.block_size, attention),
-            arrived=lambda load, pieces: wake(lambda core: core.scheduler.arrived(load, pieces)),
+        others = (self._config.block_size, attention)
+        store = setup.start(self.loaded, self._mode.groups, others, lambda: wake(lambda core: None))
+        if isinstance(store, str):
+            return None
+        pieces = LocalPieces(
+            store,
+            lambda: setup.share,
+            lambda load, found: wake(lambda core: core.scheduler.arrived(load, found)),
         )
+        return StoreConnector(pieces, setup.identity)
 
     def begin_cache(self, blocks: Counts) -> KVCache:
         """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
@@ -258,7 +269,17 @@ class OpenedModel:
         """Let the store read and write, once the first cache has begun."""
         if self.disk is not None and self._store is not None:
             self.disk.begin(self.runner)
-            self._store.begin(self.disk, self.loaded.model)
+            if self.disk.state is StoreState.HASHING:
+                self._store.when_known(self.loaded.model, lambda: self._wake(lambda core: self._join()))
+
+    def _join(self) -> None:
+        """Let the store read and write, or leave it, now that the weights are hashed."""
+        if self.disk is not None and self._store is not None:
+            known = self._store.settle(self.loaded.model)
+            if isinstance(known, bytes):
+                self.disk.join(known)
+            else:
+                self.disk.leave(known)
 
     def adapters(self) -> AdapterTables:
         """Return the model's adapters. Raises AdapterRefused if it runs one request at a time."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from cortexmlx.stats import StoreStats
 from cortexmlx.store.folder import absolute, shown
 from cortexmlx.store.segment_store import SegmentStore
-from cortexmlx.store.threads import Reader, Writer
+from cortexmlx.store.threads import OnDone, Reader, Writer
 
 log = logging.getLogger("cortexmlx")
 
@@ -20,14 +20,21 @@ CLOSING_SECONDS = 5.0
 
 class KVStore:
     """A segment store with a `writer` and a `reader`, for one engine. `model` is the model's name for people.
-    `on_room`: see `Writer`. Nothing here waits but `close`.
+    `on_room` and `on_done`: see `Writer`; `on_look`: see `Reader`. Nothing here waits but `close` and `keys`.
     """
 
-    def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        segment_store: SegmentStore,
+        model: str,
+        on_room: Callable[[], None] = lambda: None,
+        on_done: OnDone = lambda records, why: None,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> None:
         self._segments = segment_store
-        self.writer = Writer(segment_store, model, on_room)
+        self.writer = Writer(segment_store, model, on_room, on_done)
         try:
-            self.reader = Reader(segment_store)
+            self.reader = Reader(segment_store, on_look)
         except BaseException:  # no thread is to be had
             self.writer.stop(0.0)
             raise
@@ -47,6 +54,10 @@ class KVStore:
         if not known:
             self.reader.refresh()
         return known and not self.reader.paused
+
+    def keys(self, ending: bytes) -> list[bytes]:
+        """Return the keys of all records that end so. It reads the index, so the engine's thread should not call it."""
+        return self._segments.keys(ending)
 
     def drop(self, records: int) -> None:
         """Count `records` records that left memory before they could be offered."""
@@ -77,22 +88,30 @@ class KVStore:
         )
 
 
-def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> KVStore | None:
-    """Return the KVStore of an open segment store. None, with a warning, if the system gives it no threads."""
+def start_store(
+    segment_store: SegmentStore,
+    model: str,
+    on_room: Callable[[], None] = lambda: None,
+    on_done: OnDone = lambda records, why: None,
+    on_look: Callable[[], None] = lambda: None,
+) -> KVStore | str:
+    """Return the KVStore of an open segment store, with its callbacks. If the system gives it no threads, log a warning
+    and return why.
+    """
     try:
-        return KVStore(segment_store, model, on_room)
+        return KVStore(segment_store, model, on_room, on_done, on_look)
     except RuntimeError as error:
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(segment_store.path), error)
         segment_store.close()
-        return None
+        return str(error)
 
 
-def open_segment_store(path: str | Path, limit: int) -> SegmentStore | None:
-    """Return the segment store of a folder, which is created if it does not exist. None, with a warning, if it cannot
-    be used.
+def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
+    """Return the segment store of a folder, which is created if it does not exist. If it cannot be used, log a warning
+    and return why.
     """
     try:
         return SegmentStore(absolute(path), limit)
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(path), error)
-        return None
+        return shown(str(error)) or type(error).__name__

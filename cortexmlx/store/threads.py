@@ -52,18 +52,30 @@ _LEAST_MEASURED = 1 << 20
 """Bytes below which a measurement tells more about the start of reading than about the rate."""
 
 
+OnDone = Callable[[Sequence[Record], str], None]
+"""Called with records that are written, or were before, and an empty text; or with why they never will be."""
+
+
 class Writer:
     """A thread that writes records, several in one segment. `on_room` is called from this thread when it accepts
-    records again after it has refused some.
+    records again after it has refused some. `on_done` is called from it once for each record that was accepted, unless
+    the writer is stopped before.
 
     `stored` records with `stored_bytes` bytes have been written. `dropped` records never will be.
     """
 
-    def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        segment_store: SegmentStore,
+        model: str,
+        on_room: Callable[[], None],
+        on_done: OnDone = lambda records, why: None,
+    ) -> None:
         self.stored = self.stored_bytes = self.dropped = 0
         self._segments = segment_store
         self._model = model
         self._on_room = on_room
+        self._on_done = on_done
         self._records: deque[Record] = deque()
         self._waiting = 0
         self._busy = True
@@ -143,6 +155,7 @@ class Writer:
             return records
 
     def _write(self, records: Sequence[Record]) -> None:
+        why = ""
         try:
             fits = sum(record.nbytes for record in records) <= self._segments.limit
             if fits and time.monotonic() >= self._paused_until:
@@ -151,7 +164,9 @@ class Writer:
                 self.stored_bytes += sum(record.nbytes for record in records) if new else 0
             else:
                 self.dropped += len(records)
+                why = "the disk has refused to write lately" if fits else "they are larger than the folder may be"
         except Exception as error:
+            why = str(error) or type(error).__name__
             self.dropped += len(records)
             self._paused_until = time.monotonic() + _PAUSE
             self._segments.warn("cannot be written", error, "what is new is not kept there")
@@ -161,6 +176,7 @@ class Writer:
             self._refused = self._refused and not tell
         if tell:
             self._on_room()
+        self._on_done(records, why)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,14 +202,16 @@ _NOTHING = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
 class Reader:
     """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
 
+    `on_look` is called on the reader's thread whenever it has looked into the store: after each request, read or not.
     `rate` is how many bytes are read per second. `read` records with `read_bytes` bytes were right. `missed` records
     did not exist, or were damaged.
     """
 
-    def __init__(self, segment_store: SegmentStore) -> None:
+    def __init__(self, segment_store: SegmentStore, on_look: Callable[[], None] = lambda: None) -> None:
         self.read = self.read_bytes = self.missed = 0
         self.rate = START_RATE
         self._segments = segment_store
+        self._on_look = on_look
         self._asked: deque[tuple[ReadRequest, float]] = deque()
         self._open: dict[ReadRequest, float] = {}
         """The readings that are not answered, and when each is given up."""
@@ -250,12 +268,16 @@ class Reader:
         if waits:
             reading.done(found)
 
+    def look(self) -> None:
+        """Look for what other processes have written, as soon as the store is open."""
+        self.ask(_NOTHING)
+
     def refresh(self) -> None:
         """Look soon for what other processes have written, unless that was done within the last second."""
         now = time.monotonic()
         if now >= self._refreshed + REFRESH_SECONDS:
             self._refreshed = now
-            self.ask(_NOTHING)
+            self.look()
 
     def stop(self, seconds: float) -> None:
         """End both threads, after the record that is being read."""
@@ -284,6 +306,7 @@ class Reader:
             except Exception as error:
                 self._segments.warn("cannot be read", error)
             self._answer(reading, found)
+            self._on_look()
 
     def _carry_out(self, reading: ReadRequest, until: float, found: dict[bytes, Record]) -> None:
         self._segments.wait()

@@ -12,7 +12,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution import store_connector as disks
 from cortexmlx.execution.store_connector import StoreConnector
 from support.models.tiny import tokens_of
-from support.patience import PATIENCE, soon
+from support.patience import soon
 from support.store.stored import Stored
 
 LONG = tokens_of(330, seed=4)
@@ -80,7 +80,7 @@ def test_a_queue_that_is_full_is_not_waited_for(tiny: Any, tmp_path: Path, monke
         disk = full(driver, monkeypatch)
         before = waiting(disk)
         with monkeypatch.context() as patched:
-            patched.setattr(type(disk._store.writer), "has_room", False)
+            patched.setattr(type(disk._store), "has_room", False)
             assert not driver.core.tidy() and waiting(disk) == before
         assert driver.core.tidy() or not waiting(disk)
 
@@ -92,31 +92,8 @@ def test_closing_stores_what_is_cached(tiny: Any, tmp_path: Path) -> None:
         assert driver.ask(LONG)[1] == 328
 
 
-def test_pieces_of_other_shapes_are_not_taken(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Stored(tiny("llama"), tmp_path) as driver:
-        right = driver.ask(LONG)[0]
-        driver.forget()
-        assert driver.core.disk is not None
-        ((shape, _), *others), *groups = driver.core.disk._shapes
-        monkeypatch.setattr(driver.core.disk, "_shapes", [((shape, "<f2"), *others), *groups])
-        assert driver.ask(LONG) == (right, 0)
-
-
 def test_an_engine_that_cannot_begin_leaves_no_threads(tiny: Any, tmp_path: Path) -> None:
     before = threading.active_count()
     with pytest.raises(InvalidRequest, match="keep_last"):
         Stored(tiny("llama"), tmp_path, keep_last=10**9)
     assert soon(lambda: threading.active_count() <= before)
-
-
-def test_a_prompt_does_not_wait_for_a_disk_that_stands_still(
-    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Stored(tiny("llama"), tmp_path) as driver:
-        right = driver.ask(LONG)[0]
-    monkeypatch.setattr(disks, "_PATIENCE", 0.1)
-    goes_on = threading.Event()
-    monkeypatch.setattr("os.pread", lambda *_: (goes_on.wait(PATIENCE), b"")[1])
-    with Stored(tiny("llama"), tmp_path) as driver:
-        assert driver.ask(LONG) == (right, 0)
-        goes_on.set()

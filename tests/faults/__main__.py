@@ -28,6 +28,7 @@ from tests.faults import (
     draft_model,
     embeddings,
     gains,
+    hosted_disk,
     identity,
     launches,
     links,
@@ -58,6 +59,7 @@ ROOMS = (
     draft_model,
     embeddings,
     gains,
+    hosted_disk,
     launches,
     lost_hosts,
     links,
@@ -102,7 +104,7 @@ TESTS = (
     "store/test_file_hash.py",
     "models/test_weights_hash.py",
     "execution/test_fingerprint.py",
-    "execution/test_disk_hashing.py",
+    "execution/disk/test_setup.py",
     "kv/test_disk_tier.py",
 )
 

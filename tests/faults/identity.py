@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-DISK, LOWER = "cortexmlx/execution/store_connector.py", "cortexmlx/kv/disk_tier.py"
+DISK, SETUP = "cortexmlx/execution/store_connector.py", "cortexmlx/execution/disk/setup.py"
+LOWER = "cortexmlx/kv/disk_tier.py"
 WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/store/file_hash.py"
 KEPT_HASHES = "cortexmlx/store/kept_hashes.py"
 
@@ -31,10 +32,10 @@ FAULTS = (
     ),
     Fault("keys on disk have no model in them", LOWER, ", key=self.identity, digest_size=16)", ", digest_size=16)"),
     Fault(
-        "weights may change while their files are hashed", DISK, "same = self.weights.still_held(model)", "same = True"
+        "weights may change while their files are hashed", SETUP, "same = self.weights.still_held(model)", "same = True"
     ),
     Fault("arrays are still held if they have the same form", WEIGHTS, "bool(mx.array_equal(before, now))", "True"),
-    Fault("files that could not be hashed have a name", DISK, "if files is None:", "if files == 0:"),
+    Fault("files that could not be hashed have a name", SETUP, "if self._files is None:", "if self._files == 0:"),
     Fault("a store is asked before the model is known", LOWER, "if self.identity is None:", "if self.identity == 0:"),
     Fault(
         "a store that was left is attached again",

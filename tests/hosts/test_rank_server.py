@@ -52,6 +52,9 @@ class StubRank:
         """As `OpenedRank.arrange`."""
         return self._runner
 
+    def open_store(self, runner: object, tell: object) -> None:
+        """It keeps nothing."""
+
 
 class Worker:
     """`serve` on a thread, with a stub."""

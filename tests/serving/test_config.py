@@ -41,7 +41,6 @@ def test_the_engine_takes_the_options_of_its_configuration_with_their_defaults()
         ({"hosts": True}, "hosts is True"),
         ({"resume_lost": 1}, "resume_lost is 1, but must be True or False"),
         ({"hosts": 2, "draft": "a model"}, "draft is 'a model', but must be None with hosts"),
-        ({"hosts": 2, "kv_store": "a folder"}, "kv_store is 'a folder', but must be None with hosts"),
         ({"kv_group_size": 64}, "kv_group_size is 64, but must be one of .*, with kv_bits"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.store.record import Record
+from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import KVStore, open_segment_store, start_store
 from cortexmlx.store.threads import ReadRequest
 from support.patience import PATIENCE
@@ -18,7 +19,7 @@ RECORDS = [record(n) for n in range(6)]
 
 def store(path: Path) -> KVStore:
     segment_store = open_segment_store(path, 1 << 30)
-    assert segment_store is not None
+    assert isinstance(segment_store, SegmentStore)
     return KVStore(segment_store, "model")
 
 
@@ -48,7 +49,8 @@ def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    assert open_segment_store(tmp_path / "file" / "store", 1 << 30) is None
+    why = open_segment_store(tmp_path / "file" / "store", 1 << 30)
+    assert isinstance(why, str) and "Not a directory" in why
     assert len(caplog.records) == 1 and "cannot be used" in caplog.text
 
 
@@ -58,7 +60,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
 ) -> None:
     """The system gives fewer than the three that it takes."""
     segment_store = open_segment_store(tmp_path, 1 << 30)
-    assert segment_store is not None
+    assert isinstance(segment_store, SegmentStore)
     begun: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -69,7 +71,7 @@ def test_a_store_without_threads_is_said_and_leaves_none(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert start_store(segment_store, "model", lambda: None) is None
+    assert isinstance(start_store(segment_store, "model", lambda: None), str)
     for thread in begun:
         thread.join(PATIENCE)
     assert not any(thread.is_alive() for thread in begun) and "can't start new thread" in caplog.text

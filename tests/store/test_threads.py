@@ -229,3 +229,40 @@ def test_a_store_that_is_still_being_opened_keeps_nobody_waiting(
     goes_on.set()
     store.writer._thread.join(PATIENCE)
     assert segment_store._index is None, "the thread that opened it has closed it"
+
+
+def test_the_writer_says_what_became_of_each_record(
+    segment_store: SegmentStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[tuple[set[bytes], str]] = []
+    writer = Writer(
+        segment_store, "model", lambda: None, lambda records, why: done.append(({r.key for r in records}, why))
+    )
+    assert writer.offer(RECORDS[:2]) and writer.flush(PATIENCE)
+    assert writer.offer(RECORDS[:2]) and writer.flush(PATIENCE), "they are there already"
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segment_store, "write", full)
+    for each in RECORDS[2:4]:
+        assert writer.offer([each]) and writer.flush(PATIENCE)
+    segment_store.limit = 1
+    assert writer.offer(RECORDS[4:5]) and writer.flush(PATIENCE)
+    writer.stop(PATIENCE)
+    keys = [{r.key for r in RECORDS[a:b]} for a, b in ((0, 2), (0, 2), (2, 3), (3, 4), (4, 5))]
+    assert [each for each, _ in done] == keys
+    whys = [why for _, why in done]
+    assert whys[:2] == ["", ""] and "No space left" in whys[2] and "lately" in whys[3] and "larger" in whys[4]
+
+
+def test_the_reader_says_when_it_has_looked(segment_store: SegmentStore) -> None:
+    looks: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    reader = Reader(segment_store, lambda: looks.put(segment_store.keys(RECORDS[0].key[-1:])))
+    reader.look()
+    segment_store.open()
+    assert looks.get(timeout=PATIENCE) == []
+    opened(segment_store.path).write("model", RECORDS)
+    reader.look()
+    assert set(looks.get(timeout=PATIENCE)) == {r.key for r in RECORDS if r.key[-1:] == RECORDS[0].key[-1:]}
+    reader.stop(PATIENCE)

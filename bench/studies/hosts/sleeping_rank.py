@@ -152,6 +152,9 @@ class SleepingRank:
         """See `OpenedRank`."""
         return SleepingRunner(self._seconds, len(groups))
 
+    def open_store(self, runner: RankRunner, tell: object) -> None:
+        """It keeps nothing."""
+
 
 def start(seconds: float) -> tuple[SocketChannel, subprocess.Popen[bytes]]:
     """Start a rank. Return the channel to it, and its process."""

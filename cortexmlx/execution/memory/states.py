@@ -87,13 +87,17 @@ class StateStore:
         return self._step if self.leaves else None
 
     def snapshot(self, name: int) -> Batch | None:
-        """Return the state of a snapshot; None if it does not exist."""
-        return self._snapshots.get(name)
+        """Return the state of a snapshot; None if it does not exist. A part without recurrent layers has all of them,
+        without arrays.
+        """
+        return self._snapshots.get(name) if self.leaves else Batch((), 1)
 
     def restore(self, name: int, arrays: Sequence[mx.array | None]) -> None:
         """Make a snapshot of its arrays `[1, ...]`, one for each slot of each leaf in order, with None for an empty
         slot.
         """
+        if not self.leaves:
+            return
         rest = iter(arrays)
         self._snapshots[name] = Batch(tuple(tuple(next(rest) for _ in leaf) for leaf in self._empty), 1)
 

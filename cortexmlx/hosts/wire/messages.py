@@ -11,11 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from cortexmlx.errors import CortexError, HostRefused
+from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
 from cortexmlx.hosts.options import RankInfo, RankOptions
 from cortexmlx.hosts.wire import error_names, sampling  # noqa: F401  (they register their codecs)
 from cortexmlx.hosts.wire.codec import Codec, Reader, broken, codec, read_array, register
+from cortexmlx.hosts.wire.disk import (
+    AnyTold,
+    DropReads,
+    FlushStore,
+    Join,
+    Joined,
+    Keep,
+    Kept,
+    LookAgain,
+    RankPiece,
+    ReadPieces,
+)
 from cortexmlx.hosts.wire.window_step import WindowStep
 from cortexmlx.kv.disk_tier import PieceLoad
 from cortexmlx.kv.spec import Counts, LayerGroup
@@ -164,6 +176,12 @@ AnyCall = (
     | Settle
     | Forget
     | Close
+    | Join
+    | Keep
+    | ReadPieces
+    | DropReads
+    | LookAgain
+    | FlushStore
 )
 
 
@@ -210,12 +228,28 @@ class RankState:
     wait_seconds: float
 
 
-Value = None | bool | RankInfo | Arranged | StepResult | Refused | Copies | CommandBuffers | Failed
+Value = (
+    None
+    | bool
+    | RankInfo
+    | Arranged
+    | StepResult
+    | Refused
+    | Copies
+    | CommandBuffers
+    | Failed
+    | Joined
+    | Kept
+    | AnyTold
+)
+
+UNASKED = 0
+"""The number of an answer that answers no call."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to the call with this number."""
+    """The answer to the call with this number. A rank tells `AnyTold` by itself, on any thread, between two answers."""
 
     number: int
     value: Value
@@ -225,7 +259,7 @@ class Answer:
     """What the plans so far come to, if they are compared now (`PlanDigest`)."""
 
 
-# -- arrays of blocks, and what is not sent ---------------------------------------------------------------------------
+# -- arrays of blocks, and pieces from disk ---------------------------------------------------------------------------
 
 _DTYPES = [np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "float16", "float32")]
 """Those of the copies of blocks and snapshots."""
@@ -244,14 +278,18 @@ def _read_array(reader: Reader) -> np.ndarray:
     return read_array(reader, _DTYPES[number])
 
 
+_LOAD = codec(tuple[int, int, int, int])
+
+
 def _write_load(out: bytearray, load: PieceLoad) -> None:
-    raise HostRefused(
-        "blocks from disk cannot be loaded into a model on hosts: leave kv_store out, or run the model without hosts"
-    )
+    if not isinstance(load.content, RankPiece):
+        raise TypeError(f"a load of {type(load.content)} cannot be sent: each rank has its own part")
+    _LOAD.write(out, (load.group, load.target, load.content.read, load.content.index))
 
 
 def _read_load(reader: Reader) -> PieceLoad:
-    broken("it has a load from disk")
+    group, target, read, index = _LOAD.read(reader)
+    return PieceLoad(group, target, RankPiece(read, index))
 
 
 register(np.ndarray, Codec(_write_array, _read_array))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.hosts.channel import Channel
+from cortexmlx.hosts.wire.disk import AnyTold
 from cortexmlx.hosts.wire.error_names import named
 from cortexmlx.hosts.wire.messages import (
     ANSWER,
     CALL,
+    UNASKED,
     Answer,
     AnyCall,
     Call,
@@ -31,6 +33,10 @@ _CAUSE_SECONDS = 0.2
 """How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
 their collective before its connection is known to be closed.
 """
+
+
+_UNASKED = bytes([UNASKED])
+"""How the message of an answer begins that answers no call."""
 
 
 @dataclass
@@ -55,6 +61,8 @@ class Ranks:
         self.channels, self.names = tuple(channels), tuple(names)
         self.states: list[RankState | None] = [None] * len(channels)
         """What each rank told last."""
+        self.on_told: Callable[[int, AnyTold], None] | None = None
+        """Called with the number of a rank and what it tells by itself, on a thread of its own for each rank."""
         self._number = 0
         self._sending = False
         self._lost: CortexError | None = None
@@ -102,12 +110,15 @@ class Ranks:
         asked = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
         return self.answers(number, asked, opening)
 
-    def answers(self, number: int, ranks: Sequence[int], opening: bool = False) -> list[Value]:
-        """Wait for the answers of some ranks to a call."""
+    def answers(
+        self, number: int, ranks: Sequence[int], opening: bool = False, seconds: float | None = None
+    ) -> list[Value]:
+        """Wait for the answers of some ranks to a call. Ranks that have not answered in `seconds` are lost."""
         values: dict[int, Value] = {}
+        until = None if seconds is None else time.monotonic() + seconds
         while not all(rank in values for rank in ranks):
             self._check()
-            rank, answer = self._next(opening)
+            rank, answer = self._next(opening, until)
             if answer.number == number:
                 values[rank] = answer.value
         return [values[rank] for rank in ranks]
@@ -136,13 +147,29 @@ class Ranks:
     def _listen(self, rank: int, channel: Channel) -> None:
         try:
             while True:
-                self._arrived.put((rank, channel.receive()))
+                message = channel.receive()
+                if message[:1] != _UNASKED or not self._was_told(rank, message):
+                    self._arrived.put((rank, message))
         except Exception as error:
             self._arrived.put((rank, error))
 
-    def _next(self, opening: bool) -> tuple[int, Answer]:
-        """Return the next answer of any rank. Raises what a rank raised, and HostLost."""
-        rank, message = self._arrived.get()
+    def _was_told(self, rank: int, message: bytes) -> bool:
+        """Pass on what a rank tells by itself. Return False if the message is something else. Raises HostLost."""
+        told = ANSWER.decode(message).value
+        if not isinstance(told, AnyTold):
+            return False
+        if self.on_told is not None:
+            self.on_told(rank, told)
+        return True
+
+    def _next(self, opening: bool, until: float | None) -> tuple[int, Answer]:
+        """Return the next answer of any rank. Raises what a rank raised, and HostLost, also if none comes `until`
+        then.
+        """
+        try:
+            rank, message = self._arrived.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            raise self._ended(HostLost("some worker has not answered in time: it hangs")) from None
         name = self.names[rank]
         if isinstance(message, Exception):
             raise self._ended(named(message, name))

@@ -17,6 +17,7 @@ from cortexmlx.errors import HostRefused
 from cortexmlx.models.load import load_model
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.sharding.ways import PlannedGroup, Way, choose_way, pipelined_part
+from cortexmlx.models.weights_hash import WeightsHash
 from cortexmlx.progress import OnProgress
 
 Group = mx.distributed.Group | PlannedGroup
@@ -30,6 +31,7 @@ def load_part(
     adapter: str | Path | None = None,
     dequantize: bool | None = None,
     on_progress: OnProgress | None = None,
+    weights_hash: WeightsHash | None = None,
 ) -> LoadedModel:
     """Load this rank's part of the model `name`, cut in the first of `ways` that is possible. The other arguments, and
     what is raised, are those of `load_model`. No rank is asked anything.
@@ -42,7 +44,7 @@ def load_part(
     if adapter is not None:
         raise HostRefused(f"the adapter {adapter} cannot be cut: fuse it with `mlx_lm.fuse`, and give the fused model")
     cut = partial(cut_model, group=group, ways=ways, name=str(name))
-    return load_model(name, dequantize=dequantize, on_progress=on_progress, cut=cut)
+    return load_model(name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, cut=cut)
 
 
 def cut_model(model: Any, *, group: Group, ways: Sequence[Way], name: str) -> None:

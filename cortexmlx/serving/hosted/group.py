@@ -11,16 +11,21 @@ from pathlib import Path
 
 from cortexmlx.errors import CortexError, HostLost, HostRefused
 from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.disk.pieces import Arrived
+from cortexmlx.hosts.disk.group_store import GroupStore, Later
 from cortexmlx.hosts.options import RankInfo, RankOptions
 from cortexmlx.hosts.remote_runner import RemoteRunner
 from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup
+from cortexmlx.kv.disk_tier import STATE
+from cortexmlx.kv.sizing import row_bytes
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import LOADING_STEPS
 from cortexmlx.progress import Progress
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.hosted.parts import Part
 from cortexmlx.stats import HostStats
+from cortexmlx.store.folder import absolute
 
 log = logging.getLogger("cortexmlx")
 
@@ -99,6 +104,18 @@ class HostGroup:
         runner = self._opened
         runner.arrange(parts)
         return runner
+
+    def piece_store(
+        self, parts: Sequence[Part], later: Later, arrived: Arrived, can_join: Callable[[], None]
+    ) -> GroupStore:
+        """Return the store in which the workers keep their parts of blocks: see `GroupStore`. The workers must be
+        arranged.
+        """
+        config, runner = self._config, self._opened
+        assert config.kv_store is not None
+        sizes = dict(enumerate(runner.part_bytes())) | {STATE: max(map(row_bytes, parts))}
+        path = absolute(config.kv_store)
+        return GroupStore(runner.calls, path, config.store_bytes, sizes, later, arrived, can_join)
 
     def stats(self) -> tuple[HostStats, ...]:
         """Return what each worker holds, as of its newest answer."""
@@ -196,6 +213,8 @@ def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) ->
         reproducible=config.reproducible,
         max_rows=config.max_rows,
         prefill_budget=config.prefill_budget,
+        kv_store=None if config.kv_store is None or not config.prefix_cache else str(absolute(config.kv_store)),
+        store_bytes=config.store_bytes,
     )
 
 

@@ -11,6 +11,7 @@ from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.mode import begin_paged
 from cortexmlx.execution.store_connector import StoreConnector
+from cortexmlx.hosts.disk.group_store import GroupStore
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
@@ -38,7 +39,7 @@ from cortexmlx.serving.loading.served_model import (
     described,
     scheduling_of,
 )
-from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 
 
 class HostedModel:
@@ -47,7 +48,6 @@ class HostedModel:
     """
 
     draft: ServedModel | None = None
-    disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(
         "with hosts no texts are embedded and no documents judged: the model's states are in other processes. Open the "
@@ -59,7 +59,9 @@ class HostedModel:
         `Engine` raises, HostRefused and HostLost.
         """
         self._config = config
+        self._wake = wake
         self.runner: Runner
+        self.disk: StoreConnector | None = None
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
         self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
         try:
@@ -67,6 +69,9 @@ class HostedModel:
             self._parts = self._arranged()
             self.loaded = self._whole(loaded)
             self.info = self._sized()
+            if config.kv_store is not None and config.prefix_cache:
+                self._pieces = self._piece_store()
+                self.disk = StoreConnector(self._pieces, None)
         except BaseException:
             self.release()
             raise
@@ -131,9 +136,12 @@ class HostedModel:
     def begin_cache(self, blocks: Counts) -> KVCache:
         """Begin an empty arena in every worker. Return the owner of its blocks. Raises MemoryRefused and HostLost."""
         prefix = PrefixCache(self._config.block_size)
-        return begin_paged(
+        cache = begin_paged(
             self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b)
         )
+        if self.disk is not None:
+            self.disk.attach(cache)
+        return cache
 
     def may_resize(self, blocks: Counts) -> bool:
         """Return whether all workers could get `blocks` blocks. The answer of a lost group is yes: it is asked in the
@@ -150,7 +158,22 @@ class HostedModel:
         return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
 
     def begin_store(self) -> None:
-        """There is no store."""
+        """Let the workers' stores read and write, once all of them know their parts' identities."""
+        if self.disk is None or self.disk.state is not StoreState.HASHING:
+            return
+        known = self._pieces.joined()
+        if isinstance(known, bytes):
+            self.disk.join(known)
+        elif known is not None:
+            self.disk.leave(known)
+
+    def _piece_store(self) -> GroupStore:
+        return self._group.piece_store(
+            self._parts,
+            lambda call: self._wake(lambda core: call()),
+            lambda load, found: self._wake(lambda core: core.scheduler.arrived(load, found)),
+            self.begin_store,
+        )
 
     def begin_anew(self) -> None:
         """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
@@ -162,6 +185,11 @@ class HostedModel:
         if [info.groups for info in self._group.infos] != [info.groups for info in before]:
             raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
         self._arranged()
+        if self.disk is not None:
+            self._pieces.abandon()
+            self._pieces = self._piece_store()
+            self.disk.restart(self._pieces)
+            self.begin_store()
 
     def adapters(self) -> AdapterTables:
         """Raise AdapterRefused: the workers cannot have any yet."""
@@ -176,4 +204,9 @@ class HostedModel:
 
     def release(self) -> None:
         """End all workers. Safe to call again."""
-        self._group.close()
+        disk, self.disk = self.disk, None
+        try:
+            if disk is not None:
+                disk.close()
+        finally:
+            self._group.close()

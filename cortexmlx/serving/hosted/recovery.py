@@ -75,6 +75,7 @@ class Recovery:
         if not resume:
             self._fail_running(lost)
         core.scheduler.restart_rows()
+        core.scheduler.forget_loads()  # what was read for them was in the workers
         self.reopened()
 
     def reopened(self) -> bool:

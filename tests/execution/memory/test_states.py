@@ -155,3 +155,14 @@ def test_without_recurrent_leaves_nothing_happens() -> None:
     store = StateStore({})
     store.begin(plan_of(StepKind.DECODE, (1, 0, 1)))
     assert store.end() == [] == store.arrays()
+
+
+def test_a_part_without_recurrent_layers_has_every_snapshot_without_arrays() -> None:
+    """Its rank is not to be the one that lacks what other ranks keep, and it keeps nothing of what comes back."""
+    store = StateStore({})
+    batch = store.snapshot(7)
+    assert batch is not None and list(batch.arrays()) == []
+    store.restore(7, [])
+    assert not store._snapshots
+    full = StateStore({4: 1})
+    assert full.snapshot(7) is None

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import StepResult
 from cortexmlx.hosts.wire.codec import Codec
 from cortexmlx.hosts.wire.messages import (
@@ -32,7 +32,6 @@ from cortexmlx.hosts.wire.messages import (
     Value,
 )
 from cortexmlx.hosts.wire.sampling import read_by_sampler
-from cortexmlx.kv.disk_tier import PieceLoad
 from cortexmlx.scheduling.steps.plan import SamplingRow, StepKind, StepPlan
 from support.hosts.values import same, values
 
@@ -125,11 +124,6 @@ def test_announced_sizes_are_not_believed(codec: Codec[Any], message: Any) -> No
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_loads_from_disk_are_refused() -> None:
-    with pytest.raises(HostRefused, match="kv_store"):
-        CALL.encode(Call(1, Dispatch(replace(PLAN, loads=(PieceLoad(0, 1, Copies(())),)))))  # type: ignore[arg-type]
 
 
 def test_an_array_of_another_type_is_refused() -> None:

@@ -15,12 +15,14 @@ from hypothesis.extra import numpy as arrays
 
 from cortexmlx import errors
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
+from cortexmlx.hosts.wire.disk import RankPiece
 from cortexmlx.kv.disk_tier import PieceLoad
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.steps.plan import SamplingRow
 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CortexError)]
 _INTS = st.one_of(st.integers(-3, 300), st.integers(-(2**63), 2**64 - 1))
+_NUMBERS = st.integers(0, 2**31)
 _TOKENS = st.lists(st.integers(-1, 2**31 - 1), max_size=40)
 _PARAMS = st.builds(
     SamplingParams,
@@ -43,6 +45,7 @@ _SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=20),
     NoneType: st.none(),
     range: st.builds(range, _INTS, _INTS),
+    PieceLoad: st.builds(PieceLoad, st.integers(-1, 9), _NUMBERS, st.builds(RankPiece, _NUMBERS, _NUMBERS)),
     SamplingRow: st.builds(SamplingRow, _PARAMS, st.integers(-(2**63), 2**64 - 1), _TOKENS, _TOKENS),
     CortexError: st.builds(lambda kind, text: kind(text), st.sampled_from(ERRORS), st.text(max_size=20))
     | st.builds(HostLost, st.text(max_size=9), host=st.none() | st.text(max_size=9))
@@ -65,8 +68,6 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin is np.ndarray:
         return _array(np.dtype(get_args(args[1])[0]).name)
     if origin in (list, Sequence) or (origin is tuple and args[-1] is Ellipsis):
-        if args[0] is PieceLoad:  # refused
-            return st.just(())
         return st.lists(values(args[0]), max_size=3).map(list if origin is list else tuple)
     if origin is tuple:
         return st.tuples(*map(values, args))

@@ -14,8 +14,11 @@ import pytest
 
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import RankRunner
+from cortexmlx.execution.disk.setup import StoreSetup
 from cortexmlx.execution.mode import ExecutionMode, PagedMode, execution_mode
 from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.hosts.disk.part_identity import PartIdentity
+from cortexmlx.hosts.disk.rank_store import RankStore, Tell
 from cortexmlx.hosts.options import RankInfo, RankOptions
 from cortexmlx.hosts.rank_server import OpenedRank, serve
 from cortexmlx.hosts.remote_runner import RemoteRunner
@@ -27,10 +30,16 @@ from support.models.tiny import VOCAB
 
 
 class WholeModel:
-    """A rank that has all of a model."""
+    """A rank that has all of a model. `rank` is its number, where it has a store."""
 
-    def __init__(self, options: RankOptions) -> None:
-        self._loaded = loaded = load_model(options.model)
+    def __init__(self, options: RankOptions, rank: int = 0) -> None:
+        self._setup = None if options.kv_store is None else StoreSetup(options.kv_store, options.store_bytes)
+        self._rank = rank
+        self._loaded = loaded = load_model(
+            options.model, weights_hash=None if self._setup is None else self._setup.weights
+        )
+        if self._setup is not None:
+            self._setup.weights.check(loaded.model)
         self._mode: ExecutionMode = execution_mode(loaded.model, options.kv_bits, options.kv_group_size)
         self._backend = self._mode.backend(options.attention)
         self._block_size = options.block_size
@@ -56,6 +65,21 @@ class WholeModel:
         assert isinstance(runner, ModelRunner)
         return runner
 
+    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
+        """As `OpenedRank.open_store`."""
+        setup, groups = self._setup, self._mode.groups
+        if setup is None:
+            return None
+        return RankStore(
+            self._rank,
+            runner,
+            lambda done, look: setup.start(
+                self._loaded, groups, (self._block_size, self._rank), on_done=done, on_look=look
+            ),
+            PartIdentity(setup, self._loaded.model),
+            tell,
+        )
+
 
 ORIGINAL: Callable[..., Any] = PagedMode.runner
 
@@ -68,7 +92,7 @@ class Ranks:
         pairs = [channel_pair(name) for name in self.names]
         self.channels = [ours for ours, _ in pairs]
         self._tasks = [
-            Task(lambda raised, rank=rank, theirs=theirs: _served(theirs, lambda options: open_rank(rank, options)))
+            Task(lambda raised, rank=rank, theirs=theirs: served(theirs, lambda options: open_rank(rank, options)))
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for task in self._tasks:
@@ -82,7 +106,7 @@ class Ranks:
             task.join()
 
 
-def _served(channel: QueueChannel, open_rank: Callable[[RankOptions], OpenedRank]) -> None:
+def served(channel: QueueChannel, open_rank: Callable[[RankOptions], OpenedRank]) -> None:
     try:
         serve(channel, open_rank)
     except HostLost:

@@ -16,7 +16,7 @@ from support.patience import PATIENCE
 def reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in a store is read, however fast computing is, and however slow the disk."""
     monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", -1e9)
-    monkeypatch.setattr("cortexmlx.execution.store_connector._PATIENCE", PATIENCE)
+    monkeypatch.setattr("cortexmlx.execution.disk.pieces.PATIENCE", PATIENCE)
 
 
 class Stored(Driver):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterable
 
@@ -20,6 +21,21 @@ def workers(before: Iterable[int]) -> list[int]:
     """
     new = {pid: line for pid, line in commands().items() if pid not in before}
     return sorted(pid for pid, line in new.items() if "-m cortexmlx.hosts.worker" in line and "mpirun" not in line)
+
+
+def own_workers() -> list[int]:
+    """The processes of workers that this process has started, itself or by others, in order. Another run of the tests
+    beside this one may have workers, too: none of them may be killed.
+    """
+    asked = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, check=True)
+    parents = {int(pid): int(parent) for pid, parent in map(bytes.split, asked.stdout.splitlines())}
+
+    def is_own(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return [pid for pid in workers(()) if is_own(pid)]
 
 
 def alive(pids: Iterable[int]) -> set[int]:
