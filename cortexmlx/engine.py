@@ -342,8 +342,10 @@ class Engine(NotCopyable):
     # -- looking inside: on the engine's thread, between two steps -----------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Return counters, and values of this moment. Raises EngineClosed."""
-        return self._worker.ask(lambda core: core.stats())
+        """Return counters, and values of this moment; while lost workers are started anew, those of just before. Raises
+        EngineClosed.
+        """
+        return self._worker.ask(lambda core: core.stats(), instead=lambda core: core.recovery.stats)
 
     def blocks(self) -> BlockMap:
         """Return the state of every block of the KV arena. It can be called a few times per second. Raises

@@ -77,7 +77,8 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     Raises HostRefused for a model that cannot be cut for so many ranks, or that runs on mlx-lm's own caches, and
     whatever `load_model` raises.
     """
-    loaded = load_part(options.model, group, _WAYS[options.cut], adapter=options.adapter, dequantize=options.dequantize)
+    part = load_part(options.model, group, _WAYS[options.cut], adapter=options.adapter, dequantize=options.dequantize)
+    loaded = part.loaded
     try:
         groups = quantized(group_layers(probe(loaded.model)), options.kv_bits, options.kv_group_size)
     except NotPaged as why:
@@ -100,6 +101,8 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
         identity=loaded.identity,
         memory_bytes=working_set_bytes(),
         backend=backend.name,
+        whole_bytes=part.whole_bytes,
+        whole_parameters=part.whole_parameters,
     )
     return OpenedRank(info, loaded, backend, options, group)
 

@@ -111,7 +111,9 @@ def test_rows_were_preempted_in_both(two: Driver, one: Driver) -> None:
 def test_each_worker_has_its_part_of_the_weights_and_the_arena(two: Driver, one: Driver) -> None:
     stats, info = two.core.stats(), two.core.info
     assert len(stats.hosts) == 2 and "2 workers" in info.notes[-1]
-    assert sum(host.weight_bytes for host in stats.hosts) == info.weight_bytes < 2 * one.core.info.weight_bytes
+    assert (info.weight_bytes, info.parameters) == (one.core.info.weight_bytes, one.core.info.parameters)
+    together = sum(host.weight_bytes for host in stats.hosts)
+    assert info.weight_bytes < together < 2 * info.weight_bytes, "embeddings and norms are in both"
     assert all(0 < host.kv_bytes == stats.kv_bytes // 2 for host in stats.hosts)
     assert info.kv_bytes_per_token == one.core.info.kv_bytes_per_token
     assert two.core.loaded.model is None

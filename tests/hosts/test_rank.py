@@ -121,6 +121,7 @@ def test_a_rank_tells_what_the_model_has_and_keeps(tmp_path: Path) -> None:
     assert info.groups == execution_mode(loaded.model).groups and len(info.groups) == 2
     assert (info.vocab_size, info.context_length, info.architecture) == (320, 512, "gpt_oss")
     assert (info.weight_bytes, info.parameters, info.dtype) == (loaded.weight_bytes, loaded.parameters, "float32")
+    assert (info.whole_bytes, info.whole_parameters) == (loaded.weight_bytes, loaded.parameters)
     assert (info.identity, info.name) == (loaded.identity, str(folder)) and info.memory_bytes > 0
 
 

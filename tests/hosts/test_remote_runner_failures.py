@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.hosts.remote_runner import RemoteRunner
+from cortexmlx.hosts.wire import ranks as ranks_module
 from cortexmlx.hosts.wire.messages import CALL, Dispatch
+from cortexmlx.hosts.wire.overdue import HangLimits
 from cortexmlx.hosts.wire.window_step import WindowStep
 from cortexmlx.kv.state.snapshots import NOTHING
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
@@ -20,6 +23,7 @@ from support.engine.core_driver import Driver
 from support.engine.refusals import SAID
 from support.hosts.whole_ranks import Ranks, WholeModel, changed, engines_on_ranks, options_for
 from support.models.tiny import tokens_of
+from support.patience import PATIENCE, soon
 
 Tiny = Callable[[str], Path]
 
@@ -97,6 +101,35 @@ def test_calls_in_another_order_are_refused() -> None:
     with pytest.raises(HostLost, match="before the model was opened"):
         ranks.runner.can_resize((1,))
     ranks.close()
+
+
+def test_a_rank_that_hangs_in_a_step_fails_what_runs_and_is_named(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have answered. Only then it counts, so that the machine may be slow."""
+    monkeypatch.setattr(ranks_module, "_LOOK_SECONDS", 0.01)
+    over = threading.Event()
+
+    def hang(runner: ModelRunner) -> None:
+        own, count = runner.dispatch, iter(range(1000))
+
+        def dispatch(plan: StepPlan) -> Any:
+            if next(count) == 5:
+                calls = made[0].runner._ranks._calls
+                assert soon(lambda: not (calls._ranks[0].open or calls._ranks[2].open))
+                calls._limits = HangLimits(0.05, 0.05)
+                assert over.wait(PATIENCE)
+            return own(plan)
+
+        runner.dispatch = dispatch  # type: ignore[method-assign]
+
+    with engines_on_ranks(3, tiny("llama"), changed({1: hang})) as made:
+        driver = Driver(tiny("llama"))
+        handle = driver.add(tokens_of(20), 40)
+        driver.finish()
+        with pytest.raises(HostLost, match=r"^rank 1 hangs: it took") as raised:
+            driver.result(handle)
+        assert raised.value.host == "rank 1"
+        driver.core.release()
+        over.set()
 
 
 # -- other plans ------------------------------------------------------------------------------------------------------

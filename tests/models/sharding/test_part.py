@@ -21,7 +21,7 @@ from support.hosts.models import write
 
 def parts(folder: Path, hosts: int, ways: Sequence[Way] = (Way.TENSOR,), **how: Any) -> list[dict[str, np.ndarray]]:
     """The arrays of each rank's part."""
-    loaded = [load_part(folder, PlannedGroup(rank, hosts), ways, **how).model for rank in range(hosts)]
+    loaded = [load_part(folder, PlannedGroup(rank, hosts), ways, **how).loaded.model for rank in range(hosts)]
     return [{path: np.array(array) for path, array in tree_flatten(model.parameters())} for model in loaded]
 
 
@@ -79,7 +79,7 @@ def test_a_rank_needs_the_memory_of_its_part_and_of_the_largest_tensor(name: str
     mx.clear_cache()
     mx.reset_peak_memory()
     before, limit = mx.get_active_memory(), mx.set_cache_limit(1 << 30)
-    loaded = load_part(folder, PlannedGroup(0, 2), (way,))
+    loaded = load_part(folder, PlannedGroup(0, 2), (way,)).loaded
     assert mx.set_cache_limit(limit) == 1 << 30, "MLX's cache is as it was before"
     assert mx.get_cache_memory() <= 128 << 10, "what is freed is given back at once"
     peak, kept = mx.get_peak_memory() - before, mx.get_active_memory() - before

@@ -19,7 +19,7 @@ from cortexmlx.serving.hosted import group
 from cortexmlx.serving.hosted.group import ATTEMPTS, HostGroup
 from support.patience import PATIENCE
 
-INFO = RankInfo((), 320, 512, 10, 5, "float32", "tiny", "llama", (), "identity", 1 << 30, "metal")
+INFO = RankInfo((), 320, 512, 10, 5, "float32", "tiny", "llama", (), "identity", 1 << 30, "metal", 17, 8)
 
 
 class Workers:
@@ -67,7 +67,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Workers]]:
         return made[-1]
 
     monkeypatch.setattr(group, "WorkerGroup", make)
-    monkeypatch.setattr(group, "RemoteRunner", lambda channels, names: made[-1])
+    monkeypatch.setattr(group, "RemoteRunner", lambda *given: made[-1])
     monkeypatch.setattr(group, "PAUSE_SECONDS", 0.0)
     yield made
 

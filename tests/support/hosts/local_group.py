@@ -86,6 +86,8 @@ class LocalGroup:
             identity=loaded.identity,
             memory_bytes=1 << 33,
             backend="reference",
+            whole_bytes=loaded.weight_bytes,
+            whole_parameters=loaded.parameters,
         )
         self.infos = (info,)
 
