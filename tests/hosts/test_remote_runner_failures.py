@@ -19,6 +19,8 @@ from cortexmlx.hosts.wire.overdue import HangLimits
 from cortexmlx.hosts.wire.window_step import WindowStep
 from cortexmlx.kv.state.snapshots import NOTHING
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.hosted.group import rank_options
 from support.engine.core_driver import Driver
 from support.engine.refusals import SAID
 from support.hosts.whole_ranks import Ranks, WholeModel, changed, engines_on_ranks, options_for
@@ -175,6 +177,32 @@ def test_a_rank_with_another_plan_is_found(tiny: Tiny, every: int, alter: Callab
             driver.result(handle)
         assert raised.value.host == "rank 2"
         assert int(str(raised.value).split("at step ")[1].split(":")[0]) % every == 0
+        driver.core.release()
+
+
+@pytest.mark.parametrize("alter", [_other_lane, _other_table])
+def test_debug_runs_find_another_plan_in_the_step_in_which_it_came(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_COMPARE_EVERY", "1")
+    every = rank_options(EngineConfig(str(tiny("llama"))), "x", None).compare_every
+    altered: list[int] = []
+
+    def once(asks: Any) -> Any:
+        other = alter(asks)
+        if other is asks or altered:
+            return asks
+        altered.append(asks.plan.number)
+        return other
+
+    with engines_on_ranks(2, tiny("llama"), compare_every=every) as made:
+        driver = Driver(tiny("llama"))
+        _altered(made[0], 1, once)
+        handle = driver.add(tokens_of(20), 60)
+        driver.finish()
+        with pytest.raises(HostLost, match="rank 1 has carried out other plans") as raised:
+            driver.result(handle)
+        assert f"at step {altered[0]}:" in str(raised.value) and raised.value.host == "rank 1"
         driver.core.release()
 
 
