@@ -342,9 +342,7 @@ class Engine(NotCopyable):
     # -- looking inside: on the engine's thread, between two steps -----------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """Return counters, and values of this moment; while lost workers are started anew, those of just before. Raises
-        EngineClosed.
-        """
+        """Return counters, and values of this moment. Raises EngineClosed."""
         return self._worker.ask(lambda core: core.stats(), instead=lambda core: core.recovery.stats)
 
     def blocks(self) -> BlockMap:

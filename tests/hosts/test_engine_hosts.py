@@ -16,6 +16,7 @@ from cortexmlx import Engine
 from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver
+from support.hosts import models
 from support.hosts.environment import with_mpi
 from support.hosts.launch.processes import commands, workers
 from support.models.tiny import tokens_of, write_tiny
@@ -163,6 +164,26 @@ def test_quantized_keys_and_the_ring_give_the_same_tokens(
     two = Driver(folder, kv_bits=kv_bits, hosts=f"2:{backend}")
     try:
         assert two.answers(prompts, 10) == Driver(folder, kv_bits=kv_bits).answers(prompts, 10)
+    finally:
+        two.core.release()
+
+
+ODD = {"num_attention_heads": 3, "num_key_value_heads": 1}
+"""Heads that two workers cannot divide, so that they are a pipeline."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_5"])
+def test_a_pipeline_of_two_processes_answers_as_one(hosts: str, tmp_path: Path, name: str) -> None:
+    folder = models.write(tmp_path / "model", name, num_hidden_layers=4, **ODD)
+    two, one = Driver(folder, hosts=hosts), Driver(folder)
+    try:
+        for asked in (ragged, shared_beginning, forks, forms):
+            assert asked(two) == asked(one), asked
+        layers = [{layer for group in info.groups for layer in group.layers} for info in two.core.model._group.infos]
+        assert [len(each) for each in layers] == [2, 2], "each worker has half of the layers"
+        assert two.core.info.parameters == one.core.info.parameters
+        assert two.core.info.weight_bytes == one.core.info.weight_bytes
     finally:
         two.core.release()
 

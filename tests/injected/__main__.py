@@ -202,6 +202,7 @@ class Run:
         while len(found := workers(before)) < 2 and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(random.Random(str(self)).uniform(0, 3))
+        self.held.look(before)
         self.at = time.monotonic()
         self.fault(Victim(found[self.rank], self.rank, None, self.model.parent))
 
