@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -158,20 +159,17 @@ class Run:
                 early.join()  # the engine may open before its fault comes
             elif self.moment != "asked":
                 self._inject(workers(before)[self.rank], engine)
-            lost_answers, named = 0, None
-            for handle, right in zip(handles, expected, strict=True):
-                try:
-                    assert handle.result(AGAIN).token_ids == right, "other tokens"
-                except HostLost as lost:
-                    lost_answers += 1
-                    named = lost.host
-            took = time.monotonic() - self.at
-            assert lost_answers == 0 or not self.resume, "resumed requests were lost"
-            blamed = named is not None and not named.endswith(f"rank {self.rank}")
-            assert self.fault is not hung or not blamed, f"{named} was named"
-            assert took < (AGAIN if self.resume or not lost_answers else LIMIT), (
-                f"the requests ended after {took:.1f} s"
+            with ThreadPoolExecutor() as waiting:
+                ends = list(waiting.map(self._end, handles, expected))
+            lost = [(seconds, host) for seconds, host in ends if host is not None]
+            took, failed = (max((seconds for seconds, _ in some), default=0.0) for some in (ends, lost))
+            assert not (lost and self.resume), "resumed requests were lost"
+            assert took < AGAIN and failed < LIMIT, (
+                f"requests failed after {failed:.1f} s, all ended after {took:.1f} s"
             )
+            named = {host for _, host in lost if host}
+            blamed = {host for host in named if not host.endswith(f"rank {self.rank}")}
+            assert self.fault is not hung or not blamed, f"{blamed} were named"
             if self.moment in ("idle", "loading"):
                 self._await_loss(engine)
             if self.fault is hung:
@@ -181,8 +179,18 @@ class Run:
             assert again == expected[1], "the next request got other tokens"
             losses = engine.stats().host_losses
         nothing_is_left(self.held)
-        who = f" by {named}" if lost_answers else ""
-        return f"{lost_answers} of {len(prompts)} lost{who} after {took:.1f} s, {losses} losses"
+        who = f" by {' and '.join(named) or 'nobody'} within {failed:.1f} s" if lost else ""
+        return f"{len(lost)} of {len(prompts)} lost{who}, all ended after {took:.1f} s, {losses} losses"
+
+    def _end(self, handle: Any, right: tuple[int, ...]) -> tuple[float, str | None]:
+        """Wait for an answer. Return when it ended, and who was lost if it failed; "" if that is not known."""
+        from cortexmlx.errors import HostLost
+
+        try:
+            assert handle.result(AGAIN).token_ids == right, "other tokens"
+        except HostLost as lost:
+            return time.monotonic() - self.at, lost.host or ""
+        return time.monotonic() - self.at, None
 
     def _inject(self, victim: int, engine: Any) -> None:
         self.at = time.monotonic()

@@ -57,6 +57,16 @@ def test_the_parts_of_a_pipeline_have_each_layer_once_and_rank_0_the_last(tmp_pa
         assert any(np.array_equal(part[path], array) for part in cut if path in part), path
 
 
+@pytest.mark.parametrize(("name", "way"), [("llama", Way.TENSOR), ("qwen2", Way.PIPELINE), ("gpt_oss", Way.TENSOR)])
+def test_each_part_tells_the_size_of_the_whole_model(name: str, way: Way, tmp_path: Path) -> None:
+    folder = write(tmp_path / name, name)
+    all_of_it = load_model(folder)
+    for rank in range(2):
+        part = load_part(folder, PlannedGroup(rank, 2), (way,))
+        assert (part.whole_bytes, part.whole_parameters) == (all_of_it.weight_bytes, all_of_it.parameters)
+        assert part.loaded.parameters < part.whole_parameters < 2 * part.loaded.parameters
+
+
 def test_packed_weights_stay_packed_in_the_parts(tmp_path: Path) -> None:
     folder = quantized(tmp_path)
     every, cut = whole(folder, dequantize=False), parts(folder, 2, dequantize=False)
