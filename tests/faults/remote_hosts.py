@@ -93,11 +93,12 @@ FAULTS = (
     Fault("the longest time is forgotten at once", OVERDUE, "alike.longest * _FADES ** (1 / len(self._ranks))", "0.0"),
     Fault("a call is late before its turn", OVERDUE, "max(self.open[0][2], self.answered)", "self.open[0][2]"),
     Fault("a context is no work", OVERDUE, "(_LENGTH + each.first + each.count)", "_LENGTH"),
+    Fault("what moves much must be quick", OVERDUE, "return _MOVES if moves else _SMALL", "return _SMALL"),
     Fault(
         "a model must be opened soon",
         OVERDUE,
         "case Open() | Close():\n                return None",
-        "case Open() | Close():\n                return _FIRST",
+        "case Open() | Close():\n                return _MOVES",
     ),
     Fault("who waits is blamed", OVERDUE, "sorted((used, rank)", "sorted((-used, rank)"),
     Fault(

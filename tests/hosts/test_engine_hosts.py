@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
+from cortexmlx.hosts.worker_group import WorkerGroup
+from cortexmlx.serving.hosted import group
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver
 from support.hosts import models
 from support.hosts.environment import with_mpi
+from support.hosts.launch import hanging_worker
 from support.hosts.launch.processes import commands, workers
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
@@ -153,6 +157,25 @@ def test_requests_begin_again_after_a_process_was_stopped(hosts: str, tiny: Any,
         answers = [list(handle.result(PATIENCE).token_ids) for handle in handles]
         assert stopped not in workers(before) and engine.stats().host_losses == 1
     assert answers == [theirs("llama", prompt, 300) for prompt in prompts]
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_while_its_heartbeats_come_is_lost(
+    hosts: str, tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "WorkerGroup", partial(WorkerGroup, worker=hanging_worker.COMMAND))
+    monkeypatch.setenv(hanging_worker.FOLDER, str(tmp_path))
+    before = set(commands())
+    with Engine(str(tiny("llama")), hosts=hosts) as engine:
+        engine.generate(tokens_of(20, seed=2), max_tokens=60, ignore_eos=True)  # it learns how long steps take
+        hanging_worker.flag(tmp_path, 1).touch()
+        with pytest.raises(HostLost, match="hangs") as lost:
+            engine.generate(tokens_of(20, seed=1), max_tokens=40, ignore_eos=True)
+        assert lost.value.host in ("this machine, rank 1", None), "a busy machine may hide it"
+        answer = engine.generate(tokens_of(20, seed=1), max_tokens=40, ignore_eos=True)
+        assert list(answer.token_ids) == theirs("llama", tokens_of(20, seed=1), 40)
+        assert engine.stats().host_losses == 1
+    assert workers(before) == []
 
 
 @pytest.mark.slow

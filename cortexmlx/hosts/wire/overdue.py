@@ -8,6 +8,7 @@ a GPU tells how far it is. Only time shows that it hangs, and the bound is what 
 - Steps are alike if the work of one is at most twice that of the other. Where none like it was seen, those with more
   work tell. If there are none either, or if the last one was long ago (the system may have moved the weights out of
   memory since), the call may take `HangLimits.first_seconds`: kernels may have to be compiled.
+- What moves or allocates much may always take `HangLimits.first_seconds`: the system may have to make room.
 - To open a part of a model may take any time: the disk decides.
 """
 
@@ -18,7 +19,22 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cortexmlx.hosts.wire.messages import AnyCall, Arrange, Choose, Close, Collect, Dispatch, Forward, Open
+from cortexmlx.hosts.wire.messages import (
+    AnyCall,
+    Arrange,
+    Begin,
+    Choose,
+    Close,
+    Collect,
+    Copy,
+    CopyOut,
+    Dispatch,
+    Forward,
+    Open,
+    Prepare,
+    Resize,
+)
+from cortexmlx.kv.spec import Counts
 from cortexmlx.scheduling.steps.plan import StepPlan
 
 LONGER = 10
@@ -111,8 +127,8 @@ class _Rank:
         return max(self.open[0][2], self.answered)
 
 
-_MEMORY, _FIRST = -1, -2
-"""The kinds of calls that are no steps."""
+_MOVES, _SMALL = -1, -2
+"""The kinds of calls that are no steps: those that may move or allocate much, and all others."""
 
 
 class OverdueCalls:
@@ -122,11 +138,15 @@ class OverdueCalls:
         self._limits = limits
         self._ranks = [_Rank() for _ in range(ranks)]
         self._kinds: dict[int, _Kind] = {}
+        self._newest: tuple[int, int | None] = 0, None
         self._step = 0
+        self._blocks: Counts = ()
 
     def sent(self, rank: int, number: int, asks: AnyCall, now: float) -> None:
-        """Note a call."""
-        self._ranks[rank].open.append((number, self._kind(asks), now))
+        """Note a call. Calls of one number are of one kind."""
+        if number != self._newest[0]:
+            self._newest = number, self._kind(asks)
+        self._ranks[rank].open.append((number, self._newest[1], now))
 
     def answered(self, rank: int, now: float) -> None:
         """Note the answer to a rank's oldest call, and learn how long it took."""
@@ -176,17 +196,22 @@ class OverdueCalls:
         match asks:
             case Open() | Close():
                 return None
-            case Arrange():
-                return _FIRST
+            case Arrange() | Begin() | Resize() | Copy() | CopyOut():
+                return _MOVES
+            case Prepare(plan):
+                moves = plan.copies or plan.loads or plan.blocks != self._blocks
+                self._take(plan)
+                return _MOVES if moves else _SMALL
             case Dispatch(plan) | Forward(plan):
                 if isinstance(plan, StepPlan):
-                    self._step = work(plan).bit_length()
+                    self._take(plan)
                 return self._step
             case Choose() | Collect():
                 return self._step
-        if isinstance(plan := getattr(asks, "plan", None), StepPlan):  # `Prepare`: its `Dispatch` does not say the plan
-            self._step = work(plan).bit_length()
-        return _MEMORY
+        return _SMALL
+
+    def _take(self, plan: StepPlan) -> None:
+        self._step, self._blocks = work(plan).bit_length(), plan.blocks
 
     def _limit(self, rank: _Rank) -> float:
         """How long a rank's oldest call may take."""
@@ -202,7 +227,7 @@ class OverdueCalls:
     def _usual(self, rank: _Rank) -> float | None:
         """The longest time of calls like a rank's oldest one, or of steps with more work; None if it is not known."""
         kind, began = rank.open[0][1], rank.since()
-        if kind is None:
+        if kind is None or kind == _MOVES:
             return None
         known = [
             (each, of.longest)
