@@ -171,7 +171,7 @@ def test_a_process_that_hangs_while_its_heartbeats_come_is_lost(
         for seed in range(2, 2 + ENOUGH):  # it learns how long steps take
             engine.generate(tokens_of(20, seed=seed), max_tokens=9, ignore_eos=True)
         hanging_worker.flag(tmp_path, 1).touch()
-        with pytest.raises(HostLost, match="hangs.*while its heartbeats came") as lost:
+        with pytest.raises(HostLost, match=r"hangs.*while its heartbeats came") as lost:
             engine.generate(tokens_of(20, seed=1), max_tokens=40, ignore_eos=True)
         assert lost.value.host in ("this machine, rank 1", None), "a busy machine may hide it"
         answer = engine.generate(tokens_of(20, seed=1), max_tokens=40, ignore_eos=True)

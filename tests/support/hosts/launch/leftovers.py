@@ -24,12 +24,12 @@ class Held:
     """Folders for temporary files, open files in those for all, and shared memory."""
 
     def look(self, without: Iterable[int]) -> None:
-        """Add what all marked processes hold now but these."""
+        """Add what all marked processes hold now but these, and but what this process has itself, its output say."""
         now = {pid: line for pid, line in commands().items() if pid not in set(without) and is_of(pid, mark())}
         self.processes |= set(now)
         self.ports |= _ports(now)
         for pid, line in now.items():
-            self.files |= {Path(found) for found in _FOLDER.findall(line)} | _files(pid)
+            self.files |= {Path(found) for found in _FOLDER.findall(line)} | (_files(pid) - _files(os.getpid()))
 
     def left(self) -> list[str]:
         """What is still there, in words."""
