@@ -51,6 +51,7 @@ class HostGroup:
         self._config = config
         self._loaded = loaded
         self._on_lost = on_lost
+        self._options = rank_options(config, loaded.name, loaded.adapter)
         self._limits = hang_limits()
         self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report)
         self._runner: RemoteRunner | None = None
@@ -77,7 +78,7 @@ class HostGroup:
             self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
             self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
             with self._reporting():
-                self.infos = self._runner.open(rank_options(self._config, self._loaded.name, self._loaded.adapter))
+                self.infos = self._runner.open(self._options)
             for name, info in zip(self.names, self.infos, strict=True):
                 self._check(name, info)
         except BaseException:

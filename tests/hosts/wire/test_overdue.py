@@ -185,6 +185,7 @@ def test_a_call_that_waits_behind_another_one_is_not_late() -> None:
     for _ in range(20):
         assert story.wait(5.0) is None
         story.answer()
+    assert story.found_after(DECODE) <= 5.0 * LONGER + 2 * LOOK, "nor does it count as slow"
 
 
 def test_answers_that_came_while_this_process_was_stopped_count() -> None:
