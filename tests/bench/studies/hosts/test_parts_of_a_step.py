@@ -43,4 +43,4 @@ def test_mute_workers_exchange_nothing_and_take_as_many_steps(
             assert both[0].stats().steps == both[1].stats().steps
         main([model, "--hosts", "2:mpi", "--rows", "2", "--tokens", "12", "--rounds", "2"])
     printed = capsys.readouterr().out
-    assert "2 rows, medians of 2 rounds" in printed and printed.count("\n| ") == 11
+    assert "2 rows, the median of 2 rounds" in printed and printed.count("\n| ") == 11
