@@ -240,6 +240,9 @@ def without_controller(model: Path, hosts: str, moment: str, later: float) -> st
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline() == f"at {moment}\n"
+            until = time.monotonic() + AGAIN
+            while moment == "loading" and len(workers(before)) < 2 and time.monotonic() < until:
+                time.sleep(0.01)
             until = time.monotonic() + later
             while time.monotonic() < until:
                 held.look(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,7 +72,9 @@ def _files(pid: int) -> set[Path]:
 
 
 def _open(pid: int) -> list[str]:
-    try:
-        return [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
-    except OSError:
-        return []
+    names = []
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it was closed meanwhile, such as that of this very list
+                names.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return names
