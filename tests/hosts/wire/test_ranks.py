@@ -13,6 +13,7 @@ from cortexmlx.hosts.wire.messages import ANSWER, CALL, Answer, CanResize, Faile
 from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue
 from cortexmlx.hosts.wire.ranks import Ranks
 from support.hosts.channels import QueueChannel, channel_pair
+from support.patience import soon
 
 
 class Group:
@@ -83,6 +84,7 @@ def test_a_rank_that_hangs_while_its_heartbeats_come_is_named(looking: None) -> 
     number, _ = group.ranks.send(Forget())
     for rank in (0, 2):
         group.answer(rank, None)
+    assert soon(lambda: group.ranks._arrived.qsize() == 2)
     with pytest.raises(HostLost, match=r"^rank 1 hangs: it took \d+\.\d s for a call while its heartbeats") as raised:
         group.ranks.answers(number, [0, 1, 2])
     assert raised.value.host == "rank 1" and group.ranks.lost
@@ -105,7 +107,7 @@ def test_if_all_wait_the_one_that_does_nothing_hangs_or_all_are_told(
     own, looks = group.ranks._calls.look, itertools.count()
 
     def look(now: float, used: object) -> Overdue | None:
-        seconds = float(next(looks))
+        seconds = 1000.0 * next(looks)
         return own(now, [seconds * works for works in busy])
 
     monkeypatch.setattr(group.ranks._calls, "look", look)
