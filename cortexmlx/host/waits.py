@@ -29,10 +29,13 @@ def wait_until(changed: threading.Condition, condition: Callable[[], bool], time
     return True
 
 
-def take_from(items: queue.SimpleQueue[T]) -> T:
-    """Wait for the next item of a queue, and return it."""
+def take_from(items: queue.SimpleQueue[T], instead: Callable[[], T | None] = lambda: None) -> T:
+    """Wait for the next item of a queue, and return it. If `instead()`, which is called now and then, has something,
+    return that.
+    """
     while True:
         try:
             return items.get(timeout=LONGEST_SECONDS)
         except queue.Empty:
-            continue
+            if (other := instead()) is not None:
+                return other

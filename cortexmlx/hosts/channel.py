@@ -13,6 +13,12 @@ class Channel(Protocol):
     name: str
     """The other side, as a user would name it: a host, and the rank there."""
 
+    @property
+    def processor_seconds(self) -> float | None:
+        """Seconds of processor time that the other side's process has used so far, as of its newest heartbeat; None if
+        it has told none.
+        """
+
     def send(self, message: Message) -> None:
         """Send a message. Returns when the system has taken it. Raises HostLost."""
 

@@ -7,6 +7,9 @@ from enum import Enum
 
 from cortexmlx.kv.spec import LayerGroup
 
+COMPARE_EVERY = 64
+"""After how many steps plans are compared, if nobody asks for another number."""
+
 
 class Cut(Enum):
     """How a model is cut into parts."""
@@ -34,7 +37,7 @@ class RankOptions:
     max_rows: int
     prefill_budget: int
     cut: Cut = Cut.AUTO
-    compare_every: int = 64
+    compare_every: int = COMPARE_EVERY
     """After how many steps the ranks' plans and block tables are compared. 1 in debug runs."""
     kv_store: str | None = None
     """The absolute path of the folder, the same on all hosts, in which each rank keeps its parts of blocks."""
@@ -67,3 +70,7 @@ class RankInfo:
     """Bytes that the weights and the KV cache should use at most on this machine."""
     backend: str
     """The name of what computes attention."""
+    whole_bytes: int
+    """Bytes that the weights of the whole model would take in memory."""
+    whole_parameters: int
+    """How many numbers those stand for."""

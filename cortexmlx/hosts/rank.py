@@ -107,7 +107,7 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     whatever `load_model` raises.
     """
     setup = None if options.kv_store is None else StoreSetup(options.kv_store, options.store_bytes)
-    loaded = load_part(
+    part = load_part(
         options.model,
         group,
         _WAYS[options.cut],
@@ -115,6 +115,7 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
         dequantize=options.dequantize,
         weights_hash=None if setup is None else setup.weights,
     )
+    loaded = part.loaded
     if setup is not None:
         setup.weights.check(loaded.model)
     try:
@@ -139,6 +140,8 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
         identity=loaded.identity,
         memory_bytes=working_set_bytes(),
         backend=backend.name,
+        whole_bytes=part.whole_bytes,
+        whole_parameters=part.whole_parameters,
     )
     return OpenedRank(info, loaded, backend, options, group, setup)
 

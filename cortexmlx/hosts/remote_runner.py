@@ -43,6 +43,7 @@ from cortexmlx.hosts.wire.messages import (
     Trim,
     Value,
 )
+from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
 from cortexmlx.hosts.wire.plan_digest import PlanDigest
 from cortexmlx.hosts.wire.ranks import Ranks
 from cortexmlx.hosts.wire.window_step import window_step
@@ -61,18 +62,22 @@ class RemoteRunner:
     """Implements `execution.boundary.Runner` over one channel to each rank, rank 0 first. `open` and `arrange` come
     first, once each. Only the engine's thread may call it.
 
-    A call raises HostLost, with the host, if a rank ended, raised or was refused memory within a step's pass. From then
-    on every call raises it, except `forget`, `release`, `trim` and `close`, which clean up and never do.
+    A call raises HostLost, with the host if it is known, if a rank ended, hangs, raised or was refused memory within a
+    step's pass. From then on every call raises it, except `forget`, `release`, `trim` and `close`, which clean up and
+    never do.
     """
 
-    def __init__(self, channels: Sequence[Channel], names: Sequence[str]) -> None:
+    def __init__(
+        self, channels: Sequence[Channel], names: Sequence[str], limits: HangLimits = DEFAULT_HANG_LIMITS
+    ) -> None:
+        """`names` are those of the ranks, as a user would name them. `limits` say when one hangs."""
         self.processors: MutableMapping[JobId, Sequence[LogitsProcessor]] = _NoProcessors()
         self.computes_at_dispatch = False
         self.build_seconds = 0.0
         """Making bytes of calls, and sending them. What the ranks' own steps take is in `ranks`."""
         self.wait_seconds = 0.0
         """Waiting for answers."""
-        self._ranks = Ranks(channels, names)
+        self._ranks = Ranks(channels, names, limits)
         self._every = 1
         self._digest = PlanDigest(1)
         self._arranged: list[Arranged] = []

@@ -152,6 +152,11 @@ class WatchedChannel:
         self._processes = processes
         self._names = names
 
+    @property
+    def processor_seconds(self) -> float | None:
+        """As `Channel.processor_seconds`."""
+        return self._link.processor_seconds
+
     def send(self, message: Message) -> None:
         """As `Channel.send`."""
         try:

@@ -143,9 +143,16 @@ class Worker:
     def cancel(self, request: RequestId) -> None:
         self._calls.put(lambda core: core.cancel(request))
 
-    def ask(self, question: Callable[[EngineCore], T], *, any_error: bool = False) -> T:
+    def ask(
+        self,
+        question: Callable[[EngineCore], T],
+        *,
+        any_error: bool = False,
+        instead: Callable[[EngineCore], T | None] = lambda core: None,
+    ) -> T:
         """Run `question` on the engine's thread between two steps and return its answer. Raises what it raises, and
-        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
+        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine. If
+        `instead` has an answer meanwhile, return that: it runs on the caller's thread.
         """
         self.check_elsewhere()
         answer: _Answer = queue.SimpleQueue()
@@ -163,7 +170,7 @@ class Worker:
                 self._asking.add(answer)
                 self._calls.put(run)
             value: T
-            value, error = take_from(answer)
+            value, error = take_from(answer, lambda: None if (told := instead(self.core)) is None else (told, None))
         finally:
             self._asking.discard(answer)
         if error is not None:

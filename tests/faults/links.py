@@ -51,6 +51,7 @@ FAULTS = (
     Fault("a large message is taken", FRAMES, "if length > self._largest:", "if False:"),
     Fault("half a part is sent twice", FRAMES, "parts[0] = parts[0][sent:]", "parts[0] = parts[0][:]"),
     Fault("silence counts before heartbeats", HEARTBEAT, "if readable.poll(", "if not silent and readable.poll("),
+    Fault("a heartbeat tells milliseconds for seconds", HEARTBEAT, "[0] / 1000)", "[0])"),
     Fault("a timed-out link lives on", LINK, 'self._give_up(f"{self.name} {why}")', "pass"),
     Fault("closing is a loss", LINK, "for action in [] if self._closed_here else actions:", "for action in actions:"),
     Fault("a fork ends its parent's link", LINK, "self._process:\n            for ", "-1 and False:\n            for "),

@@ -6,10 +6,11 @@ from tests.faults.planted import Fault
 
 PARTS, RECOVERY = "cortexmlx/serving/hosted/parts.py", "cortexmlx/serving/hosted/recovery.py"
 MODEL, GROUP = "cortexmlx/serving/hosted/hosted_model.py", "cortexmlx/serving/hosted/group.py"
-CORE = "cortexmlx/serving/core.py"
+CORE, SWITCHES = "cortexmlx/serving/core.py", "cortexmlx/serving/hosted/switches.py"
 
 TESTS = (
     "serving/hosted/test_parts.py",
+    "serving/hosted/test_switches.py",
     "serving/hosted/test_group.py",
     "serving/hosted/test_hosted_model.py",
     "serving/hosted/test_recovery.py",
@@ -31,6 +32,16 @@ FAULTS = (
     Fault("a loss that a step has met is met again", MODEL, "if epoch == self._group.epoch:", "if epoch:"),
     Fault("a loss in the middle of a plan ends the plan", MODEL, "except HostLost:", "except HostRefused:"),
     Fault("other weights are not noticed", GROUP, "info.identity != self._loaded.identity", "not info.identity"),
+    Fault("workers that are not there are told", GROUP, "if len(held) < len(self.names):", "if False:"),
+    Fault("debug runs compare as seldom", GROUP, "compare_every=compare_every(),", ""),
+    Fault(
+        "nobody says when a worker hangs", GROUP, "self._limits = hang_limits()", "self._limits = type(hang_limits())()"
+    ),
+    Fault(
+        "replicated weights count for each worker", MODEL, "infos[0].whole_bytes", "sum(i.weight_bytes for i in infos)"
+    ),
+    Fault("any seconds will do", SWITCHES, "math.isfinite(seconds) and seconds >= 0", "True"),
+    Fault("plans are never compared", SWITCHES, " and int(text[:9]) > 0", ""),
     Fault("hosts that do not fit are tried again", GROUP, "except HostLost as lost:", "except CortexError as lost:"),
     Fault("waiting requests fail with the running ones", RECOVERY, "scheduler.jobs if job.running]", "scheduler.jobs]"),
     Fault("running requests are kept in their rows", RECOVERY, "core.scheduler.restart_rows()", "pass"),

@@ -18,6 +18,14 @@ TESTS = (
 
 FAULTS = (
     Fault(
+        "a part tells its own size for that of the model",
+        PART,
+        "        whole.append((weights.weight_bytes(model), weights.parameter_count(model)))\n"
+        "        cut_model(model, group=group, ways=ways, name=str(name))\n",
+        "        cut_model(model, group=group, ways=ways, name=str(name))\n"
+        "        whole.append((weights.weight_bytes(model), weights.parameter_count(model)))\n",
+    ),
+    Fault(
         "ranks without a choice do not compute their logits",
         CHOICE,
         "mx.depends(mx.zeros(logits.shape[:1], mx.int32), logits)",

@@ -7,6 +7,7 @@ from tests.faults.planted import Fault
 CODEC, SAMPLING = "cortexmlx/hosts/wire/codec.py", "cortexmlx/hosts/wire/sampling.py"
 WINDOW, DIGEST = "cortexmlx/hosts/wire/window_step.py", "cortexmlx/hosts/wire/plan_digest.py"
 RANKS, SERVER = "cortexmlx/hosts/wire/ranks.py", "cortexmlx/hosts/rank_server.py"
+OVERDUE = "cortexmlx/hosts/wire/overdue.py"
 REMOTE, RUNNER = "cortexmlx/hosts/remote_runner.py", "cortexmlx/execution/runner.py"
 
 TESTS = (
@@ -15,6 +16,7 @@ TESTS = (
     "hosts/wire/test_window_step.py",
     "hosts/wire/test_sampling.py",
     "hosts/wire/test_plan_digest.py",
+    "hosts/wire/test_overdue.py",
     "hosts/wire/test_ranks.py",
     "hosts/test_rank_server.py",
     "execution/test_runner.py",
@@ -76,5 +78,35 @@ FAULTS = (
         "return self.ranks[0].blocks",
     ),
     Fault("one rank's word is enough to grow", REMOTE, "return all(self._ask", "return any(self._ask"),
+    Fault("one look is enough", OVERDUE, "late and of.suspected == oldest", "late"),
+    Fault("a pause does not count", OVERDUE, "began - of.at <= PAUSE_SECONDS", "True"),
+    Fault("one step tells how long steps take", OVERDUE, "of.count >= ENOUGH * len(self._ranks)", "of.count"),
+    Fault("small steps tell how long large ones take", OVERDUE, "each > kind >= 0)", "each >= 0)"),
+    Fault("large steps tell nothing of small ones", OVERDUE, "(each == kind or each > kind >= 0)", "each == kind"),
+    Fault("large steps have no more time than small ones", OVERDUE, "max(less, default=0.0)", "0.0"),
+    Fault(
+        "a slow step is remembered for ever",
+        OVERDUE,
+        "alike.longest * _FADES ** (1 / len(self._ranks))",
+        "alike.longest",
+    ),
+    Fault("the longest time is forgotten at once", OVERDUE, "alike.longest * _FADES ** (1 / len(self._ranks))", "0.0"),
+    Fault("a call is late before its turn", OVERDUE, "max(self.open[0][2], self.answered)", "self.open[0][2]"),
+    Fault("a context is no work", OVERDUE, "(_LENGTH + each.first + each.count)", "_LENGTH"),
+    Fault("what moves much must be quick", OVERDUE, "return _MOVES if moves else _SMALL", "return _SMALL"),
+    Fault(
+        "a model must be opened soon",
+        OVERDUE,
+        "case Open() | Close():\n                return None",
+        "case Open() | Close():\n                return _MOVES",
+    ),
+    Fault("who waits is blamed", OVERDUE, "sorted((used, rank)", "sorted((-used, rank)"),
+    Fault(
+        "somebody is blamed in any case",
+        OVERDUE,
+        "return rank if least <= _IDLE * next_ and next_ >= _BUSY * self.seconds else None",
+        "return rank",
+    ),
+    Fault("who has answered is blamed, too", OVERDUE, "if self._ranks[rank].open[0][0] == oldest]", "]"),
     Fault("a step is prepared twice", RUNNER, "if plan is not self._prepared:", "if True:"),
 )

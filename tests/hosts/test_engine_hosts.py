@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
+from cortexmlx.hosts.wire.overdue import ENOUGH
+from cortexmlx.hosts.worker_group import WorkerGroup
+from cortexmlx.serving.hosted import group
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver
+from support.hosts import models
 from support.hosts.environment import with_mpi
+from support.hosts.launch import hanging_worker
 from support.hosts.launch.processes import commands, own_workers, workers
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
@@ -111,7 +117,9 @@ def test_rows_were_preempted_in_both(two: Driver, one: Driver) -> None:
 def test_each_worker_has_its_part_of_the_weights_and_the_arena(two: Driver, one: Driver) -> None:
     stats, info = two.core.stats(), two.core.info
     assert len(stats.hosts) == 2 and "2 workers" in info.notes[-1]
-    assert sum(host.weight_bytes for host in stats.hosts) == info.weight_bytes < 2 * one.core.info.weight_bytes
+    assert (info.weight_bytes, info.parameters) == (one.core.info.weight_bytes, one.core.info.parameters)
+    together = sum(host.weight_bytes for host in stats.hosts)
+    assert info.weight_bytes < together < 2 * info.weight_bytes, "embeddings and norms are in both"
     assert all(0 < host.kv_bytes == stats.kv_bytes // 2 for host in stats.hosts)
     assert info.kv_bytes_per_token == one.core.info.kv_bytes_per_token
     assert two.core.loaded.model is None
@@ -153,6 +161,26 @@ def test_requests_begin_again_after_a_process_was_stopped(hosts: str, tiny: Any,
 
 
 @pytest.mark.slow
+def test_a_process_that_hangs_while_its_heartbeats_come_is_lost(
+    hosts: str, tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "WorkerGroup", partial(WorkerGroup, worker=hanging_worker.COMMAND))
+    monkeypatch.setenv(hanging_worker.FOLDER, str(tmp_path))
+    before = set(commands())
+    with Engine(str(tiny("llama")), hosts=hosts) as engine:
+        for seed in range(2, 2 + ENOUGH):  # it learns how long steps take
+            engine.generate(tokens_of(20, seed=seed), max_tokens=9, ignore_eos=True)
+        hanging_worker.flag(tmp_path, 1).touch()
+        with pytest.raises(HostLost, match=r"hangs.*while its heartbeats came") as lost:
+            engine.generate(tokens_of(20, seed=1), max_tokens=40, ignore_eos=True)
+        assert lost.value.host in ("this machine, rank 1", None), "a busy machine may hide it"
+        answer = engine.generate(tokens_of(20, seed=1), max_tokens=40, ignore_eos=True)
+        assert list(answer.token_ids) == theirs("llama", tokens_of(20, seed=1), 40)
+        assert engine.stats().host_losses == 1
+    assert workers(before) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "kv_bits"), [("mpi", 8), ("mpi", 4), ("ring", None)])
 def test_quantized_keys_and_the_ring_give_the_same_tokens(
     hosts: str, tmp_path: Path, backend: str, kv_bits: int | None
@@ -161,6 +189,26 @@ def test_quantized_keys_and_the_ring_give_the_same_tokens(
     two = Driver(folder, kv_bits=kv_bits, hosts=f"2:{backend}")
     try:
         assert two.answers(prompts, 10) == Driver(folder, kv_bits=kv_bits).answers(prompts, 10)
+    finally:
+        two.core.release()
+
+
+ODD = {"num_attention_heads": 3, "num_key_value_heads": 1}
+"""Heads that two workers cannot divide, so that they are a pipeline."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_5"])
+def test_a_pipeline_of_two_processes_answers_as_one(hosts: str, tmp_path: Path, name: str) -> None:
+    folder = models.write(tmp_path / "model", name, num_hidden_layers=4, **ODD)
+    two, one = Driver(folder, hosts=hosts), Driver(folder)
+    try:
+        for asked in (ragged, shared_beginning, forks, forms):
+            assert asked(two) == asked(one), asked
+        layers = [{layer for group in info.groups for layer in group.layers} for info in two.core.model._group.infos]
+        assert [len(each) for each in layers] == [2, 2], "each worker has half of the layers"
+        assert two.core.info.parameters == one.core.info.parameters
+        assert two.core.info.weight_bytes == one.core.info.weight_bytes
     finally:
         two.core.release()
 

@@ -69,9 +69,10 @@ def test_two_ranks_answer_as_one_process_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_by_the_ring_answer_as_one_process_does(tmp_path: Path) -> None:
-    llama = models.write(tmp_path / "llama", "llama")
     asked = [Asked(tokens_of(9 + i, seed=i), 20, seed=i, params={"temperature": 0.7 * i}) for i in range(2)]
-    compared(by_ring, 2, tmp_path / "ranks", [(llama, Script(asked), "auto")])
+    folders = [models.write(tmp_path / name, name) for name in TENSOR[:-1]]
+    by_job = compared(by_ring, 2, tmp_path / "ranks", [(folder, Script(asked), "tensor") for folder in folders])
+    assert all(ranks[0]["collectives"]["all_sum"] > 1 for ranks in by_job)
 
 
 @pytest.mark.slow
@@ -121,6 +122,7 @@ def test_a_rank_tells_what_the_model_has_and_keeps(tmp_path: Path) -> None:
     assert info.groups == execution_mode(loaded.model).groups and len(info.groups) == 2
     assert (info.vocab_size, info.context_length, info.architecture) == (320, 512, "gpt_oss")
     assert (info.weight_bytes, info.parameters, info.dtype) == (loaded.weight_bytes, loaded.parameters, "float32")
+    assert (info.whole_bytes, info.whole_parameters) == (loaded.weight_bytes, loaded.parameters)
     assert (info.identity, info.name) == (loaded.identity, str(folder)) and info.memory_bytes > 0
 
 

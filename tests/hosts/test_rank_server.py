@@ -18,7 +18,7 @@ from cortexmlx.kv.spec import LayerGroup
 from support.hosts.channels import QueueChannel, channel_pair
 
 OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, Cut.PIPELINE)
-INFO = RankInfo((), 320, 512, 1 << 20, 9, "float16", "m", "llama", ("a note",), "id", 1 << 30, "reference")
+INFO = RankInfo((), 320, 512, 1 << 20, 9, "float16", "m", "llama", ("a note",), "id", 1 << 30, "reference", 2 << 20, 18)
 
 
 class StubRunner:

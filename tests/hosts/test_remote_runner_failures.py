@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,19 @@ import pytest
 from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.hosts.remote_runner import RemoteRunner
+from cortexmlx.hosts.wire import ranks as ranks_module
 from cortexmlx.hosts.wire.messages import CALL, Dispatch
+from cortexmlx.hosts.wire.overdue import HangLimits
 from cortexmlx.hosts.wire.window_step import WindowStep
 from cortexmlx.kv.state.snapshots import NOTHING
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.hosted.group import rank_options
 from support.engine.core_driver import Driver
 from support.engine.refusals import SAID
 from support.hosts.whole_ranks import Ranks, WholeModel, changed, engines_on_ranks, options_for
 from support.models.tiny import tokens_of
+from support.patience import PATIENCE, soon
 
 Tiny = Callable[[str], Path]
 
@@ -99,6 +105,35 @@ def test_calls_in_another_order_are_refused() -> None:
     ranks.close()
 
 
+def test_a_rank_that_hangs_in_a_step_fails_what_runs_and_is_named(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have answered. Only then it counts, so that the machine may be slow."""
+    monkeypatch.setattr(ranks_module, "_LOOK_SECONDS", 0.01)
+    over = threading.Event()
+
+    def hang(runner: ModelRunner) -> None:
+        own, count = runner.dispatch, iter(range(1000))
+
+        def dispatch(plan: StepPlan) -> Any:
+            if next(count) == 5:
+                calls = made[0].runner._ranks._calls
+                assert soon(lambda: not (calls._ranks[0].open or calls._ranks[2].open))
+                calls._limits = HangLimits(0.05, 0.05)
+                assert over.wait(PATIENCE)
+            return own(plan)
+
+        runner.dispatch = dispatch  # type: ignore[method-assign]
+
+    with engines_on_ranks(3, tiny("llama"), changed({1: hang})) as made:
+        driver = Driver(tiny("llama"))
+        handle = driver.add(tokens_of(20), 40)
+        driver.finish()
+        with pytest.raises(HostLost, match=r"^rank 1 hangs: it took") as raised:
+            driver.result(handle)
+        assert raised.value.host == "rank 1"
+        driver.core.release()
+        over.set()
+
+
 # -- other plans ------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +177,32 @@ def test_a_rank_with_another_plan_is_found(tiny: Tiny, every: int, alter: Callab
             driver.result(handle)
         assert raised.value.host == "rank 2"
         assert int(str(raised.value).split("at step ")[1].split(":")[0]) % every == 0
+        driver.core.release()
+
+
+@pytest.mark.parametrize("alter", [_other_lane, _other_table])
+def test_debug_runs_find_another_plan_in_the_step_in_which_it_came(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, alter: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_COMPARE_EVERY", "1")
+    every = rank_options(EngineConfig(str(tiny("llama"))), "x", None).compare_every
+    altered: list[int] = []
+
+    def once(asks: Any) -> Any:
+        other = alter(asks)
+        if other is asks or altered:
+            return asks
+        altered.append(asks.plan.number)
+        return other
+
+    with engines_on_ranks(2, tiny("llama"), compare_every=every) as made:
+        driver = Driver(tiny("llama"))
+        _altered(made[0], 1, once)
+        handle = driver.add(tokens_of(20), 60)
+        driver.finish()
+        with pytest.raises(HostLost, match="rank 1 has carried out other plans") as raised:
+            driver.result(handle)
+        assert f"at step {altered[0]}:" in str(raised.value) and raised.value.host == "rank 1"
         driver.core.release()
 
 

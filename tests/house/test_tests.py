@@ -25,6 +25,7 @@ TESTED_WITH = {
     "bench/studies/agent/__main__.py": "tests/bench/studies/agent/test_run.py",
     "bench/studies/embeddings/__main__.py": "tests/bench/studies/embeddings/test_throughput.py",
     "bench/studies/embeddings/model_folder.py": "tests/bench/studies/embeddings/test_throughput.py",
+    "bench/studies/hosts/mute_worker.py": "tests/bench/studies/hosts/test_parts_of_a_step.py",
     "bench/studies/hosts/sleeping_rank.py": "tests/bench/studies/hosts/test_wire.py",
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cli/chat/slash/command.py": "tests/cli/chat/slash/test_commands.py",

@@ -33,6 +33,7 @@ class SocketChannel:
 
     def __init__(self, name: str, end: socket.socket) -> None:
         self.name = name
+        self.processor_seconds: float | None = None
         self._end = end
 
     def send(self, message: Message) -> None:
@@ -145,7 +146,9 @@ class SleepingRank:
     """A part of a model whose steps take so many seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self.info = RankInfo((), 50_000, 1 << 20, 1 << 34, 1, "float16", "sleep", "sleep", (), "", 1 << 35, "none")
+        self.info = RankInfo(
+            (), 50_000, 1 << 20, 1 << 34, 1, "float16", "sleep", "sleep", (), "", 1 << 35, "none", 1 << 34, 1
+        )
         self._seconds = seconds
 
     def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:

@@ -64,6 +64,8 @@ class Link:
             with contextlib.suppress(OSError):  # If it is broken already, its first use will tell.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.limits = limits
+        self.processor_seconds: float | None = None
+        """As `Channel.processor_seconds`."""
         self._process = os.getpid()
         self._stream = FrameStream(messages, limits.message_bytes)
         self._sending = threading.Lock()
@@ -171,7 +173,7 @@ class Link:
     def _why_lost(self) -> str:
         limits = self.limits
         try:
-            lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds)
+            lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds, self._heard_of)
         except Exception as error:
             return f"{self.name} can no longer be watched: {error!r}"
         if lost is Lost.SILENT:
@@ -181,6 +183,9 @@ class Link:
             )
         self._await_last_messages()
         return f"{self.name} {ENDED}"
+
+    def _heard_of(self, processor_seconds: float) -> None:
+        self.processor_seconds = processor_seconds
 
     def _await_last_messages(self) -> None:
         """Wait until all that arrived was received: the last message may be the reason why the other side ended."""

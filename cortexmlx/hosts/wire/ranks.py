@@ -25,9 +25,13 @@ from cortexmlx.hosts.wire.messages import (
     RankState,
     Value,
 )
+from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue, OverdueCalls
 
 _CLOSE_SECONDS = 2.0
 """How long `close` waits for the ranks, which may be in a collective that never ends."""
+
+_LOOK_SECONDS = 0.5
+"""How often a wait for answers is interrupted, to see who takes too long."""
 
 _CAUSE_SECONDS = 0.2
 """How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
@@ -51,13 +55,17 @@ class _Expected:
 
 class Ranks:
     """The channels to all ranks. Whatever rank answers, fails or is lost first is heard first, since another one may
-    wait for it in a collective for ever. So a thread listens to each channel.
+    wait for it in a collective for ever. So a thread listens to each channel. A rank whose heartbeats come, and which
+    answers nothing for far longer than usual, fails too (`OverdueCalls`).
 
     The first failure of any rank ends the group: it is raised, and every later call raises HostLost. That also holds
     for an exception that lands while a call is being sent, since some ranks may have it and others not.
     """
 
-    def __init__(self, channels: Sequence[Channel], names: Sequence[str]) -> None:
+    def __init__(
+        self, channels: Sequence[Channel], names: Sequence[str], limits: HangLimits = DEFAULT_HANG_LIMITS
+    ) -> None:
+        """`names` are those of the ranks, as a user would name them."""
         self.channels, self.names = tuple(channels), tuple(names)
         self.states: list[RankState | None] = [None] * len(channels)
         """What each rank told last."""
@@ -67,7 +75,8 @@ class Ranks:
         self._sending = False
         self._lost: CortexError | None = None
         self._digests: dict[int, _Expected] = {}
-        self._arrived: queue.SimpleQueue[tuple[int, bytes | Exception]] = queue.SimpleQueue()
+        self._calls = OverdueCalls(len(channels), limits)
+        self._arrived: queue.SimpleQueue[tuple[int, bytes | Exception, float]] = queue.SimpleQueue()
         for rank, channel in enumerate(self.channels):
             listener = threading.Thread(
                 target=self._listen, args=(rank, channel), name=f"cortexmlx-{self.names[rank]}", daemon=True
@@ -92,8 +101,9 @@ class Ranks:
             if one is not None and id(one) not in messages:
                 messages[id(one)] = message = CALL.encode(Call(self._number, one))
         self._sending = True
-        for channel, name, one in zip(self.channels, self.names, each, strict=True):
+        for rank, (channel, name, one) in enumerate(zip(self.channels, self.names, each, strict=True)):
             if one is not None:
+                self._calls.sent(rank, self._number, one, time.monotonic())
                 try:
                     channel.send(messages[id(one)])
                 except HostLost as error:
@@ -140,7 +150,7 @@ class Ranks:
         until, waiting = time.monotonic() + _CLOSE_SECONDS, set(range(len(self.channels)))
         while waiting and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                rank, message = self._arrived.get(timeout=left)
+                rank, message, _ = self._arrived.get(timeout=left)
                 if isinstance(message, Exception) or ANSWER.decode(message).number == number:
                     waiting.discard(rank)
 
@@ -149,9 +159,9 @@ class Ranks:
             while True:
                 message = channel.receive()
                 if message[:1] != _UNASKED or not self._was_told(rank, message):
-                    self._arrived.put((rank, message))
+                    self._arrived.put((rank, message, time.monotonic()))
         except Exception as error:
-            self._arrived.put((rank, error))
+            self._arrived.put((rank, error, time.monotonic()))
 
     def _was_told(self, rank: int, message: bytes) -> bool:
         """Pass on what a rank tells by itself. Return False if the message is something else. Raises HostLost."""
@@ -164,12 +174,9 @@ class Ranks:
 
     def _next(self, opening: bool, until: float | None) -> tuple[int, Answer]:
         """Return the next answer of any rank. Raises what a rank raised, and HostLost, also if none comes `until`
-        then.
+        then, or if a rank hangs.
         """
-        try:
-            rank, message = self._arrived.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            raise self._ended(HostLost("some worker has not answered in time: it hangs")) from None
+        rank, message, at = self._heard(until)
         name = self.names[rank]
         if isinstance(message, Exception):
             raise self._ended(named(message, name))
@@ -181,17 +188,34 @@ class Ranks:
             failure = answer.value.error
             own = opening and not isinstance(failure, HostLost)
             raise self._ended((not own and self._dead()) or named(failure, name), opening)
+        self._calls.answered(rank, at)
         if answer.state is not None:
             self.states[rank] = answer.state
         self._compare(name, answer)
         return rank, answer
+
+    def _heard(self, until: float | None) -> tuple[int, bytes | Exception, float]:
+        """Return what comes next of any rank, and when it came. Raises HostLost if a rank hangs, or if nothing comes
+        `until` then.
+        """
+        while True:
+            now = time.monotonic()
+            left = _LOOK_SECONDS if until is None else max(0.0, until - now)
+            try:
+                return self._arrived.get(timeout=min(_LOOK_SECONDS, left))
+            except queue.Empty:
+                overdue = self._calls.look(time.monotonic(), [each.processor_seconds for each in self.channels])
+                if overdue is not None:
+                    raise self._ended(_hangs(overdue, self.names)) from None
+                if left <= _LOOK_SECONDS and until is not None:
+                    raise self._ended(HostLost("some worker has not answered in time: it hangs")) from None
 
     def _dead(self) -> CortexError | None:
         """Return the error of a rank whose connection is lost, if that is known within `_CAUSE_SECONDS`."""
         until = time.monotonic() + _CAUSE_SECONDS
         while (left := until - time.monotonic()) > 0:
             try:
-                rank, message = self._arrived.get(timeout=left)
+                rank, message, _ = self._arrived.get(timeout=left)
             except queue.Empty:
                 return None
             if isinstance(message, Exception):
@@ -226,3 +250,17 @@ class Ranks:
             error = HostLost(f"{type(error).__name__} on {error}")
         self._lost = error
         return error
+
+
+def _hangs(overdue: Overdue, names: Sequence[str]) -> HostLost:
+    """The error for a call that takes too long."""
+    usual = "" if overdue.usual is None else f", and calls like it took at most {overdue.usual:.3g} s"
+    late = f"took {overdue.seconds:.1f} s for a call while its heartbeats came{usual}"
+    if overdue.culprit is not None:
+        host = names[overdue.culprit]
+        return HostLost(f"{host} hangs: it {late}", host=host)
+    used = "; ".join(
+        f"{names[rank]} used {'an unknown' if seconds is None else f'{seconds:.1f} s of'} processor time"
+        for rank, seconds in zip(overdue.ranks, overdue.used, strict=True)
+    )
+    return HostLost(f"a worker hangs, and it is not known which: each {late}. {used}")

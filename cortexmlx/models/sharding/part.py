@@ -7,13 +7,14 @@ after the other is evaluated, and what it was made of is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from cortexmlx.errors import HostRefused
+from cortexmlx.models import weights
 from cortexmlx.models.load import load_model
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.sharding.ways import PlannedGroup, Way, choose_way, pipelined_part
@@ -21,6 +22,18 @@ from cortexmlx.models.weights_hash import WeightsHash
 from cortexmlx.progress import OnProgress
 
 Group = mx.distributed.Group | PlannedGroup
+
+
+@dataclass(frozen=True)
+class LoadedPart:
+    """A rank's part of a model."""
+
+    loaded: LoadedModel
+    """Its weights and parameters are those of the part."""
+    whole_bytes: int
+    """Bytes that the weights of the whole model would take in memory."""
+    whole_parameters: int
+    """How many numbers those stand for."""
 
 
 def load_part(
@@ -32,19 +45,25 @@ def load_part(
     dequantize: bool | None = None,
     on_progress: OnProgress | None = None,
     weights_hash: WeightsHash | None = None,
-) -> LoadedModel:
+) -> LoadedPart:
     """Load this rank's part of the model `name`, cut in the first of `ways` that is possible. The other arguments, and
     what is raised, are those of `load_model`. No rank is asked anything.
 
-    The weights and the parameters of the result are those of the part. A GGUF file is read as a whole before it is cut.
+    A GGUF file is read as a whole before it is cut.
 
     Raises HostRefused for a model that cannot be cut for so many hosts, before its weights are read, and for an
     adapter.
     """
     if adapter is not None:
         raise HostRefused(f"the adapter {adapter} cannot be cut: fuse it with `mlx_lm.fuse`, and give the fused model")
-    cut = partial(cut_model, group=group, ways=ways, name=str(name))
-    return load_model(name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, cut=cut)
+    whole: list[tuple[int, int]] = []
+
+    def cut(model: Any) -> None:
+        whole.append((weights.weight_bytes(model), weights.parameter_count(model)))
+        cut_model(model, group=group, ways=ways, name=str(name))
+
+    loaded = load_model(name, dequantize=dequantize, on_progress=on_progress, weights_hash=weights_hash, cut=cut)
+    return LoadedPart(loaded, *whole[0])
 
 
 def cut_model(model: Any, *, group: Group, ways: Sequence[Way], name: str) -> None:

@@ -24,6 +24,7 @@ from cortexmlx.models.load import LOADING_STEPS
 from cortexmlx.progress import Progress
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.hosted.parts import Part
+from cortexmlx.serving.hosted.switches import compare_every, hang_limits
 from cortexmlx.stats import HostStats
 from cortexmlx.store.folder import absolute
 
@@ -49,11 +50,14 @@ class HostGroup:
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, on_lost: OnLost) -> None:
         """Nothing is started yet. `loaded` is the model without its weights. `on_lost` is called when a worker is lost
-        while nobody waits for it, too. Raises HostRefused for hosts that are none.
+        while nobody waits for it, too. Raises HostRefused for hosts that are none, and InvalidRequest for what the
+        environment sets.
         """
         self._config = config
         self._loaded = loaded
         self._on_lost = on_lost
+        self._options = rank_options(config, loaded.name, loaded.adapter)
+        self._limits = hang_limits()
         self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report)
         self._runner: RemoteRunner | None = None
         self.infos: tuple[RankInfo, ...] = ()
@@ -77,9 +81,9 @@ class HostGroup:
             self._workers.reopen()
             epoch = self.epoch
             self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
-            self._runner = RemoteRunner(self._workers.channels, self.names)
+            self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
             with self._reporting():
-                self.infos = self._runner.open(rank_options(self._config, self._loaded.name, self._loaded.adapter))
+                self.infos = self._runner.open(self._options)
             for name, info in zip(self.names, self.infos, strict=True):
                 self._check(name, info)
         except BaseException:
@@ -118,8 +122,10 @@ class HostGroup:
         return GroupStore(runner.calls, path, config.store_bytes, sizes, later, arrived, can_join)
 
     def stats(self) -> tuple[HostStats, ...]:
-        """Return what each worker holds, as of its newest answer."""
+        """Return what each worker holds, as of its newest answer. Nothing while there are no workers."""
         held = [state.bytes for state in self._opened.ranks]
+        if len(held) < len(self.names):
+            return ()
         return tuple(
             HostStats(name, info.weight_bytes, bytes_.arena, bytes_.active)
             for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
@@ -215,6 +221,7 @@ def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) ->
         prefill_budget=config.prefill_budget,
         kv_store=None if config.kv_store is None or not config.prefix_cache else str(absolute(config.kv_store)),
         store_bytes=config.store_bytes,
+        compare_every=compare_every(),
     )
 
 

@@ -92,8 +92,8 @@ class HostedModel:
         infos = self._group.infos
         return replace(
             files,
-            weight_bytes=sum(info.weight_bytes for info in infos),
-            parameters=sum(info.parameters for info in infos),
+            weight_bytes=infos[0].whole_bytes,
+            parameters=infos[0].whole_parameters,
             dtype=infos[0].dtype,
             notes=tuple(dict.fromkeys((*files.notes, *(note for info in infos for note in info.notes)))),
         )

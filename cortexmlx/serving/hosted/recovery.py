@@ -11,6 +11,7 @@ from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.open_requests import OpenRequests
+from cortexmlx.stats import EngineStats
 
 log = logging.getLogger("cortexmlx")
 
@@ -36,6 +37,9 @@ class Recoverable(Protocol):
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error."""
 
+    def stats(self) -> EngineStats:
+        """Return the engine's statistics."""
+
 
 class Recovery:
     """Continues after HostLost. As a context manager, it does so for what is raised within it: the running requests
@@ -52,6 +56,8 @@ class Recovery:
         self._finished = 0
         self.open = True
         """Whether there are workers. If not, the next request has them started."""
+        self.stats: EngineStats | None = None
+        """While the workers are started anew: the engine's statistics of just before. Any thread may read it."""
 
     def __enter__(self) -> None:
         pass
@@ -83,6 +89,7 @@ class Recovery:
         step if the workers are not `open`.
         """
         self.open = False
+        self.stats = self._core.stats()
         try:
             self._core.reopen()
             self.open = True
@@ -90,6 +97,8 @@ class Recovery:
             log.error("the workers cannot be started again: %s", error)
             lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error}")
             self._core.fail_all(lost)
+        finally:
+            self.stats = None
         return self.open
 
     def _fail_running(self, lost: HostLost) -> None:

@@ -25,7 +25,7 @@ from cortexmlx.errors import HostLost
 from cortexmlx.hosts.channel import Channel
 from cortexmlx.hosts.links import heartbeat
 from cortexmlx.hosts.links.frames import FrameStream, StreamBroken
-from cortexmlx.hosts.links.heartbeat import Lost, beat_until_lost
+from cortexmlx.hosts.links.heartbeat import BEAT, Lost, beat_until_lost
 from cortexmlx.hosts.links.link import Link, LinkLimits
 from support.hosts.links.peers import PATIENT, EchoProcess, link_pair, tcp_pair
 from support.patience import PATIENCE, soon
@@ -347,7 +347,7 @@ def test_heartbeats_count_that_came_while_this_side_was_stopped(monkeypatch: pyt
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: 100.0 * (next(reads) > 0))  # type: ignore[attr-defined]
     one, other = socket.socketpair()
     with one, other:
-        other.sendall(b"..")
+        other.sendall(2 * BEAT.pack(7))
         other.shutdown(socket.SHUT_WR)
         assert beat_until_lost(one, beat_seconds=1.0, silence_seconds=50.0) is Lost.ENDED
 
@@ -356,7 +356,31 @@ def test_silence_is_noticed_by_the_clock_alone() -> None:
     one, other = socket.socketpair()
     with one, other:
         assert beat_until_lost(one, beat_seconds=0.01, silence_seconds=0.1) is Lost.SILENT
-        assert other.recv(100).strip(b".") == b""
+        assert len(other.recv(100)) % BEAT.size == 0
+
+
+def test_heartbeats_tell_the_processor_time_however_they_are_cut() -> None:
+    one, other = socket.socketpair()
+    heard: list[float] = []
+    with one, other, ThreadPoolExecutor() as threads:
+        watching = threads.submit(beat_until_lost, one, 0.01, PATIENCE, heard.append)
+        for part in (BEAT.pack(1500) + BEAT.pack(2500)[:3], BEAT.pack(2500)[3:], BEAT.pack(4000)):
+            known = len(heard)
+            other.sendall(part)
+            assert soon(lambda known=known: len(heard) > known)
+        told = [BEAT.unpack(other.recv(BEAT.size, socket.MSG_WAITALL))[0] for _ in range(3)]
+        other.shutdown(socket.SHUT_WR)
+        assert watching.result(PATIENCE) is Lost.ENDED
+    assert heard == [1.5, 2.5, 4.0]
+    assert told == sorted(told) and 0 < told[0] <= 1000 * time.process_time()
+
+
+def test_each_side_of_a_link_knows_the_processor_time_of_the_other() -> None:
+    one, other = link_pair(LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.01))
+    assert soon(lambda: one.processor_seconds and other.processor_seconds)
+    assert one.processor_seconds is not None and one.processor_seconds <= time.process_time()
+    one.close()
+    other.close()
 
 
 def test_a_dead_host_is_noticed_within_ten_seconds_by_default() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -9,17 +10,19 @@ import pytest
 from cortexmlx.errors import HostLost, ModelCorrupt
 from cortexmlx.hosts.wire import ranks as ranks_module
 from cortexmlx.hosts.wire.messages import ANSWER, CALL, Answer, CanResize, Failed, Forget, Value
+from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue
 from cortexmlx.hosts.wire.ranks import Ranks
 from support.hosts.channels import QueueChannel, channel_pair
+from support.patience import soon
 
 
 class Group:
     """Ranks whose answers the test gives."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, limits: HangLimits = DEFAULT_HANG_LIMITS) -> None:
         pairs = [channel_pair(f"rank {rank}") for rank in range(count)]
         self.ends = [theirs for _, theirs in pairs]
-        self.ranks = Ranks([ours for ours, _ in pairs], [ours.name for ours, _ in pairs])
+        self.ranks = Ranks([ours for ours, _ in pairs], [ours.name for ours, _ in pairs], limits)
 
     def answer(self, rank: int, value: Value, digest: bytes | None = None) -> None:
         """Answer the next call of a rank."""
@@ -65,6 +68,60 @@ def test_a_lost_rank_is_named_though_its_neighbour_failed_first(monkeypatch: pyt
     with pytest.raises(HostLost, match="rank 1: the connection is closed") as raised:
         group.ranks.answers(number, [0, 1, 2])
     assert raised.value.host == "rank 1"
+
+
+IMPATIENT = HangLimits(0.05, 0.05)
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits are interrupted all the time."""
+    monkeypatch.setattr(ranks_module, "_LOOK_SECONDS", 0.01)
+
+
+def test_a_rank_that_hangs_while_its_heartbeats_come_is_named(looking: None) -> None:
+    group = Group(3, IMPATIENT)
+    number, _ = group.ranks.send(Forget())
+    for rank in (0, 2):
+        group.answer(rank, None)
+    assert soon(lambda: group.ranks._arrived.qsize() == 2)
+    with pytest.raises(HostLost, match=r"^rank 1 hangs: it took \d+\.\d s for a call while its heartbeats") as raised:
+        group.ranks.answers(number, [0, 1, 2])
+    assert raised.value.host == "rank 1" and group.ranks.lost
+    with pytest.raises(HostLost, match="rank 1 hangs"):
+        group.ranks.send(Forget())
+
+
+@pytest.mark.parametrize(
+    ("busy", "who", "host"),
+    [
+        ((False, True), "^rank 0 hangs: it took", "rank 0"),
+        ((True, True), r"not known which: .*rank 0 used \d+\.0 s.*rank 1 used \d+\.0 s of processor", None),
+    ],
+)
+def test_if_all_wait_the_one_that_does_nothing_hangs_or_all_are_told(
+    looking: None, monkeypatch: pytest.MonkeyPatch, busy: tuple[bool, ...], who: str, host: str | None
+) -> None:
+    group = Group(2, IMPATIENT)
+    number, _ = group.ranks.send(Forget())
+    own, looks = group.ranks._calls.look, itertools.count()
+
+    def look(now: float, used: object) -> Overdue | None:
+        seconds = 1000.0 * next(looks)
+        return own(now, [seconds * works for works in busy])
+
+    monkeypatch.setattr(group.ranks._calls, "look", look)
+    with pytest.raises(HostLost, match=who) as raised:
+        group.ranks.answers(number, [0, 1])
+    assert raised.value.host == host
+
+
+def test_a_rank_that_is_only_slow_is_waited_for(looking: None) -> None:
+    group = Group(2)
+    number, _ = group.ranks.send(CanResize((1,)))
+    group.answer(0, True)
+    threading.Timer(0.2, group.answer, (1, True)).start()
+    assert group.ranks.answers(number, [0, 1]) == [True, True]
 
 
 def test_answers_to_a_call_that_nobody_waits_for_any_more_are_passed_over() -> None:

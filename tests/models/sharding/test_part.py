@@ -21,7 +21,7 @@ from support.hosts.models import write
 
 def parts(folder: Path, hosts: int, ways: Sequence[Way] = (Way.TENSOR,), **how: Any) -> list[dict[str, np.ndarray]]:
     """The arrays of each rank's part."""
-    loaded = [load_part(folder, PlannedGroup(rank, hosts), ways, **how).model for rank in range(hosts)]
+    loaded = [load_part(folder, PlannedGroup(rank, hosts), ways, **how).loaded.model for rank in range(hosts)]
     return [{path: np.array(array) for path, array in tree_flatten(model.parameters())} for model in loaded]
 
 
@@ -57,6 +57,16 @@ def test_the_parts_of_a_pipeline_have_each_layer_once_and_rank_0_the_last(tmp_pa
         assert any(np.array_equal(part[path], array) for part in cut if path in part), path
 
 
+@pytest.mark.parametrize(("name", "way"), [("llama", Way.TENSOR), ("qwen2", Way.PIPELINE), ("gpt_oss", Way.TENSOR)])
+def test_each_part_tells_the_size_of_the_whole_model(name: str, way: Way, tmp_path: Path) -> None:
+    folder = write(tmp_path / name, name)
+    all_of_it = load_model(folder)
+    for rank in range(2):
+        part = load_part(folder, PlannedGroup(rank, 2), (way,))
+        assert (part.whole_bytes, part.whole_parameters) == (all_of_it.weight_bytes, all_of_it.parameters)
+        assert part.loaded.parameters < part.whole_parameters < 2 * part.loaded.parameters
+
+
 def test_packed_weights_stay_packed_in_the_parts(tmp_path: Path) -> None:
     folder = quantized(tmp_path)
     every, cut = whole(folder, dequantize=False), parts(folder, 2, dequantize=False)
@@ -79,7 +89,7 @@ def test_a_rank_needs_the_memory_of_its_part_and_of_the_largest_tensor(name: str
     mx.clear_cache()
     mx.reset_peak_memory()
     before, limit = mx.get_active_memory(), mx.set_cache_limit(1 << 30)
-    loaded = load_part(folder, PlannedGroup(0, 2), (way,))
+    loaded = load_part(folder, PlannedGroup(0, 2), (way,)).loaded
     assert mx.set_cache_limit(limit) == 1 << 30, "MLX's cache is as it was before"
     assert mx.get_cache_memory() <= 128 << 10, "what is freed is given back at once"
     peak, kept = mx.get_peak_memory() - before, mx.get_active_memory() - before

@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused
+from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
+from cortexmlx.execution.boundary import MemoryInUse
 from cortexmlx.hosts.options import RankInfo, RankOptions
+from cortexmlx.hosts.wire.messages import RankState
+from cortexmlx.hosts.wire.overdue import HangLimits
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.hosted import group
 from cortexmlx.serving.hosted.group import ATTEMPTS, HostGroup
+from cortexmlx.stats import HostStats
 from support.patience import PATIENCE
 
-INFO = RankInfo((), 320, 512, 10, 5, "float32", "tiny", "llama", (), "identity", 1 << 30, "metal")
+INFO = RankInfo((), 320, 512, 10, 5, "float32", "tiny", "llama", (), "identity", 1 << 30, "metal", 17, 8)
 
 
 class Workers:
@@ -33,7 +37,13 @@ class Workers:
         self.infos = [INFO, INFO]
         self.asked: list[RankOptions] = []
         self.loading: threading.Event | None = None
+        self.limits: HangLimits | None = None
+        self.ranks: tuple[RankState, ...] = ()
         self.action: Callable[[HostLost], None] | None = None
+
+    def with_limits(self, limits: HangLimits) -> Workers:
+        self.limits = limits
+        return self
 
     def reopen(self) -> None:
         self.epoch += 1
@@ -67,7 +77,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Workers]]:
         return made[-1]
 
     monkeypatch.setattr(group, "WorkerGroup", make)
-    monkeypatch.setattr(group, "RemoteRunner", lambda channels, names: made[-1])
+    monkeypatch.setattr(group, "RemoteRunner", lambda channels, names, limits: made[-1].with_limits(limits))
     monkeypatch.setattr(group, "PAUSE_SECONDS", 0.0)
     yield made
 
@@ -123,6 +133,32 @@ def test_lost_workers_are_started_again_a_few_times(make: Callable[..., HostGrou
     with pytest.raises(HostLost, match="no network"):
         made.reopen()
     assert made.epoch == 1 + 2 * ATTEMPTS
+
+
+def test_workers_that_are_not_there_are_not_told(make: Callable[..., HostGroup], workers: list[Workers]) -> None:
+    made = make()
+    made.open()
+    assert made.stats() == ()
+    held = MemoryInUse(7, 1, 0, 9, 9)
+    workers[0].ranks = (RankState(held, (1,), 0.0, 0.0),)
+    assert made.stats() == (), "one of them has told nothing yet"
+    workers[0].ranks *= 2
+    assert made.stats() == (HostStats("one", 10, 7, 9), HostStats("two", 10, 7, 9))
+
+
+def test_what_the_environment_sets_reaches_the_workers(
+    make: Callable[..., HostGroup], workers: list[Workers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_COMPARE_EVERY", "1")
+    monkeypatch.setenv("CORTEXMLX_HANG_SECONDS", "3")
+    made = make()
+    made.open()
+    assert workers[0].asked[0].compare_every == 1 and workers[0].limits == HangLimits(3.0, 300.0)
+    for name in ("CORTEXMLX_HANG_SECONDS", "CORTEXMLX_COMPARE_EVERY"):
+        with monkeypatch.context() as changed, pytest.raises(InvalidRequest, match=name):
+            changed.setenv(name, "soon")
+            make()
+    assert len(workers) == 1, "it is refused before a worker is started"
 
 
 def test_hosts_that_do_not_fit_are_not_tried_again(make: Callable[..., HostGroup], workers: list[Workers]) -> None:

@@ -61,10 +61,12 @@ def test_workers_on_one_machine_share_its_memory(opened: Callable[..., tuple[Hos
     assert apart.blocks[0] > 1.5 * beside.blocks[0] and beside.blocks == half.blocks
 
 
-def test_bytes_are_those_of_all_workers(opened: Callable[..., tuple[HostedModel, Copies]]) -> None:
+def test_the_model_is_told_once_and_its_keys_are_those_of_all_workers(
+    opened: Callable[..., tuple[HostedModel, Copies]],
+) -> None:
     model, group = opened(("a", "b"))
     one = group.infos[0]
-    assert model.info.weight_bytes == 2 * one.weight_bytes
+    assert (model.info.weight_bytes, model.info.parameters) == (one.whole_bytes, one.whole_parameters)
     assert model.info.kv_bytes_per_token == 2 * bytes_per_token(one.groups)
     assert model.info.notes == ("a note of the worker", "2 workers: worker 0; worker 1")
 

@@ -12,6 +12,7 @@ from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.hosts.local_group import LocalGroup
 from support.models.tiny import tokens_of
+from support.patience import PATIENCE, soon
 
 PROMPTS = [tokens_of(9, seed=1), tokens_of(21, seed=2), tokens_of(40, seed=3)]
 
@@ -109,6 +110,53 @@ def test_a_group_that_is_lost_while_idle_is_started_again_before_the_next_reques
     driver.calls.get()(driver.core)
     assert groups[0].epoch == 2
     assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_request_that_is_sent_before_a_loss_is_noticed_fails_or_begins_again(
+    tiny: Any, theirs: Any, groups: list[LocalGroup], resume: bool
+) -> None:
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=resume)
+    expected = theirs("llama", PROMPTS[1], 30)
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[1:2], 30)] == [expected]
+    groups[0].lose("worker 1 was stopped")
+    handle = driver.add(PROMPTS[1], 30)
+    driver.finish()
+    if resume:
+        assert list(driver.result(handle).token_ids) == expected
+    else:
+        with pytest.raises(HostLost, match="worker 1 was stopped"):
+            driver.result(handle)
+    assert groups[0].epoch == 2 and driver.core.stats().host_losses == 1
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[1:2], 30)] == [expected]
+
+
+def test_statistics_are_told_while_workers_are_started_anew(tiny: Any, groups: list[LocalGroup]) -> None:
+    with Engine(str(tiny("llama")), hosts=1) as engine:
+        engine.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)
+        groups[0].may_start.clear()
+        groups[0].lose("worker 1 was killed", notice=True)
+        assert soon(lambda: groups[0].starts == 2)
+        handle = engine.submit(PROMPTS[0], max_tokens=3, ignore_eos=True)
+        stats = engine.stats()
+        assert (stats.host_losses, stats.requests_finished, stats.rows_running) == (1, 1, 0)
+        assert groups[0].epoch == 1, "they are not there yet"
+        groups[0].may_start.set()
+        assert len(handle.result(PATIENCE).token_ids) == 3
+        assert engine.stats().requests_finished == 2
+
+
+def test_statistics_are_told_when_workers_cannot_be_started(tiny: Any, groups: list[LocalGroup]) -> None:
+    with Engine(str(tiny("llama")), hosts=1) as engine:
+        groups[0].refusals.append(HostRefused("other weights"))
+        groups[0].lose("worker 1 was killed", notice=True)
+        assert soon(lambda: groups[0].starts == 2)
+        assert engine.stats().host_losses == 1
+        groups[0].refusals.append(HostLost("no network"))
+        with pytest.raises(HostLost, match="no network"):
+            engine.generate(PROMPTS[0], max_tokens=3)
+        assert engine.stats().host_losses == 1
+        assert len(engine.generate(PROMPTS[0], max_tokens=3, ignore_eos=True).token_ids) == 3
 
 
 def test_a_loss_that_a_step_has_met_already_is_not_noticed_again(tiny: Any, groups: list[LocalGroup]) -> None:

@@ -15,6 +15,7 @@ class QueueChannel:
     def __init__(self, name: str) -> None:
         self.name = name
         self.sent: list[bytes] = []
+        self.processor_seconds: float | None = None
         self.other: QueueChannel
         self._arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closed = False

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cortexmlx.serving.hosted.switches import COMPARE_SWITCH
 from support.hosts.mpi import mpi
 
 _SETTINGS = {
@@ -25,7 +26,9 @@ _SETTINGS = {
 
 @contextmanager
 def with_mpi(folder: Path) -> Iterator[None]:
-    """Let `--hosts N:mpi` work in this context. Skips the test where there is no MPI."""
+    """Let `--hosts N:mpi` work in this context, and compare the workers' plans after each step. Skips the test where
+    there is no MPI.
+    """
     found = mpi()
     folder.mkdir(exist_ok=True)
     (folder / "mpirun").symlink_to(found.launcher)
@@ -33,4 +36,5 @@ def with_mpi(folder: Path) -> Iterator[None]:
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
         for name, value in (_SETTINGS | dict(found.environment)).items():
             patch.setenv(name, value)
+        patch.setenv(COMPARE_SWITCH, "1")
         yield

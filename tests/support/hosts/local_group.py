@@ -4,6 +4,7 @@ chosen calls. So the engine's side of hosts is tested without processes.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from cortexmlx.hosts.options import RankInfo
 from cortexmlx.models import load_model
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import HostStats
+from support.patience import PATIENCE
 
 CALLS = ("begin", "can_resize", "resize", "copy", "dispatch", "forward", "choose", "collect", "settle")
 """The calls of a runner that raise HostLost, as those of `RemoteRunner` do."""
@@ -61,11 +63,18 @@ class LocalGroup:
         self.epoch = 0
         self.closed = 0
         self.refusals: deque[CortexError] = deque()
+        self.may_start = threading.Event()
+        """Starts wait for it."""
+        self.may_start.set()
+        self.starts = 0
+        """How often a start was asked for."""
         self.names = ("worker 1",)
         self.machines = ("here",)
         self.infos: tuple[RankInfo, ...] = ()
 
     def open(self) -> None:
+        self.starts += 1
+        assert self.may_start.wait(PATIENCE)
         if self.refusals:
             raise self.refusals.popleft()
         self.epoch += 1
@@ -86,6 +95,8 @@ class LocalGroup:
             identity=loaded.identity,
             memory_bytes=1 << 33,
             backend="reference",
+            whole_bytes=loaded.weight_bytes,
+            whole_parameters=loaded.parameters,
         )
         self.infos = (info,)
 

@@ -56,6 +56,8 @@ class WholeModel:
             loaded.identity,
             1 << 30,
             self._backend.name,
+            loaded.weight_bytes,
+            loaded.parameters,
         )
 
     def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def commands(group: int | None = None) -> dict[int, str]:
@@ -15,12 +16,35 @@ def commands(group: int | None = None) -> dict[int, str]:
     return {int(pid): args for pid, of, _, args in alive if group in (None, int(of))}
 
 
+WORKER = "-m cortexmlx.hosts.worker"
+"""What the command lines of workers have."""
+
+
 def workers(before: Iterable[int]) -> list[int]:
-    """The processes of engines' workers by the order in which they were started, without those that were there
-    before.
+    """The processes of engines' workers by the order in which they were started, without those that were there before,
+    and those that other programs started.
     """
     new = {pid: line for pid, line in commands().items() if pid not in before}
-    return sorted(pid for pid, line in new.items() if "-m cortexmlx.hosts.worker" in line and "mpirun" not in line)
+    found = [pid for pid, line in new.items() if WORKER in line and "mpirun" not in line]
+    return sorted(pid for pid in found if is_of(pid, mark()))
+
+
+_MARK = "CORTEXMLX_TESTS_OF"
+
+
+def mark() -> str:
+    """A variable of the environment that tells which process began it all. All that are started inherit it."""
+    return f"{_MARK}={os.environ.setdefault(_MARK, str(os.getpid()))}"
+
+
+def is_of(pid: int, marked: str) -> bool:
+    """Whether a process was started with a mark. Where the system does not tell, it is taken to be."""
+    try:
+        return marked.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except FileNotFoundError:
+        return not Path("/proc/self/environ").exists()
+    except OSError:
+        return False
 
 
 def own_workers() -> list[int]:
