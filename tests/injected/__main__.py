@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
 
 from support.hosts.launch import hanging_worker
 from support.hosts.launch.leftovers import Held
-from support.hosts.launch.processes import commands, mark, workers
+from support.hosts.launch.processes import commands, workers
 
 LIMIT = 10.0
 """Seconds from the fault to the end of every request, without `resume_lost`."""
@@ -272,7 +272,6 @@ def main() -> int:
         each for each in product(FAULTS, MOMENTS, (0, 1), (False, True)) if each[0] not in HARMLESS.get(each[1], ())
     ]
     random.Random(options.seed).shuffle(kinds)
-    mark()
     failed = 0
     with tempfile.TemporaryDirectory() as root, with_mpi(Path(root) / "bin"):
         model = write_tiny(Path(root) / "model", max_position_embeddings=2048)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.hosts.launch.processes import commands, is_of, mark
+from support.hosts.launch.processes import commands, is_ours
 
 _LISTENS = "0A"
 _FOLDER = re.compile(r"/\S*cortexmlx-hosts-[^\s/]+")
@@ -25,8 +25,8 @@ class Held:
     """Folders for temporary files, open files in those for all, and shared memory."""
 
     def look(self, without: Iterable[int]) -> None:
-        """Add what all marked processes hold now but these, and but what this process has itself, its output say."""
-        now = {pid: line for pid, line in commands().items() if pid not in set(without) and is_of(pid, mark())}
+        """Add what all of our processes hold now but these, and but what this process has itself, its output say."""
+        now = {pid: line for pid, line in commands().items() if pid not in set(without) and is_ours(pid)}
         self.processes |= set(now)
         self.ports |= _ports(now)
         for pid, line in now.items():
@@ -37,7 +37,7 @@ class Held:
         alive = commands()
         listening = set(_listening().values())
         return [
-            *(f"process {pid}: {alive[pid]}" for pid in sorted(self.processes & set(alive)) if is_of(pid, mark())),
+            *(f"process {pid}: {alive[pid]}" for pid in sorted(self.processes & set(alive)) if is_ours(pid)),
             *(f"port {port}" for port in sorted(self.ports & listening)),
             *(f"file {path}" for path in sorted(self.files) if path.exists()),
         ]

@@ -26,21 +26,19 @@ def workers(before: Iterable[int]) -> list[int]:
     """
     new = {pid: line for pid, line in commands().items() if pid not in before}
     found = [pid for pid, line in new.items() if WORKER in line and "mpirun" not in line]
-    return sorted(pid for pid in found if is_of(pid, mark()))
+    return sorted(pid for pid in found if is_ours(pid))
 
 
-_MARK = "CORTEXMLX_TESTS_OF"
+_MARK = "TESTS_OF_PROCESS"
+os.environ[_MARK] = str(os.getpid())  # all that is started from now on inherits it
 
 
-def mark() -> str:
-    """A variable of the environment that tells which process began it all. All that are started inherit it."""
-    return f"{_MARK}={os.environ.setdefault(_MARK, str(os.getpid()))}"
-
-
-def is_of(pid: int, marked: str) -> bool:
-    """Whether a process was started with a mark. Where the system does not tell, it is taken to be."""
+def is_ours(pid: int) -> bool:
+    """Whether this process started another one, or one of those did. Where the system does not tell, it is taken to
+    have.
+    """
     try:
-        return marked.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{_MARK}={os.getpid()}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except FileNotFoundError:
         return not Path("/proc/self/environ").exists()
     except OSError:
