@@ -135,6 +135,20 @@ def test_chats_evict_instructions_first() -> None:
     assert not any(entry.transient for entry in stage.cache.prefix.entries)
 
 
+def test_instructions_move_with_the_other_blocks() -> None:
+    stage = Stage(16)
+    add_text(stage, [3] * 9)  # it keeps nothing, so there is a hole before the other
+    add_text(stage, [1] * 9, shared=8)
+    stage.shadow.finish(100)
+    stage.shadow.compact()
+    stage.scheduler.check_invariants()
+    stage.shadow.check_shared()
+    again = add_text(stage, [1] * 10, shared=8)
+    stage.shadow.finish(100)
+    assert again.cached == 8
+    assert stage.cache.pools.drop_cached() and not stage.cache.prefix.entries
+
+
 def test_a_chat_that_uses_an_instruction_keeps_it() -> None:
     stage = Stage(16)
     add_text(stage, [1] * 9, shared=8)
