@@ -20,12 +20,12 @@ BACKBONE = "cortexmlx/models/embedding/backbone.py"
 
 TESTS = (
     "scheduling/test_scheduler_pooled.py",
-    "scheduling/test_scheduler_pooled_machine.py",
     "execution/prompts",
-    "execution/test_logit_rows_body.py",
     "models/embedding",
     "serving/embedding",
+    "execution/test_logit_rows_body.py",
     "engine/test_embedding.py",
+    "scheduling/test_scheduler_pooled_machine.py",
 )
 """The tests that judge these faults."""
 
@@ -73,13 +73,8 @@ FAULTS = (
         "            return 1\n        room, most",
     ),
     Fault("a text must leave room for an answer", SHORTAGE, "elif tokens > min(", "elif tokens >= min("),
-    Fault("texts take rows", RUNNING, "return sum(not job.pools for job in self.jobs)", "return len(self.jobs)"),
-    Fault(
-        "texts begin without bound",
-        RUNNING,
-        "for j in self.jobs if j.pools) < self.backoff.tokens",
-        "for j in self.jobs if j.pools) >= 0",
-    ),
+    Fault("texts take rows", RUNNING, "return len(self.jobs) - self._texts", "return len(self.jobs)"),
+    Fault("texts begin without bound", RUNNING, "return self._text_tokens < self.backoff.tokens", "return True"),
     Fault(
         "memory that was refused does not hold texts back",
         RUNNING,
@@ -104,8 +99,8 @@ FAULTS = (
     Fault(
         "a text may evict chats to begin",
         RUNNING,
-        "tables.can_obtain(need, None, job.pools) or",
-        "tables.can_obtain(need) or",
+        "        if tables.can_obtain(need, None, job.pools):\n            return True\n",
+        "        if tables.can_obtain(need):\n            return True\n",
     ),
     Fault(
         "a text that does not fit waits for ever",
@@ -150,6 +145,12 @@ FAULTS = (
         "pass",
     ),
     Fault("what texts cache goes last", CACHE, "entry.transient = sequence.transient", "entry.transient = False"),
+    Fault(
+        "instructions stay where they are",
+        POOL,
+        "for queue in self.queues\n",
+        "for queue in (self.passed, {}, self.unused, self.pinned)\n",
+    ),
     Fault("instructions wait with chats", POOL, "elif entry.transient:", "elif False:"),
     Fault(
         "a held instruction can be evicted",

@@ -12,6 +12,7 @@ import pytest
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.latency import LEAST_PIECE
 from support.scheduling.clockwork import Clockwork
 from support.scheduling.requests import text_of
@@ -54,6 +55,15 @@ def test_a_text_may_be_as_long_as_the_context_and_the_cache() -> None:
     stage.shadow.finish(50)
     with pytest.raises(PromptTooLong, match="the text has 17 tokens, and the model's context is 16"):
         add_text(stage, [1] * 17)
+
+
+def test_a_text_is_computed_whole_where_answers_keep_a_part() -> None:
+    stage = Stage(16, keep=KeepPolicy(first=2, last=4))
+    job = add_text(stage, list(range(11)) * 2, 0)
+    while (plan := stage.shadow.plan()) is not None:
+        assert plan.pooling is not None and plan.pooling.rows.tolist() == list(range(22))
+        stage.shadow.commit()
+    assert job.state is RequestState.FINISHED and not job.dropped
 
 
 def test_texts_need_no_row() -> None:
@@ -133,6 +143,20 @@ def test_chats_evict_instructions_first() -> None:
     stage.shadow.finish(100)
     assert kept <= {tuple(entry.tokens) for entry in stage.cache.prefix.entries}
     assert not any(entry.transient for entry in stage.cache.prefix.entries)
+
+
+def test_instructions_move_with_the_other_blocks() -> None:
+    stage = Stage(16)
+    add_text(stage, [3] * 9)  # it keeps nothing, so there is a hole before the other
+    add_text(stage, [1] * 9, shared=8)
+    stage.shadow.finish(100)
+    stage.shadow.compact()
+    stage.scheduler.check_invariants()
+    stage.shadow.check_shared()
+    again = add_text(stage, [1] * 10, shared=8)
+    stage.shadow.finish(100)
+    assert again.cached == 8
+    assert stage.cache.pools.drop_cached() and not stage.cache.prefix.entries
 
 
 def test_a_chat_that_uses_an_instruction_keeps_it() -> None:

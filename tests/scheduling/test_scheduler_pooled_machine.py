@@ -175,6 +175,11 @@ class PooledMachine(RuleBasedStateMachine):
         self.scheduler.relieve(critical)
         self.dropping = False
 
+    @precondition(lambda self: self.scheduler.idle and not self.shadow.in_flight)
+    @rule()
+    def compact(self) -> None:
+        self.shadow.compact()
+
     @rule(refused=st.booleans())
     def fail_a_step(self, refused: bool) -> None:
         self.shadow.in_flight.clear()

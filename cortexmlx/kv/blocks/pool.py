@@ -186,7 +186,7 @@ class BlockPool:
             self.allocator.allocate(len(kept))
         moved = {old: new for new, old in enumerate(kept)}
         self.cached = {moved[b]: entry for b, entry in self.cached.items()}
-        self.passed = OrderedDict((moved[b], entry) for b, entry in self.passed.items())
-        self.unused = OrderedDict((moved[b], entry) for b, entry in self.unused.items())
-        self.pinned = OrderedDict((moved[b], entry) for b, entry in self.pinned.items())
+        self.passed, self.transient, self.unused, self.pinned = (
+            OrderedDict((moved[b], entry) for b, entry in queue.items()) for queue in self.queues
+        )
         return moved
