@@ -261,6 +261,7 @@ class ModelRunner:
         self._in_flight.clear()
         self.reset()
         self.states.forget()
+        self.adapters.forget()
         if self.products is not None:
             self.products.reconsider()
 

@@ -89,6 +89,7 @@ FAULTS = (
         "table.open_slot(1 + self.numbers.index(number))",
         "pass",
     ),
+    Fault("layers stay changed after an exception", SERVED, "        restore(self._modules.values())", "        pass"),
     Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
     Fault(
         "a table is too narrow",
@@ -162,7 +163,7 @@ FAULTS = (
         "key = self._keys.get(name) or self._contents.get(adapter.digest)",
     ),
     Fault("the same content is in memory twice", REGISTRY, "key = self._contents.get(adapter.digest)", "key = None"),
-    Fault("a number is given twice", REGISTRY, "            self._numbers += 1\n", ""),
+    Fault("a number is given twice", REGISTRY, "            self._numbers += 1  #", "            self._numbers = 1  #"),
     Fault("there is no bound of adapters", REGISTRY, "if len(self._contents) >= limits.adapters:", "if False:"),
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
     Fault(

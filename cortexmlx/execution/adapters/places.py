@@ -25,7 +25,14 @@ def adapted(kind: type[Any]) -> type[Any]:
     def call(module: Any, x: mx.array) -> Any:
         return module.add_adapter(x, own(module, x))
 
-    return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call})
+    return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call, "unadapted": kind})
+
+
+def restore(modules: Iterable[nn.Module]) -> None:
+    """Undo what an exception that was thrown into `in_place` left in place."""
+    for module in modules:
+        if (kind := getattr(type(module), "unadapted", None)) is not None:
+            object.__setattr__(module, "__class__", kind)
 
 
 @contextmanager

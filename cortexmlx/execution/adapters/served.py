@@ -18,7 +18,7 @@ import numpy as np
 from cortexmlx.arrays import IntArray
 from cortexmlx.attention.state.dispatch import StateStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
-from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_size, refusals
+from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_size, refusals, restore
 from cortexmlx.execution.adapters.route import NO_SLOT, Route, route_of
 from cortexmlx.execution.adapters.tables import SlotTable
 from cortexmlx.execution.boundary import refusable
@@ -188,9 +188,16 @@ class ServedAdapters:
                 else:
                     group.remove(number)
 
+    def forget(self) -> None:
+        """Forget the last step, which may have failed anywhere: the model's layers are its own again."""
+        self._forget_route()
+        self._step = None
+        self._parts.clear()
+        restore(self._modules.values())
+
     def close(self) -> None:
         """Free all tables, and leave the model's layers as they were. Safe to call again."""
-        self._forget_route()
+        self.forget()
         self._groups.clear()
         for module in self._modules.values():
             vars(module).pop("add_adapter", None)

@@ -81,10 +81,10 @@ class AdapterRegistry:
         key = self._contents.get(adapter.digest)
         if key is None:
             self._check_room(name, adapter, tables)
-            key = AdapterKey(self._numbers + 1, adapter.digest)
+            self._numbers += 1  # first: no number is given twice, wherever an exception lands
+            key = AdapterKey(self._numbers, adapter.digest)
             if isinstance(refused := tables.add(key.number, adapter), Refused):
                 raise MemoryRefused(f"the system gives no memory for the adapter {name!r}: {refused.why}")
-            self._numbers += 1
             self._contents[adapter.digest] = key
         info = AdapterInfo(
             name=name,

@@ -230,6 +230,24 @@ def test_layers_that_our_products_serve_stay_theirs(tmp_path: Path) -> None:
     assert type(layer) is nn.QuantizedLinear and np.array_equal(np.array(layer(x)), plain)
 
 
+def test_layers_that_an_exception_left_changed_are_the_models_own_after_it(
+    served: ServedAdapters, tiny: Any, tmp_path: Path
+) -> None:
+    """It may land between any two statements of the engine's thread, also where the classes are put back."""
+    served.add(1, written(tmp_path / "a", tiny, keys=("self_attn.q_proj",), num_layers=2))
+    layers = [layer.self_attn.q_proj for layer in served._model.model.layers]
+    x = mx.random.normal((2, 1, 32))
+    plain = np.array(layers[0](x))
+    step = served.step(plan((1, 1), (1, 1)), None)
+    step.__enter__()  # and it never exits
+    assert not np.array_equal(np.array(layers[0](x)), plain)
+    served.forget()
+    assert [type(layer) for layer in layers] == [nn.Linear] * 2 and np.array_equal(np.array(layers[0](x)), plain)
+    with served.step(plan((1, 1), (1, 1)), None):
+        assert not np.array_equal(np.array(layers[0](x)), plain)
+    del step
+
+
 def test_closing_leaves_the_model_as_it_was(served: ServedAdapters, tiny: Any, tmp_path: Path) -> None:
     served.add(1, written(tmp_path / "a", tiny))
     served.close()
