@@ -49,7 +49,6 @@ FAULTS = (
         'truncate=asked.truncate, client=request.scope.get(CLIENT, "")',
         'truncate=asked.truncate, client=""',
     ),
-    Fault("a request for vectors takes no time", PATHS, "asyncio.timeout(left)", "asyncio.timeout(None)"),
     Fault("the texts are asked without their prompt", PATHS, '{"prompt": asked.prompt,', '{"prompt": None,'),
     Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
     Fault("any name hides a mistyped adapter", MODELS, "self._names_adapter(name)):", "False):"),
