@@ -71,12 +71,6 @@ FAULTS = (
     ),
     Fault("what comes after a failed chunk is written", RUN, "            pending.clear()\n", ""),
     Fault(
-        "refused texts move the others",
-        RUN,
-        "texts[:middle]) + self._computed(texts[middle:])",
-        "texts[middle:]) + self._computed(texts[:middle])",
-    ),
-    Fault(
         "a text that was computed is computed again", COMMAND, "if place <= files.before:", "if place < files.before:"
     ),
     Fault("another input goes on", FILES, "if self._digests.get(place, line.digest) != line.digest:", "if False:"),
