@@ -117,10 +117,11 @@ class KVCache:
             need, want = (self.tables.ends_within(sequence, count) for count in counts)
             self._grow(sequence, need, want)
         except KVCacheFull:
-            self.free(seq)
+            self.free(seq, again=True)
             for pool, block in held:
                 pool.let_go_source(block)
             if copied is None or match is None:
+                self.pools.keep_spare()
                 raise
             # There is no room for both the partial block and its copy.
             without_partial = self.states.resume_point_of_blocks(match, self.last_missing_block)
@@ -336,12 +337,12 @@ class KVCache:
         pairs = zip(source.blocks_at(full), sequence.blocks_at(full), strict=True)
         return copies_of([{old: new} for old, new in pairs])
 
-    def free(self, seq: int, passed: bool = False) -> None:
+    def free(self, seq: int, passed: bool = False, again: bool = False) -> None:
         """End a sequence: each of its blocks loses one owner. Without owners, a cached block waits to be used again or
         evicted, and any other block becomes free.
 
         With `passed`, its text continues elsewhere without these tokens. Then its cached blocks are evicted before all
-        others, and before the arena grows, the last block first.
+        others, and before the arena grows, the last block first. `again`: it begins again with the same match at once.
         """
         sequence = self._sequences.pop(seq)
         self.states.drop(sequence.states)
@@ -349,7 +350,8 @@ class KVCache:
             pool.give_up(table.blocks[::-1] if passed else table.blocks, passed)
             if passed and self.disk_tier is not None:
                 self.disk_tier.on_passed(pool.passed[block] for block in table.blocks if block in pool.passed)
-        self.pools.keep_spare()
+        if not again:
+            self.pools.keep_spare()
 
     def compact(self) -> tuple[BlockCopy, ...]:
         """Move all used blocks to the front, in their order. Runs stay runs, and the free blocks become one run.
