@@ -138,10 +138,12 @@ FAULTS = (
     Fault(
         "the layer that gives the logits may have one",
         PLACES,
-        "elif any(count != _ALL for count in counts):",
+        "elif any(count != _ALL for count in seen[id(module)].tokens):",
         "elif False:",
     ),
-    Fault("layers whose weights are read may have one", PLACES, "        if not counts:", "        if False:"),
+    Fault(
+        "layers whose weights are read may have one", PLACES, "        if seen[id(module)].read:", "        if False:"
+    ),
     # coming and going
     Fault("one in use goes at once", REGISTRY, "if key.number not in used and", "if"),
     Fault(
