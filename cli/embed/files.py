@@ -59,8 +59,9 @@ class EmbedFiles:
             check_output(output, "-o", source, mode, "embed")
             if ending not in _ARRAYS:
                 check_ending(output, "-o", mode, "embed")
-            check_own(output, (run_path(output), gathered(output)), (Path(source),), "embed")
-            if mode is Mode.NEW and size_of(gathered(output)):
+            own = [run_path(output), *([gathered(output)] if ending == ".parquet" else [])]
+            check_own(output, own, (Path(source),), "embed")
+            if mode is Mode.NEW and any(size_of(each) for each in own[1:]):
                 raise InvalidRequest(
                     f"{gathered(output)} has the rows of a run to {output} that has not ended: --resume continues it, "
                     "--force starts again and deletes them"
@@ -71,8 +72,13 @@ class EmbedFiles:
             raise InvalidRequest(f"{output} is no file, and {ending[1:]} needs one: give -o a file, or another ending")
         if self.kept:
             self._run = LockedRun(output, "embed")
-        self._going = mode is Mode.RESUME and bool(size_of(output) or size_of(gathered(output)))
-        self.rows = self._rows_of(output, ending)
+        begun = bool(size_of(output) or (ending == ".parquet" and size_of(gathered(output))))
+        self._going = mode is Mode.RESUME and begun
+        try:
+            self.rows = self._rows_of(output, ending)
+        except BaseException:
+            self.__exit__()
+            raise
         self.before = self.rows.count
         """Rows that an earlier run has written."""
 

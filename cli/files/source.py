@@ -162,7 +162,7 @@ def _check(source: str, head: bytes, input_format: Format, reads: Reads) -> None
         return
     suffix = Path(source).suffix.lower()
     if (kind := _OTHERS.get(suffix)) is not None:
-        how = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE else ""
+        how = f". Five lines of Python make JSONL of one: {GUIDE}" if kind == _TABLE and reads is BATCH else ""
         raise InvalidRequest(
             f"{name} is {kind}: {reads.command} reads JSONL, {reads.json} a line, or plain lines, {reads.plain} a "
             f"line. With --format lines every line of it is {reads.plain}, the first one too{how}"

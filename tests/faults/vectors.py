@@ -49,7 +49,6 @@ FAULTS = (
         'truncate=asked.truncate, client=request.scope.get(CLIENT, "")',
         'truncate=asked.truncate, client=""',
     ),
-    Fault("a request for vectors takes no time", PATHS, "asyncio.timeout(left)", "asyncio.timeout(None)"),
     Fault("the texts are asked without their prompt", PATHS, '{"prompt": asked.prompt,', '{"prompt": None,'),
     Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
     Fault("any name hides a mistyped adapter", MODELS, "self._names_adapter(name)):", "False):"),
@@ -71,12 +70,6 @@ FAULTS = (
         "rows = pending.pop().result()",
     ),
     Fault("what comes after a failed chunk is written", RUN, "            pending.clear()\n", ""),
-    Fault(
-        "refused texts move the others",
-        RUN,
-        "texts[:middle]) + self._computed(texts[middle:])",
-        "texts[middle:]) + self._computed(texts[:middle])",
-    ),
     Fault(
         "a text that was computed is computed again", COMMAND, "if place <= files.before:", "if place < files.before:"
     ),

@@ -11,8 +11,19 @@ import pytest
 from openai.types import Completion as TheirCompletion
 from openai.types.chat import ChatCompletion
 
+from cortexmlx.embedding import Embeddings
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
-from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style, error_record, key_of, key_of_record
+from cortexmlx.protocols.batch import (
+    PROTOCOLS,
+    BadLine,
+    BatchRequest,
+    Recorder,
+    Style,
+    error_record,
+    key_of,
+    key_of_record,
+)
+from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.request import Request
 from cortexmlx.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.sampling_params import SamplingParams
@@ -103,10 +114,15 @@ def test_the_openai_packages_types_take_every_reason_to_end(reason: FinishReason
 
 
 def test_nothing_in_a_record_depends_on_how_the_run_went() -> None:
-    for style in Style:
+    for style in PROTOCOLS:
         one = answer("a", 3)
         other = replace(one, usage=replace(one.usage, cached_tokens=0), timings=Timings(1, 2, 3, 4, 5))
         assert RECORDER.answer(request(style), [[one]]) == RECORDER.answer(request(style), [[other]])
+    item = BatchRequest(7, "q", Style.EMBEDDINGS, EmbeddingRequest(("a",)))
+    first, second = (Embeddings(np.ones((1, 4), np.float32), (5,), (cached,), (False,)) for cached in (0, 4))
+    record = RECORDER.embedded(item, first)
+    assert record == RECORDER.embedded(item, second) and key_of_record(record) == key_of("q", 7)
+    assert record["custom_id"] == "q" and record["response"]["body"]["data"][0]["embedding"] == [1.0] * 4
 
 
 def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:
@@ -131,7 +147,8 @@ def test_a_record_has_the_key_of_its_request(style: Style) -> None:
     for identity in ("q", 3, None):
         bad = BadLine(7, identity, style, "bad")
         assert key_of_record(error_record(bad, "bad")) == key_of(identity, 7)
-    assert key_of_record(RECORDER.answer(request(style), [[answer("a", 1)]])) == key_of("q", 7)
+    if style in PROTOCOLS:
+        assert key_of_record(RECORDER.answer(request(style), [[answer("a", 1)]])) == key_of("q", 7)
     assert key_of_record({"text": "no record"}) is None
 
 

@@ -237,3 +237,14 @@ def test_somebody_elses_file_is_not_gone_on_with(
     out.write_bytes(content)
     assert embed("model", source, "-o", out, "--resume") == 1
     assert "--force starts again" in capsys.readouterr().err and out.read_bytes() == content
+    run_file = out.with_name(out.name + ".run")
+    run_file.unlink()
+    assert embed("model", source, "-o", out, "--resume") == 1 and not run_file.exists()
+
+
+def test_a_file_beside_the_output_that_is_no_parquet_is_the_users_own(embedders: Opened, source: Path) -> None:
+    rows = source.with_name("out.npy.rows")
+    rows.write_text("mine")
+    assert embed("model", source, "-o", source.with_name("out.npy")) == 0 and rows.read_text() == "mine"
+    rows.rename(source.with_name("out.parquet.rows"))
+    assert embed("model", source, "-o", source.with_name("out.parquet")) == 1
