@@ -320,6 +320,26 @@ def test_a_snapshot_that_one_rank_lacks_is_not_kept() -> None:
     assert list(group.keep([0, 1, 2], STATE)) == [True, False, True]
 
 
+def test_a_group_that_is_lost_before_a_read_is_sent_is_a_miss() -> None:
+    """A load is made in the middle of a plan, which must not end there."""
+    group = kept(two(), *range(8))
+    group.tier._may_have = lambda piece: True
+    group.ranks.lost = True
+    load = group.load()
+    assert load is not None and load.pieces == {} and group.arrivals == 1
+
+
+def test_what_lost_workers_have_read_does_not_arrive() -> None:
+    group = kept(two(), *range(8))
+    load = group.load()
+    assert load is not None
+    for rank in group.ranks.each:
+        rank.read()
+    group.store.abandon()
+    group.settle()
+    assert load.pieces is None and group.arrivals == 0
+
+
 def test_ranks_that_write_slowly_are_given_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_store, "MOST_WAITING", 2 * PART)
     assert MOST_WAITING > 0
