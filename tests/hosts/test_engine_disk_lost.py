@@ -125,6 +125,7 @@ def test_what_was_read_before_a_loss_is_read_again(
         workers[0].lose(1)
         if moment == "asked":
             driver.core.recovery.recover(HostLost("rank 1 was killed", host="rank 1"))
+            assert not driver.core.idle, "its prompt waits for nothing of what is lost"
         driver.finish()
         assert list(driver.result(handle).token_ids) == theirs("llama", LONG, 10)
         assert workers[0].epoch == 2
