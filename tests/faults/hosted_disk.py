@@ -83,7 +83,12 @@ FAULTS = (
         "if message[:1] != _UNASKED or not self._was_told(rank, message):",
         "if True:",
     ),
-    Fault("a rank that never answers is awaited", RANKS, "max(0.0, until - time.monotonic())", "None"),
+    Fault(
+        "a rank that does not answer in time is waited for",
+        RANKS,
+        'raise self._ended(HostLost("some worker has not',
+        'raise (HostLost("some worker has not',
+    ),
     Fault(
         "a rank carries out the names of parts",
         SERVER,

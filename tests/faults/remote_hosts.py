@@ -97,8 +97,8 @@ FAULTS = (
     Fault(
         "a model must be opened soon",
         OVERDUE,
-        "case Open() | Close():\n                return None",
-        "case Open() | Close():\n                return _MOVES",
+        "case Open() | Close() | FlushStore():\n                return None",
+        "case Open() | Close() | FlushStore():\n                return _MOVES",
     ),
     Fault("who waits is blamed", OVERDUE, "sorted((used, rank)", "sorted((-used, rank)"),
     Fault(

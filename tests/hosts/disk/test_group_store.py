@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import deque
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.hosts.disk import group_store
-from cortexmlx.hosts.disk.group_store import GroupStore
 from cortexmlx.hosts.wire.disk import (
     NAME_BYTES,
     TOO_MUCH,
@@ -29,76 +25,10 @@ from cortexmlx.hosts.wire.disk import (
     ReadPieces,
     Wrote,
 )
-from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
-from cortexmlx.kv.prefix import Key, PrefixCache
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.disk_tier import STATE, DiskLoad
 from cortexmlx.store.threads import MOST_WAITING
-from support.hosts.stub_ranks import PART, StubRanks
-
-SIZE = 4
-TEXT = list(range(100, 141))
-KEYS = PrefixCache(SIZE).keys(TEXT)
-GROUPS = (LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)),)
-
-
-class Group:
-    """A GroupStore with stubs of ranks, and a tier whose loads it reads. `later` has what is to be done later."""
-
-    def __init__(self, disks: list[set[bytes]], states: bool = False) -> None:
-        self.later: deque[Callable[[], None]] = deque()
-        self.arrived: list[tuple[DiskLoad, Mapping[Key, Any]]] = []
-        """The loads that somebody waits for, with what was read for them."""
-        self.arrivals = self.can_join = 0
-        self.unwanted: list[DiskLoad] = []
-        self.tier = DiskTier(GROUPS, SIZE, states, lambda load: self.store.read(load), b"model")
-        self.tier._may_have = lambda piece: self.store.may_have(piece)
-        self.names = {self.tier.piece_key(key, g): (n, g) for n, key in enumerate(KEYS) for g in self.tier.every}
-        self.begin(disks)
-
-    def begin(self, disks: list[set[bytes]]) -> None:
-        """Begin with new ranks."""
-        self.ranks = StubRanks(disks)
-        sizes = {0: PART, STATE: PART}
-        ranks: Any = self.ranks
-        self.store = GroupStore(ranks, Path("/kv"), 1 << 30, sizes, self.later.append, self._arrived, self._join)
-
-    def _arrived(self, load: DiskLoad, found: Mapping[Key, Any]) -> None:
-        self.arrivals += 1
-        assert load.pieces is None, "a load arrives twice"
-        wanted = not any(load is each for each in self.unwanted)
-        load.pieces = found if wanted else {}
-        if wanted:
-            self.arrived.append((load, found))
-
-    def _join(self) -> None:
-        self.can_join += 1
-
-    def run(self) -> None:
-        """Do what was to be done later."""
-        while self.later:
-            self.later.popleft()()
-
-    def keep(self, places: list[int], group: int = 0) -> Any:
-        keys = [self.tier.piece_key(KEYS[place], group) for place in places]
-        return self.store.keep(group, places, keys, [tuple(TEXT[p * SIZE : p * SIZE + SIZE]) for p in places])
-
-    def load(self, blocks: int = 0) -> DiskLoad | None:
-        """Start to read a load, as an admission does. None if nothing is worth asking for."""
-        load = self.tier.make_load(TEXT, KEYS, blocks, blocks * SIZE, len(TEXT) - 1, 1e9)
-        if load is not None:
-            self.tier.start(load)
-        return load
-
-    def settle(self) -> None:
-        """Let every rank write, read and tell all."""
-        for number, rank in enumerate(self.ranks.each):
-            while rank.writing:
-                rank.write()
-            while rank.reading:
-                rank.read()
-            while rank.telling:
-                self.ranks.deliver(number)
-        self.run()
+from support.hosts.stub_group import KEYS, Group
+from support.hosts.stub_ranks import PART
 
 
 class Machine(RuleBasedStateMachine):
@@ -318,6 +248,26 @@ def test_a_snapshot_that_one_rank_lacks_is_not_kept() -> None:
     keys = [group.tier.piece_key(key, STATE) for key in KEYS[:3]]
     group.ranks.each[1].snapshots_missing = {keys[1]}
     assert list(group.keep([0, 1, 2], STATE)) == [True, False, True]
+
+
+def test_a_group_that_is_lost_before_a_read_is_sent_is_a_miss() -> None:
+    """A load is made in the middle of a plan, which must not end there."""
+    group = kept(two(), *range(8))
+    group.tier._may_have = lambda piece: True
+    group.ranks.lost = True
+    load = group.load()
+    assert load is not None and load.pieces == {} and group.arrivals == 1
+
+
+def test_what_lost_workers_have_read_does_not_arrive() -> None:
+    group = kept(two(), *range(8))
+    load = group.load()
+    assert load is not None
+    for rank in group.ranks.each:
+        rank.read()
+    group.store.abandon()
+    group.settle()
+    assert load.pieces is None and group.arrivals == 0
 
 
 def test_ranks_that_write_slowly_are_given_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
