@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx import Engine
 from support.hosts.environment import with_mpi
-from support.hosts.launch.processes import own_workers
+from support.hosts.launch.processes import workers
 from support.hosts.thread_workers import HostedStore
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
@@ -85,11 +85,11 @@ def test_processes_that_are_killed_while_they_write_spoil_nothing(
             engine, own = engines[turn % 2], chance.sample(range(len(prompts)), 3)
             handles = [engine.submit(prompts[n], max_tokens=10, temperature=0.0, ignore_eos=True) for n in own]
             if turn % 4 == 2:
-                os.kill(chance.choice(own_workers()), signal.SIGKILL)
+                os.kill(chance.choice(workers()), signal.SIGKILL)
             assert [list(h.result(PATIENCE).token_ids) for h in handles] == [answers[n] for n in own]
         assert soon(lambda: sum(engine.stats().host_losses for engine in engines) >= 3)
         read = sum(engine.stats().kv_store.read_blocks for engine in engines)  # type: ignore[union-attr]
-    assert own_workers() == []
+    assert workers() == []
     with Engine(str(tiny("llama")), **config) as engine:
         for prompt, answer in zip(prompts, answers, strict=True):
             assert list(engine.generate(prompt, max_tokens=10, temperature=0.0, ignore_eos=True).token_ids) == answer

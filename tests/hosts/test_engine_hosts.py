@@ -23,7 +23,7 @@ from support.engine.core_driver import Driver
 from support.hosts import models
 from support.hosts.environment import with_mpi
 from support.hosts.launch import hanging_worker
-from support.hosts.launch.processes import commands, own_workers, workers
+from support.hosts.launch.processes import commands, workers
 from support.models.tiny import tokens_of, write_tiny
 from support.patience import PATIENCE, soon
 
@@ -135,13 +135,13 @@ def test_a_killed_process_ends_what_runs_and_the_next_request_is_answered(hosts:
         for victim in (0, 1):
             handle = engine.submit(prompt, max_tokens=400, ignore_eos=True)
             next(iter(handle))
-            os.kill(own_workers()[victim], signal.SIGKILL)
+            os.kill(workers()[victim], signal.SIGKILL)
             with pytest.raises(HostLost) as lost:
                 handle.result(PATIENCE)
             assert lost.value.host is not None
             assert engine.generate(prompt, max_tokens=40, ignore_eos=True).token_ids == expected
         assert engine.stats().host_losses == 2
-        os.kill(own_workers()[0], signal.SIGKILL)
+        os.kill(workers()[0], signal.SIGKILL)
         soon(lambda: engine.stats().host_losses == 3)
         assert engine.generate(prompt, max_tokens=40, ignore_eos=True).token_ids == expected
     assert workers(before) == []
@@ -153,7 +153,7 @@ def test_requests_begin_again_after_a_process_was_stopped(hosts: str, tiny: Any,
     with Engine(str(tiny("llama")), hosts=hosts, resume_lost=True) as engine:
         handles = [engine.submit(prompt, max_tokens=300, ignore_eos=True) for prompt in prompts]
         next(iter(handles[1]))
-        stopped = own_workers()[1]
+        stopped = workers()[1]
         os.kill(stopped, signal.SIGSTOP)
         answers = [list(handle.result(PATIENCE).token_ids) for handle in handles]
         assert stopped not in workers(before) and engine.stats().host_losses == 1

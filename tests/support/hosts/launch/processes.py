@@ -20,9 +20,9 @@ WORKER = "-m cortexmlx.hosts.worker"
 """What the command lines of workers have."""
 
 
-def workers(before: Iterable[int]) -> list[int]:
+def workers(before: Iterable[int] = ()) -> list[int]:
     """The processes of engines' workers by the order in which they were started, without those that were there before,
-    and those that other programs started.
+    and those that other programs started: another run of the tests beside this one may have workers, too.
     """
     new = {pid: line for pid, line in commands().items() if pid not in before}
     found = [pid for pid, line in new.items() if WORKER in line and "mpirun" not in line]
@@ -43,21 +43,6 @@ def is_ours(pid: int) -> bool:
         return not Path("/proc/self/environ").exists()
     except OSError:
         return False
-
-
-def own_workers() -> list[int]:
-    """The processes of workers that this process has started, itself or by others, in order. Another run of the tests
-    beside this one may have workers, too: none of them may be killed.
-    """
-    asked = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, check=True)
-    parents = {int(pid): int(parent) for pid, parent in map(bytes.split, asked.stdout.splitlines())}
-
-    def is_own(pid: int) -> bool:
-        while pid in parents and pid != os.getpid():
-            pid = parents[pid]
-        return pid == os.getpid()
-
-    return [pid for pid in workers(()) if is_own(pid)]
 
 
 def alive(pids: Iterable[int]) -> set[int]:
