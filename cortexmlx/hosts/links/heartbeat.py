@@ -40,7 +40,7 @@ def beat_until_lost(
         now = time.monotonic()
         if now >= next_beat:
             next_beat = now + beat_seconds
-            unsent = unsent or BEAT.pack(round(1000 * time.process_time()))
+            unsent = unsent or BEAT.pack(int(1000 * time.process_time()))
             try:
                 unsent = unsent[pulse.send(unsent) :]
             except BlockingIOError:
