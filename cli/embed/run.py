@@ -80,7 +80,7 @@ class EmbedRun:
         try:
             rows = pending.popleft().result()
             self._append(rows)
-        except Exception:  # what comes after it has no place
+        except BaseException:  # what comes after it has no place, also after Ctrl-C
             pending.clear()
             raise
         self.done += len(rows)
