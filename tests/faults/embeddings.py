@@ -205,7 +205,14 @@ FAULTS = (
         "*body, *end][: self._most]",
     ),
     Fault("a long text is cut in silence", TEXTS, "if truncated and not self._truncate:", "if False:"),
-    Fault("the prompt is always pooled", TEXTS, "first = 0 if files.include_prompt else len(self._head)", "first = 0"),
+    Fault("the prompt is always pooled", TEXTS, "if self._prompt and not files.include_prompt:", "if False:"),
+    Fault("blanks after a prompt are part of it", TEXTS, "self._prompt.strip()", "self._prompt.lstrip()"),
+    Fault(
+        "token ids lose the length of a prompt that they do not have",
+        TEXTS,
+        "self._unpooled if isinstance(text, str) else 0",
+        "self._unpooled",
+    ),
     Fault(
         "a weighted mean divides by the tokens",
         TEXTS,
