@@ -22,7 +22,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.app.arguments import checked_client, checked_text, is_list
 from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.embedding.pooled_requests import Asked, Got, vectors_of
-from cortexmlx.serving.embedding.texts import PooledText, TextReader
+from cortexmlx.serving.embedding.texts import TextReader
 from cortexmlx.serving.handle import NotCopyable
 
 if TYPE_CHECKING:
@@ -66,20 +66,22 @@ class EmbeddingCalls(NotCopyable):
         kept = _checked_dimensions(dimensions, info)
         listed = _checked_texts("texts", texts)
         reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate)
-        read: list[PooledText] = []
+        divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
         def asked() -> Iterator[Asked]:
             for place, text in enumerate(listed):
                 one = reader.read(place, text)  # type: ignore[arg-type]  # it says what is no text
-                read.append(one)
+                divisors.append(one.divisor)
+                counts.append(one.count)
+                truncated.append(one.truncated)
                 yield Asked(one.tokens, one.pooled)
 
         got = self._vectors(asked(), client)
         return Embeddings(
-            _finished([each.vector for each in got], [one.divisor for one in read], files, kept),
-            tuple(one.count for one in read),
+            _finished([each.vector for each in got], divisors, files, kept),
+            tuple(counts),
             tuple(each.cached for each in got),
-            tuple(one.truncated for one in read),
+            tuple(truncated),
         )
 
     async def aembed(
