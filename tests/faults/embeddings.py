@@ -263,6 +263,7 @@ FAULTS = (
     Fault(
         "flags are read in a wrong order", FILES, '"pooling_mode_cls_token": "cls"', '"pooling_mode_cls_token": "mean"'
     ),
+    Fault("texts outgrow a window", FILES, "longest = min(longest or window, window)", "pass"),
     Fault("a prompt that is not pooled is pooled", FILES, 'said.get("include_prompt", True) is not False', "True"),
     Fault("a module may lie anywhere", FILES, 'if Path(path).is_absolute() or ".." in parts:', "if False:"),
     Fault("other modules are left out", FILES, 'elif kind != "Dropout":', "elif False:"),
