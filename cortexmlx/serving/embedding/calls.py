@@ -65,7 +65,8 @@ class EmbeddingCalls(NotCopyable):
             raise EmbeddingRefused(support.not_embedding)
         kept = _checked_dimensions(dimensions, info)
         listed = _checked_texts("texts", texts)
-        reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate)
+        bound = support.bound(info.max_tokens)
+        reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate, bound)
         divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
         def asked() -> Iterator[Asked]:
@@ -128,8 +129,8 @@ class EmbeddingCalls(NotCopyable):
         least = reranker.least(encode, instruction, query)
         if least >= support.max_tokens:
             raise EmbeddingRefused(
-                f"instruction and query have {least} tokens with what is around them, and the model takes "
-                f"{support.max_tokens} with the document: shorten them"
+                f"instruction and query have {least} tokens with what is around them and without a document, and "
+                f"{support.bound(support.max_tokens)}: shorten them"
             )
         head, counts = reranker.shared(encode, instruction, query), list[int]()
 
@@ -138,8 +139,8 @@ class EmbeddingCalls(NotCopyable):
                 tokens, whole = reranker.tokens(encode, instruction, query, document, support.max_tokens)
                 if whole > len(tokens) and not truncate:
                     raise EmbeddingRefused(
-                        f"document {place} has {whole} tokens with the query and what is around it, and the model "
-                        f"takes {support.max_tokens}: shorten it, or cut off its end with truncate=True"
+                        f"document {place} has {whole} tokens with the query and what is around it, and "
+                        f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with truncate=True"
                     )
                 counts.append(len(tokens))
                 shared = min(common_length(tokens, head), len(tokens) - 1)

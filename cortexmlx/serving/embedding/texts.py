@@ -48,9 +48,10 @@ class TextReader:
         vocab_size: int,
         prompt: str | None,
         truncate: bool,
+        bound: str,
     ) -> None:
         """`prompt` is a name of the model's prompts; None: its default. With `truncate`, the end of a text that is too
-        long is cut off. Raises EmbeddingRefused for an unknown prompt.
+        long is cut off. `bound` says what bounds texts, for errors. Raises EmbeddingRefused for an unknown prompt.
         """
         self._tokenizer = tokenizer
         self._files = files
@@ -58,6 +59,7 @@ class TextReader:
         self._vocab_size = vocab_size
         self._asked = prompt
         self._truncate = truncate
+        self._bound = bound
         name = info.default_prompt if prompt is None else prompt
         if name is not None and name not in info.prompts:
             known = ", ".join(map(repr, sorted(info.prompts))) or "none"
@@ -131,7 +133,7 @@ class TextReader:
     def _check_length(self, place: int, count: int, at_least: bool = False) -> None:
         if count > self._most:
             raise EmbeddingRefused(
-                f"text {place} has {'at least ' * at_least}{count} tokens, and the model embeds {self._most} at most: "
+                f"text {place} has {'at least ' * at_least}{count} tokens, and {self._bound}: "
                 "shorten it, or cut off its end with truncate=True"
             )
 

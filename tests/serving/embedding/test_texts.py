@@ -22,7 +22,7 @@ END = 257
 
 def reader(folder: Path, prompt: str | None = None, truncate: bool = False, most: int = 500) -> TextReader:
     files = read_embedding("a model", folder, json.loads((folder / "config.json").read_text()))
-    return TextReader(SharedTokenizer(read_folder(folder)[0]), files, files.info(most), 320, prompt, truncate)
+    return TextReader(SharedTokenizer(read_folder(folder)[0]), files, files.info(most), 320, prompt, truncate, "no")
 
 
 def plain(folder: Path, text: str) -> list[int]:
