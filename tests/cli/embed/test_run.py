@@ -62,6 +62,15 @@ def test_each_line_has_its_row_in_order(sent: list[str | None], most: int, at_on
     assert (run.done, run.failed, run.tokens, run.cached) == (len(rows), len(rows) - good, 2 * good, good)
 
 
+def test_an_error_does_not_call_a_text_by_its_place_in_the_last_try() -> None:
+    def refused(texts: Sequence[Any]) -> Embeddings:
+        raise PromptTooLong("text 0 has 9 tokens: cut off its end with truncate=True")
+
+    rows: list[Row] = []
+    EmbedRun(refused, rows.extend).run([line(1, "a"), line(2, "b")])
+    assert [row.error for row in rows] == ["the text has 9 tokens: cut off its end with --truncate"] * 2
+
+
 def test_two_chunks_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "MOST_TEXTS", 1)
     meeting = threading.Barrier(2)
