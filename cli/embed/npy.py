@@ -92,7 +92,7 @@ class NpyRows:
                 shape, fortran, kind = np.lib.format.read_array_header_1_0(file)
             except ValueError:
                 raise strange from None
-            if len(shape) != 2 or fortran or kind != np.dtype("<f4") or head != header(*shape):
+            if len(shape) != 2 or not shape[1] or fortran or kind != np.dtype("<f4") or head != header(*shape):
                 raise strange
         self._dimensions = int(shape[1])
         whole = (self._path.stat().st_size - HEADER_BYTES) // (_ITEM * self._dimensions)

@@ -80,7 +80,7 @@ class EmbedRun:
         try:
             rows = pending.popleft().result()
             self._append(rows)
-        except Exception:  # what comes after it has no place
+        except BaseException:  # what comes after it has no place, also after Ctrl-C
             pending.clear()
             raise
         self.done += len(rows)
@@ -104,7 +104,8 @@ class EmbedRun:
         except CortexError as error:
             if len(texts) == 1:
                 code = INVALID if is_refusal(error) else type(error).__name__
-                return [Row(texts[0][0], None, error=str(error), code=code)]
+                said = str(error).replace("text 0 ", "the text ", 1).replace("truncate=True", "--truncate")
+                return [Row(texts[0][0], None, error=said, code=code)]
             middle = len(texts) // 2
             return self._computed(texts[:middle]) + self._computed(texts[middle:])
         counts = zip(made.prompt_tokens, made.cached_tokens, made.truncated, strict=True)

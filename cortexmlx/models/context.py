@@ -19,6 +19,9 @@ _KEYS = (
 )
 """The names that makers of models give to the context length. The first one that is present counts."""
 
+_UNSERVED_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+"""Types whose layers all have the stated window in transformers, and none in mlx-lm."""
+
 UNSTATED_CONTEXT = 2048
 """The context in tokens that is assumed if the configuration states none."""
 
@@ -38,6 +41,18 @@ def stated_context(config: Mapping[str, Any]) -> int | None:
             value = source.get(key)
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 return value
+    return None
+
+
+def unserved_window(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens, itself included, a token sees at most in transformers, where mlx-lm's class lets it see
+    all before it; None: the two agree.
+    """
+    for source in language_configs(config):
+        value = source.get("sliding_window")
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            used = source.get("use_sliding_window", source.get("model_type") in _UNSERVED_WINDOWS)
+            return value if used is True else None
     return None
 
 

@@ -92,7 +92,8 @@ class EmbeddingPaths:
                 request.scope[MODEL] = lease.name
                 return await answer(body, lease, began)
             except EmbeddingRefused as error:  # a folder's path is nobody's business
-                raise EmbeddingRefused(str(error).replace(lease.engine.info.name, lease.name)) from None
+                said, info = str(error), lease.engine.info
+                raise EmbeddingRefused(said.replace(info.path, lease.name).replace(info.name, lease.name)) from None
             finally:
                 lease.release()
 

@@ -139,7 +139,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
     judge = NumpyTransformer(model)
     with engine_of(model) as engine:
         text = "a text of many words that does not fit"
-        with pytest.raises(EmbeddingRefused, match=r"text 1 has \d+ tokens, and the model embeds 24 at most.*truncate"):
+        with pytest.raises(EmbeddingRefused, match=r"text 1 has \d+ tokens, and the model takes 24: .*truncate"):
             engine.embed(["x", text])
         with pytest.raises(EmbeddingRefused, match="text 0 has at least"):
             engine.embed(["word " * 100_000])

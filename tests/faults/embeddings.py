@@ -205,7 +205,14 @@ FAULTS = (
         "*body, *end][: self._most]",
     ),
     Fault("a long text is cut in silence", TEXTS, "if truncated and not self._truncate:", "if False:"),
-    Fault("the prompt is always pooled", TEXTS, "first = 0 if files.include_prompt else len(self._head)", "first = 0"),
+    Fault("the prompt is always pooled", TEXTS, "if self._prompt and not files.include_prompt:", "if False:"),
+    Fault("blanks after a prompt are part of it", TEXTS, "self._prompt.strip()", "self._prompt.lstrip()"),
+    Fault(
+        "token ids lose the length of a prompt that they do not have",
+        TEXTS,
+        "self._unpooled if isinstance(text, str) else 0",
+        "self._unpooled",
+    ),
     Fault(
         "a weighted mean divides by the tokens",
         TEXTS,
@@ -256,6 +263,7 @@ FAULTS = (
     Fault(
         "flags are read in a wrong order", FILES, '"pooling_mode_cls_token": "cls"', '"pooling_mode_cls_token": "mean"'
     ),
+    Fault("texts outgrow a window", FILES, "longest = min(longest or window, window)", "pass"),
     Fault("a prompt that is not pooled is pooled", FILES, 'said.get("include_prompt", True) is not False', "True"),
     Fault("a module may lie anywhere", FILES, 'if Path(path).is_absolute() or ".." in parts:', "if False:"),
     Fault("other modules are left out", FILES, 'elif kind != "Dropout":', "elif False:"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.models.context import stated_context
+from cortexmlx.models.context import stated_context, unserved_window
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,22 @@ from cortexmlx.models.context import stated_context
 )
 def test_the_first_sensible_number_is_believed(config: dict[str, Any], context: int | None) -> None:
     assert stated_context(config) == context
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "mistral", "sliding_window": True}, None),
+        ({"model_type": "mistral", "sliding_window": 0}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096}, None),
+        ({"model_type": "mistral3", "text_config": {"model_type": "mistral", "sliding_window": 512}}, 512),
+        ({"model_type": "llama", "sliding_window": 4096}, None),
+        ({}, None),
+    ],
+)
+def test_windows_that_only_transformers_has(config: dict[str, Any], window: int | None) -> None:
+    assert unserved_window(config) == window

@@ -18,6 +18,7 @@ from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
 from support.embedding.models import write_embedding, write_reranker
 from support.engine.core_driver import finally_nothing_lost
+from support.models.tiny import write_tiny
 from support.patience import PATIENCE
 
 TEXTS = ["one", "two words", "a longer text " * 9]
@@ -102,6 +103,22 @@ def test_a_model_that_cannot_is_named_and_not_its_folder(client: openai.OpenAI, 
     with pytest.raises(openai.BadRequestError, match="reranker") as told:
         client.embeddings.create(model="reranker", input="a")
     assert str(folders[1].parent) not in str(told.value)
+
+
+def test_the_folder_of_a_model_with_another_name_is_not_told_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path / "chat", "llama")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with (
+        Engine("~/chat", kv_memory="1MB") as engine,
+        listening(app({"chat": engine}, ServerSettings())) as address,
+        httpx.Client(base_url=address) as http,
+    ):
+        assert engine.info.name != engine.info.path == str(tmp_path / "chat")
+        for path, asked in (("/v1/embeddings", {"input": "a"}), ("/rerank", {"query": "a", "documents": ["a"]})):
+            reply = http.post(path, json=asked)
+            assert reply.status_code == 400 and "chat cannot" in reply.text and str(tmp_path) not in reply.text
 
 
 def test_many_at_once_get_their_own(client: openai.OpenAI, url: Any) -> None:

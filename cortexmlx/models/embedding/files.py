@@ -12,6 +12,7 @@ from typing import Any
 
 from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
+from cortexmlx.models.context import unserved_window
 from cortexmlx.models.embedding.causal import check_causal
 from cortexmlx.models.embedding.layers import Layer, Normalize, read_dense
 from cortexmlx.models.json_file import read_json_object
@@ -50,7 +51,7 @@ class EmbeddingFiles:
     prompts: Mapping[str, str]
     default_prompt: str | None
     max_tokens: int | None
-    """Tokens that the model was trained for; None: the context is the only bound."""
+    """Tokens that the model was trained for, and that see all before them; None: the context is the only bound."""
     lowercase: bool
     """Whether texts are written in lower case first."""
 
@@ -147,6 +148,8 @@ def read_embedding(name: str, folder: Path, config: Mapping[str, Any]) -> Embedd
             )
     prompts, default = _read_prompts(folder)
     longest, lowercase = _read_texts(folder)
+    if (window := unserved_window(config)) is not None:  # a longer text would have other vectors
+        longest = min(longest or window, window)
     return EmbeddingFiles(pooling, include_prompt, width, tuple(layers), prompts, default, longest, lowercase)
 
 

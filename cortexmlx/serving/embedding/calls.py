@@ -22,7 +22,7 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.app.arguments import checked_client, checked_text, is_list
 from cortexmlx.serving.app.event_loop import on_a_thread
 from cortexmlx.serving.embedding.pooled_requests import Asked, Got, vectors_of
-from cortexmlx.serving.embedding.texts import PooledText, TextReader
+from cortexmlx.serving.embedding.texts import TextReader
 from cortexmlx.serving.handle import NotCopyable
 
 if TYPE_CHECKING:
@@ -65,21 +65,24 @@ class EmbeddingCalls(NotCopyable):
             raise EmbeddingRefused(support.not_embedding)
         kept = _checked_dimensions(dimensions, info)
         listed = _checked_texts("texts", texts)
-        reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate)
-        read: list[PooledText] = []
+        bound = support.bound(info.max_tokens)
+        reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate, bound)
+        divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
         def asked() -> Iterator[Asked]:
             for place, text in enumerate(listed):
                 one = reader.read(place, text)  # type: ignore[arg-type]  # it says what is no text
-                read.append(one)
+                divisors.append(one.divisor)
+                counts.append(one.count)
+                truncated.append(one.truncated)
                 yield Asked(one.tokens, one.pooled)
 
         got = self._vectors(asked(), client)
         return Embeddings(
-            _finished([each.vector for each in got], [one.divisor for one in read], files, kept),
-            tuple(one.count for one in read),
+            _finished([each.vector for each in got], divisors, files, kept),
+            tuple(counts),
             tuple(each.cached for each in got),
-            tuple(one.truncated for one in read),
+            tuple(truncated),
         )
 
     async def aembed(
@@ -126,8 +129,8 @@ class EmbeddingCalls(NotCopyable):
         least = reranker.least(encode, instruction, query)
         if least >= support.max_tokens:
             raise EmbeddingRefused(
-                f"instruction and query have {least} tokens with what is around them, and the model takes "
-                f"{support.max_tokens} with the document: shorten them"
+                f"instruction and query have {least} tokens with what is around them and without a document, and "
+                f"{support.bound(support.max_tokens)}: shorten them"
             )
         head, counts = reranker.shared(encode, instruction, query), list[int]()
 
@@ -136,8 +139,8 @@ class EmbeddingCalls(NotCopyable):
                 tokens, whole = reranker.tokens(encode, instruction, query, document, support.max_tokens)
                 if whole > len(tokens) and not truncate:
                     raise EmbeddingRefused(
-                        f"document {place} has {whole} tokens with the query and what is around it, and the model "
-                        f"takes {support.max_tokens}: shorten it, or cut off its end with truncate=True"
+                        f"document {place} has {whole} tokens with the query and what is around it, and "
+                        f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with truncate=True"
                     )
                 counts.append(len(tokens))
                 shared = min(common_length(tokens, head), len(tokens) - 1)

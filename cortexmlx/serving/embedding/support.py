@@ -35,11 +35,19 @@ class EmbeddingSupport:
     max_tokens: int = 0
     """Tokens that a text may have."""
     spare_blocks: int = 0
+    room: int = 0
+    """Tokens of a text that the KV memory has room for."""
 
     @property
     def info(self) -> EmbeddingInfo | None:
         """What callers see of its embeddings."""
         return None if self.files is None else self.files.info(self.max_tokens)
+
+    def bound(self, most: int) -> str:
+        """Return what bounds texts at `most` tokens, for errors."""
+        if most == self.room:
+            return f"the KV memory has room for {most} (texts get half of it: raise kv_memory)"
+        return f"the model takes {most}"
 
     def spare_of(self, blocks: Counts) -> Counts:
         """Return `spare_blocks` for an arena of at most `blocks` blocks in each group."""
@@ -81,7 +89,7 @@ def support_of(
     room = min(count // SHARE * block_size for count in blocks)
     most = min(room, loaded.context_length, max_request_tokens or room)
     longest = most if files is None or files.max_tokens is None or reranker is not None else min(most, files.max_tokens)
-    return EmbeddingSupport(files, not_embedding, reranker, not_reranking, most, -(-longest // block_size))
+    return EmbeddingSupport(files, not_embedding, reranker, not_reranking, most, -(-longest // block_size), room)
 
 
 def _unfit(name: str, runner: Runner, groups: Sequence[LayerGroup]) -> str:

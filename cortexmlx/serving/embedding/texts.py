@@ -48,9 +48,10 @@ class TextReader:
         vocab_size: int,
         prompt: str | None,
         truncate: bool,
+        bound: str,
     ) -> None:
         """`prompt` is a name of the model's prompts; None: its default. With `truncate`, the end of a text that is too
-        long is cut off. Raises EmbeddingRefused for an unknown prompt.
+        long is cut off. `bound` says what bounds texts, for errors. Raises EmbeddingRefused for an unknown prompt.
         """
         self._tokenizer = tokenizer
         self._files = files
@@ -58,6 +59,7 @@ class TextReader:
         self._vocab_size = vocab_size
         self._asked = prompt
         self._truncate = truncate
+        self._bound = bound
         name = info.default_prompt if prompt is None else prompt
         if name is not None and name not in info.prompts:
             known = ", ".join(map(repr, sorted(info.prompts))) or "none"
@@ -65,6 +67,9 @@ class TextReader:
         self._prompt = "" if name is None else self._cased(info.prompts[name])
         self._begin, self._end = _special_tokens(tokenizer)
         self._head = [*self._begin, *self._encode(self._prompt.lstrip())] if self._prompt else []
+        self._unpooled = 0  # tokens at the beginning of each text whose states do not count
+        if self._prompt and not files.include_prompt:
+            self._unpooled = len(self._begin) + len(self._encode(self._prompt.strip()))
 
     def read(self, place: int, text: str | Sequence[int]) -> PooledText:
         """Return a text as tokens; `place` is its index, for errors. Token ids are taken as they are. Raises
@@ -85,11 +90,11 @@ class TextReader:
         if truncated and not self._truncate:
             self._check_length(place, count)
         tokens = [*begin, *body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]
-        return self._pooled(place, tokens, truncated, common_length(tokens, self._head))
+        return self._pooled(place, tokens, truncated, self._unpooled if isinstance(text, str) else 0)
 
-    def _pooled(self, place: int, tokens: list[int], truncated: bool, shared: int) -> PooledText:
+    def _pooled(self, place: int, tokens: list[int], truncated: bool, first: int) -> PooledText:
+        """Return a text whose states count from its token `first` on."""
         count, files = len(tokens), self._files
-        first = 0 if files.include_prompt else len(self._head)
         if first >= count:
             raise EmbeddingRefused(f"text {place} has no tokens beside its prompt, and the prompt is not pooled")
         divisor = 1.0
@@ -102,7 +107,7 @@ class TextReader:
         else:
             divisor = count - first if files.pooling == "mean" else sqrt(count - first)
         weighted = files.pooling == "weightedmean"
-        shared = min(shared, first)  # the states from there on must be computed anyway
+        shared = min(common_length(tokens, self._head), first)  # the states from there on must be computed anyway
         return PooledText(tuple(tokens), Pooled(first, weighted, (), shared), divisor, count, truncated)
 
     def _cased(self, text: str) -> str:
@@ -128,7 +133,7 @@ class TextReader:
     def _check_length(self, place: int, count: int, at_least: bool = False) -> None:
         if count > self._most:
             raise EmbeddingRefused(
-                f"text {place} has {'at least ' * at_least}{count} tokens, and the model embeds {self._most} at most: "
+                f"text {place} has {'at least ' * at_least}{count} tokens, and {self._bound}: "
                 "shorten it, or cut off its end with truncate=True"
             )
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.cli.embed import run as runs
+from cortexmlx.cli.embed.npy import header
 from cortexmlx.cli.start import run
 from cortexmlx.errors import EngineClosed
 from support.cli.cli_fakes import Fakes
@@ -225,6 +226,7 @@ def test_a_model_that_is_none_for_embeddings_is_refused(
     [
         ("out.npy", b"\x93NUMPY\x01\x00" + b"junk" * 40),
         ("out.npy", b"no array"),
+        ("out.npy", header(0, 0)),
         ("out.parquet", b"PAR1junk"),
         ("out.jsonl", b'{"id": 1}\n{"other": 2}\n{"id": 3}\n'),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,15 @@ def test_each_line_has_its_row_in_order(sent: list[str | None], most: int, at_on
             assert row.code == ("OutOfMemory" if text == "?" else "invalid_request")
     good = sum(row.vector is not None for row in rows)
     assert (run.done, run.failed, run.tokens, run.cached) == (len(rows), len(rows) - good, 2 * good, good)
+
+
+def test_an_error_does_not_call_a_text_by_its_place_in_the_last_try() -> None:
+    def refused(texts: Sequence[Any]) -> Embeddings:
+        raise PromptTooLong("text 0 has 9 tokens: cut off its end with truncate=True")
+
+    rows: list[Row] = []
+    EmbedRun(refused, rows.extend).run([line(1, "a"), line(2, "b")])
+    assert [row.error for row in rows] == ["the text has 9 tokens: cut off its end with --truncate"] * 2
 
 
 def test_two_chunks_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +134,31 @@ def test_a_file_that_cannot_be_written_ends_the_run() -> None:
 
     with pytest.raises(CortexError, match="no room"):
         EmbedRun(computed, full).run([line(1, "a")])
+
+
+def test_nothing_is_written_in_the_place_of_rows_whose_writing_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "MOST_TEXTS", 1)
+    rows: list[Row] = []
+    futures: list[Future[Any]] = []
+    submit, both = ThreadPoolExecutor.submit, threading.Event()
+
+    def submitted(*call: Any) -> Future[Any]:
+        futures.append(submit(*call))
+        if len(futures) == 2:
+            both.set()
+        return futures[-1]
+
+    def made(texts: Sequence[Any]) -> Embeddings:
+        both.wait(PATIENCE)
+        return computed(texts)
+
+    def interrupted(some: Sequence[Row]) -> None:
+        if some[0].line.number == 1:
+            wait(futures, PATIENCE)
+            raise KeyboardInterrupt
+        rows.extend(some)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submitted)
+    with pytest.raises(KeyboardInterrupt):
+        EmbedRun(made, interrupted).run([line(1, "a"), line(2, "b")])
+    assert len(futures) == 2 and rows == []

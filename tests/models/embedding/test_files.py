@@ -58,6 +58,14 @@ def test_the_length_that_is_stated_bounds_texts(tmp_path: Path) -> None:
         assert read(folder).max_tokens == read_as
 
 
+def test_a_window_that_the_model_class_leaves_out_bounds_texts(tmp_path: Path) -> None:
+    """transformers' Mistral sees a window of a longer text, and mlx-lm's all of it: the vectors would differ."""
+    mistral = {"model_type": "mistral", "architectures": ["MistralModel"], "sliding_window": 40}
+    for own, longest in ((None, 40), (30, 30), (90, 40)):
+        assert read(write_embedding(tmp_path / str(own), "llama", max_seq_length=own, **mistral)).max_tokens == longest
+    assert read(write_embedding(tmp_path / "qwen", sliding_window=40)).max_tokens is None
+
+
 def test_lower_case_and_default_prompt(tmp_path: Path) -> None:
     files = read(write_embedding(tmp_path, lowercase=True, default_prompt="query"))
     assert files.lowercase and files.default_prompt == "query"

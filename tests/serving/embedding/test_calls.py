@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from cortexmlx import EmbeddingRefused, Engine, InvalidRequest, Reranking
 from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION
+from cortexmlx.serving.embedding.texts import PooledText, TextReader
 from support.embedding.models import write_embedding, write_reranker
 from support.embedding.numpy_transformer import NumpyTransformer
 from tests.models.embedding.test_reranker import CARD
@@ -139,3 +141,21 @@ def test_asyncio(tmp_path: Path) -> None:
     with engine_of(model_in(tmp_path)) as engine:
         alone = engine.rerank(QUERY, DOCUMENTS)
         assert asyncio.run(engine.arerank(QUERY, DOCUMENTS)).scores == pytest.approx(alone.scores, abs=1e-6)
+
+
+def test_tokens_of_texts_that_are_done_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = TextReader.read
+    seen = weakref.WeakSet[PooledText]()
+    alive = []
+
+    def noted(*call: Any) -> PooledText:
+        one = read(*call)
+        seen.add(one)
+        alive.append(len(seen))
+        return one
+
+    monkeypatch.setattr(TextReader, "read", noted)
+    with engine_of(write_embedding(tmp_path), prefill_budget=8) as engine:
+        made = engine.embed([f"text {number}" for number in range(30)], truncate=True)
+    assert len(alive) == 30 and max(alive) < 10
+    assert made.vectors.shape == (30, 32) and len(made.prompt_tokens) == len(made.truncated) == 30

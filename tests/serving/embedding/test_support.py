@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine
+from cortexmlx import EmbeddingRefused, Engine
 from cortexmlx.serving.embedding.support import EmbeddingSupport, no_support
 from support.embedding.models import write_embedding
 
@@ -27,6 +27,9 @@ def test_a_text_may_use_half_of_the_kv_memory(tmp_path: Path) -> None:
             assert engine.inspect(lambda core: core.cache.pools.spare) == (blocks[0] // 2,)
             got = engine.embed(["x" * (known.max_tokens - 1)])
             assert got.prompt_tokens == (known.max_tokens,)
+            room = f"the KV memory has room for {known.max_tokens} .*raise kv_memory"
+            with pytest.raises(EmbeddingRefused, match=f"{known.max_tokens + 1} tokens, and {room}"):
+                engine.embed(["x" * known.max_tokens])
 
 
 def test_a_model_for_short_texts_keeps_little_free(tmp_path: Path) -> None:

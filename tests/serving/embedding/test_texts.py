@@ -22,7 +22,7 @@ END = 257
 
 def reader(folder: Path, prompt: str | None = None, truncate: bool = False, most: int = 500) -> TextReader:
     files = read_embedding("a model", folder, json.loads((folder / "config.json").read_text()))
-    return TextReader(SharedTokenizer(read_folder(folder)[0]), files, files.info(most), 320, prompt, truncate)
+    return TextReader(SharedTokenizer(read_folder(folder)[0]), files, files.info(most), 320, prompt, truncate, "no")
 
 
 def plain(folder: Path, text: str) -> list[int]:
@@ -120,3 +120,19 @@ def test_what_texts_share_is_the_instruction(tmp_path: Path) -> None:
     shared = [reader(tmp_path, "query").read(0, text).pooled.shared for text in texts[:3]]
     assert shared == [len(plain(tmp_path, INSTRUCTION))] * 3
     assert [reader(tmp_path).read(0, text).pooled.shared for text in texts] == [0] * 4
+
+
+def test_token_ids_have_no_prompt_that_could_be_left_out(tmp_path: Path) -> None:
+    write_embedding(tmp_path, prompts={"p": "123456"}, default_prompt="p", pooling="mean", include_prompt=False)
+    ids = list(range(10, 18))
+    one = reader(tmp_path).read(0, ids)
+    assert (list(one.tokens), one.pooled, one.divisor) == (ids, Pooled(0), 8)
+    assert reader(tmp_path).read(0, [5]).pooled == Pooled(0)
+
+
+def test_blanks_at_the_end_of_a_prompt_belong_to_the_text(tmp_path: Path) -> None:
+    """sentence-transformers measures the prompt without them: often they are part of the first word's token."""
+    write_embedding(tmp_path, prompts={"p": " query: "}, pooling="mean", include_prompt=False)
+    one = reader(tmp_path, "p").read(0, "xyz")
+    assert list(one.tokens) == [*plain(tmp_path, "query: xyz"), END]
+    assert one.pooled == Pooled(6, shared=6) and one.divisor == 5
