@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def test_the_mapping_is_a_moment_and_read_only(engine: Engine, folder: Path) -> 
 def test_a_name_is_a_text(engine: Engine, folder: Path, name: Any) -> None:
     with pytest.raises(InvalidRequest, match="name"):
         engine.load_adapter(name, folder)
+
+
+def test_a_name_may_be_a_member_of_an_enum(engine: Engine, folder: Path) -> None:
+    class Name(str, Enum):
+        SQL = "sql"
+
+    assert engine.load_adapter(Name.SQL, folder).name == "sql"
+    assert engine.generate([1], max_tokens=1, adapter=Name.SQL) and list(engine.adapters) == ["sql"]
+    engine.unload_adapter(Name.SQL)
+    assert not engine.adapters
 
 
 def test_wrong_folders_and_names(engine: Engine, folder: Path) -> None:
