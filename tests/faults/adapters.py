@@ -78,6 +78,12 @@ FAULTS = (
         "(a[slot - 1 : slot].squeeze(0) if slot else a[0], b",
     ),
     Fault(
+        "a table changes before it has its memory",
+        TABLES,
+        "        mx.eval(views)\n        self.a, self.b, self._views = a, b, views",
+        "        self.a, self.b, self._views = a, b, views\n        mx.eval(views)",
+    ),
+    Fault(
         "tables that refused memory left unequal serve",
         SERVED,
         "        if any(table.slots != 1",

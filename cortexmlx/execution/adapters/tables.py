@@ -21,10 +21,10 @@ class SlotTable:
         self._set(mx.zeros((1, ins, rank), dtype), mx.zeros((1, rank, outs), dtype))
 
     def _set(self, a: mx.array, b: mx.array) -> None:
-        self.a, self.b = a, b
         # Views: a slice of consecutive slots shares the table's memory, and an index would copy.
-        self._views = [(a[slot : slot + 1].squeeze(0), b[slot : slot + 1].squeeze(0)) for slot in range(a.shape[0])]
-        mx.eval(self._views)
+        views = [(a[slot : slot + 1].squeeze(0), b[slot : slot + 1].squeeze(0)) for slot in range(a.shape[0])]
+        mx.eval(views)
+        self.a, self.b, self._views = a, b, views  # last: the system may refuse the memory
 
     @property
     def nbytes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -74,6 +76,31 @@ def test_a_slot_that_goes_leaves_the_others() -> None:
     assert route is not None and made.nbytes == before * 3 // 4
     got = made.added(route, mx.array(x), mx.array(out))
     assert np.allclose(np.array(got), wanted((3, 5), [1, 2], x, out), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.append(*pairs((3,))[0]),
+        lambda made: made.keep([0, 2]),
+        lambda made: made.open_slot(1),
+    ],
+)
+def test_a_change_for_which_memory_is_refused_leaves_a_table_as_it_was(
+    change: Callable[[SlotTable], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, x, out = table((3, 8)), numbers(2, INS), np.zeros((2, OUTS), np.float32)
+
+    def refusing(*arrays: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 5 bytes")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(mx, "eval", refusing)
+        change(made)
+    route = route_of(np.array([1, 2], np.int32))
+    assert route is not None and made.slots == 3
+    got = made.added(route, mx.array(x), mx.array(out))
+    assert np.allclose(np.array(got), wanted((3, 8), [1, 2], x, out), atol=1e-4)
 
 
 def test_views_share_the_tables_memory() -> None:
