@@ -151,7 +151,7 @@ FAULTS = (
         "layers whose weights are read may have one", PLACES, "        if seen[id(module)].read:", "        if False:"
     ),
     # coming and going
-    Fault("one in use goes at once", REGISTRY, "if key.number not in used and", "if"),
+    Fault("one in use goes at once", REGISTRY, "            if key.number not in used:", "            if True:"),
     Fault(
         "one without a name stays for ever",
         REGISTRY,
@@ -171,8 +171,14 @@ FAULTS = (
         "key = self._keys.get(name) or self._contents.get(adapter.digest)",
     ),
     Fault("the same content is in memory twice", REGISTRY, "key = self._contents.get(adapter.digest)", "key = None"),
+    Fault(
+        "content that is half gone is used again",
+        REGISTRY,
+        "self._going.append(self._contents.pop(key.digest).number)",
+        "self._going.append(key.number)",
+    ),
     Fault("a number is given twice", REGISTRY, "            self._numbers += 1  #", "            self._numbers = 1  #"),
-    Fault("there is no bound of adapters", REGISTRY, "if len(self._contents) >= limits.adapters:", "if False:"),
+    Fault("there is no bound of adapters", REGISTRY, "if self.count >= limits.adapters:", "if False:"),
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
     Fault(
         "a name that nobody has is the base model",
