@@ -92,5 +92,5 @@ def test_a_kind_that_is_not_known(adapter: Path) -> None:
 
 
 def test_a_path_that_the_system_does_not_take_is_no_adapter() -> None:
-    with pytest.raises(ModelNotFound, match="cannot look at 'xx.*too long"):
+    with pytest.raises(ModelNotFound, match=r"cannot look at 'xx.*too long"):
         read_adapter("x" * 5000)
