@@ -83,18 +83,14 @@ FAULTS = (
         "        mx.eval(views)\n        self.a, self.b, self._views = a, b, views",
         "        self.a, self.b, self._views = a, b, views\n        mx.eval(views)",
     ),
+    Fault("a slot that was left over is the next one's", TABLES, "[self.a[:slots], one", "[self.a, one"),
     Fault(
-        "tables that refused memory left unequal serve",
+        "a slot goes before all tables have its adapter elsewhere",
         SERVED,
-        "        if any(table.slots != 1",
-        "        if False and any(table.slots != 1",
+        "                table.copy(last, slot)\n            self.numbers[slot - 1] = self.numbers[-1]",
+        "                self.numbers[slot - 1] = self.numbers[-1]\n                table.copy(last, slot)",
     ),
-    Fault(
-        "a slot that should go is lost when memory is refused",
-        SERVED,
-        "table.open_slot(1 + self.numbers.index(number))",
-        "pass",
-    ),
+    Fault("slots that nobody uses stay", SERVED, "            table.keep(1 + len(self.numbers))", "            pass"),
     Fault("layers stay changed after an exception", SERVED, "        restore(self._modules.values())", "        pass"),
     Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
     Fault(
