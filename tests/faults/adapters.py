@@ -50,7 +50,7 @@ FAULTS = (
         "enumerate(self.numbers, 1):\n            slots",
         "enumerate(self.numbers):\n            slots",
     ),
-    Fault("a slot is kept that should go", SERVED, "if other != number)", "if other == number)"),
+    Fault("the last one is not where its slot is", SERVED, "= self.numbers[-1]", "= number"),
     Fault(
         "the slots of before are kept",
         SERVED,
