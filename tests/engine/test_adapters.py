@@ -329,6 +329,20 @@ def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) 
         assert (talk.adapter, other.fork().adapter) == ("sql", "chat")
 
 
+def test_a_saved_conversation_goes_on_with_its_adapter(tiny: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    with Engine(tiny("llama"), kv_memory="1MB", adapters=folders) as engine:
+        engine.conversation(adapter="sql").save(tmp_path / "talk.json")
+        engine.conversation().save(tmp_path / "plain.json")
+        talk = engine.conversation()
+        talk.load(tmp_path / "talk.json")
+        assert talk.adapter == "sql"
+        talk.load(tmp_path / "plain.json")
+        assert talk.adapter == "sql", "the file names none"
+        engine.unload_adapter("sql")
+        with pytest.raises(UnknownAdapter, match="'sql'"):
+            talk.ask("Hello?")
+
+
 def test_rows_of_one_adapter_are_together_in_a_step(tiny: Any, folders: dict[str, Path]) -> None:
     """Whatever the order in which they came: single tokens first, then pieces of prompts."""
     driver = Driver(tiny("llama"), tokens=2048, max_rows=9)
