@@ -54,6 +54,13 @@ def test_a_name_may_be_a_member_of_an_enum(engine: Engine, folder: Path) -> None
     assert not engine.adapters
 
 
+@pytest.mark.parametrize("adapters", [["sql"], ["sql", None, "sql"], ()])
+def test_adapters_are_as_many_as_the_prompts(engine: Engine, folder: Path, adapters: Any) -> None:
+    engine.load_adapter("sql", folder)
+    with pytest.raises(InvalidRequest, match=f"2 prompts need 2 adapters, not {len(adapters)}"):
+        engine.generate_batch([[1], [2]], adapter=adapters, max_tokens=1)
+
+
 def test_wrong_folders_and_names(engine: Engine, folder: Path) -> None:
     wrong: list[tuple[Any, type[CortexError]]] = [
         (lambda: engine.load_adapter("sql", 5), InvalidRequest),  # type: ignore[arg-type]
