@@ -188,7 +188,7 @@ class Engine(HasAdapters, EmbeddingCalls):
             params = with_keywords_each(params, **sampling)
         return AsCompleted(
             paired(prompts, params),
-            self._submitter.reader(self, adapter, background=True, cache=cache, timeout=timeout),
+            self._submitter.reader(self, prompts, adapter, background=True, cache=cache, timeout=timeout),
             self._worker.submit,
             ahead=_AHEAD_PER_ROW * self._max_rows,
             window=window,

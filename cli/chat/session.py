@@ -276,12 +276,16 @@ class ChatSession:
 
 
 def remarks(engine: Engine, talk: Conversation) -> tuple[str, ...]:
-    """Return the conversation's notes, and a note on messages that the chat template leaves out.
+    """Return the conversation's notes, a note on an adapter that is not loaded, and one on messages that the chat
+    template leaves out.
 
     A conversation that the template refuses as a whole has no such note: the next question raises the error.
     """
+    notes, name = talk.notes, talk.adapter
+    if name is not None and name not in engine.adapters:
+        notes += (f"{name!r} answered, an adapter that is not loaded: /adapter {name}=FOLDER, or /adapter none",)
     try:
         left_out = calls_left_out(engine, talk.messages)
     except InvalidRequest:
         left_out = ""
-    return (*talk.notes, left_out) if left_out else talk.notes
+    return (*notes, left_out) if left_out else notes

@@ -18,6 +18,9 @@ from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, unreadab
 
 INDEX = "model.safetensors.index.json"
 
+_MOST = 1 << 31
+"""More than a tensor of MLX has along an axis."""
+
 
 def check_weights(folder: Path) -> dict[str, Path]:
     """Check the weight files of `folder` (`model*.safetensors`). Return the file of each tensor, by the tensor's name.
@@ -97,6 +100,9 @@ def _header(file: Path) -> dict[str, Any]:
 def _byte_range(entry: Any) -> tuple[int, int]:
     """Return where a tensor's bytes begin and end."""
     begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end or any(size < 0 for size in entry["shape"]):
-        raise ValueError("offsets run backwards")
-    return int(begin), int(end)
+    numbers: tuple[Any, ...] = begin, end, *entry["shape"]
+    if not all(type(number) is int for number in numbers) or not isinstance(entry["dtype"], str):
+        raise ValueError("an entry of other types")
+    if not 0 <= begin <= end or not all(0 <= size < _MOST for size in entry["shape"]):
+        raise ValueError("offsets run backwards, or a size that no tensor has")
+    return begin, end

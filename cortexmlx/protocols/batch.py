@@ -123,17 +123,20 @@ def read_line(data: Mapping[str, Any], style: Style, defaults: Defaults, model: 
     if style is Style.SIMPLE:
         return simple.read(data, defaults)
     _check_envelope(data)
+    named = data["body"].get("model")
+    adapter = _adapter_in(named, model, defaults.adapters)
     if style is Style.EMBEDDINGS:
+        if adapter is not None:
+            raise embeddings.vectors_of_adapter(str(named))
         return embeddings.read(data["body"])
-    request = PROTOCOLS[style].read(data["body"], defaults)
-    return replace(request, adapter=_adapter_in(data["body"].get("model"), model, defaults.adapters))
+    return replace(PROTOCOLS[style].read(data["body"], defaults), adapter=adapter)
 
 
 def _adapter_in(named: object, model: str, known: Collection[str]) -> str | None:
     """Return the adapter that a body names as its model: `model:adapter`, with any name of the model, or an adapter's
-    own name; None: it names none. Raises InvalidRequest if there is no such adapter of `model`.
+    own name; None: it names none, or has the model's own name. Raises InvalidRequest if `model` has no such adapter.
     """
-    if not isinstance(named, str):
+    if not isinstance(named, str) or named == model:
         return None
     if named in known:
         return named

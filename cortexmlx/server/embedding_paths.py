@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cortexmlx.embedding import Embeddings
-from cortexmlx.errors import EmbeddingRefused, InvalidRequest, RequestTimeout
+from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server.asking import Asking
@@ -85,10 +85,7 @@ class EmbeddingPaths:
             lease = await asking.models.take(name, request)
             try:
                 if lease.adapter is not None:
-                    raise InvalidRequest(
-                        f"model is {lease.name!r}, but vectors and scores are the model's alone: leave out the adapter",
-                        field="model",
-                    )
+                    raise embeddings.vectors_of_adapter(lease.name)
                 request.scope[MODEL] = lease.name
                 return await answer(body, lease, began)
             except EmbeddingRefused as error:  # a folder's path is nobody's business

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -162,16 +162,21 @@ class Models:
         """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name, as in vLLM, if one
         model has it; None: it means nothing.
         """
-        model, colon, adapter = name.rpartition(":")
-        if colon and (own := self._names.get(model)) is not None and adapter in self._served.adapters(own):
-            return Meant(own, adapter)
+        for own, adapter in self._parts(name):
+            if adapter in self._served.adapters(own):
+                return Meant(own, adapter)
         having = [own for own in self._served.names if name in self._served.adapters(own)]
         return Meant(having[0], name) if len(having) == 1 else None
 
     def _names_adapter(self, name: str) -> bool:
         """Return whether a name asks for an adapter of a model that has some, so that another model is no answer."""
-        own = self._names.get(name.rpartition(":")[0])
-        return own is not None and bool(self._served.adapters(own))
+        return any(self._served.adapters(own) for own, _ in self._parts(name))
+
+    def _parts(self, name: str) -> Iterator[tuple[str, str]]:
+        """Yield each model that a name may begin with, and what follows its colon. Both may have colons, too."""
+        for known, own in self._names.items():
+            if name.startswith(f"{known}:"):
+                yield own, name[len(known) + 1 :]
 
     def _check_aliases(self) -> None:
         for name, model in self._settings.aliases.items():

@@ -292,6 +292,11 @@ def no_token(job: Job, has_grammar: bool) -> CortexError:
             f"the logits processors left no token to choose {where}: what they return is NaN or all -inf. Leave at "
             "least one finite logit"
         )
+    if job.request.adapter is not None:
+        return NoTokenToChoose(
+            f"the logits of the model with the adapter {job.request.adapter!r} are NaN, or all -inf, {where}: no token "
+            "can be chosen. Ask without it: if that works, the adapter's numbers or its scale are too large"
+        )
     return NoTokenToChoose(
         f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. Its weights may be damaged, so "
         "download it again; or its numbers are too large for float16, so take a bfloat16 or float32 version of it"

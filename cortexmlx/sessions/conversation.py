@@ -278,14 +278,14 @@ class Conversation:
         """
         info = self._host.info
         model = SavedModel(info.name, str(Path(info.path).absolute()), info.identity)
-        saved = SavedConversation(
-            model, self.system, self._messages, self.params, self._transcript, self.template_vars, self.unread
-        )
+        said = model, self.system, self._messages, self.params, self._transcript
+        saved = SavedConversation(*said, self.template_vars, self.unread, self.adapter)
         saved.write(Path(path))
 
     def load(self, path: str | PathLike[str]) -> None:
         """Continue what `save` wrote, with its system prompt and sampling parameters. With another model, texts are
-        computed again, and `notes` and the log list the settings that do not apply to it (see `fork`).
+        computed again, and `notes` and the log list the settings that do not apply to it (see `fork`). If the file
+        names an adapter, it answers the next turns, which raise UnknownAdapter if it is not loaded.
 
         The file may also have messages of the OpenAI API: a JSON list, an object with `messages`, or one message per
         line. Then the sampling parameters do not change. Raises ConversationFileError; then nothing has changed.
@@ -304,6 +304,7 @@ class Conversation:
         held = of_file(path, saved, info)
         self.system, self.params = saved.system, held.params
         self.template_vars, self.notes = held.template_vars, held.notes
+        self.adapter = self.adapter if saved.adapter is None else saved.adapter
         self._change(saved.messages, unread=saved.unread)
         self._transcript = saved.transcript if same and saved.transcript and top < info.vocab_size else Transcript()
         for note in self.notes:

@@ -18,7 +18,7 @@ from cortexmlx.protocols.openai.messages import messages_in as openai_messages
 from cortexmlx.protocols.openai.messages import parsed
 from cortexmlx.request import Message
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.arguments import is_list
+from cortexmlx.serving.app.arguments import checked_adapter, is_list
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo
 from cortexmlx.structured.output import StructuredOutput
@@ -71,6 +71,8 @@ class SavedConversation:
     template_vars: TemplateVars = field(default_factory=dict)
     unread: int = 0
     """How many of the oldest messages were no longer sent to the model."""
+    adapter: str | None = None
+    """The name of the adapter that answered last; None: the model as it is, or it is not known."""
 
     def write(self, path: Path) -> None:
         """Write it to a file. If that fails, the old file stays. Raises ConversationFileError."""
@@ -88,6 +90,7 @@ class SavedConversation:
             "system": self.system,
             "messages": list(self.messages),
             **({"unread": self.unread} if self.unread else {}),
+            **({} if self.adapter is None else {"adapter": self.adapter}),
             "sampling": sampling,
             "transcript": {"text": transcript.text, "tokens": transcript.tokens, "cuts": transcript.cuts},
         }
@@ -119,10 +122,11 @@ class SavedConversation:
             unread = content.get("unread", 0)
             if type(unread) is not int or not 0 <= unread <= len(messages):
                 raise ValueError("more of it is unread than there is")
+            adapter = checked_adapter(content.get("adapter"))
             transcript = None if digest is None else _transcript(content["transcript"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, InvalidRequest) as error:
             raise _foreign(path, str(error)) from error
-        return cls(model, system, tuple(messages), params, transcript, variables, unread)
+        return cls(model, system, tuple(messages), params, transcript, variables, unread, adapter)
 
 
 def messages_in(path: Path, text: str) -> tuple[str | None, tuple[Message, ...]] | None:

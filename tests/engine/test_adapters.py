@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import AdapterRefused, InvalidRequest, UnknownAdapter
+from cortexmlx.errors import AdapterRefused, InvalidRequest, NoTokenToChoose, UnknownAdapter
 from cortexmlx.serving.core import EngineCore
 from support.adapted.kinds import content
 from support.engine.core_driver import Driver
@@ -327,6 +327,33 @@ def test_every_way_to_ask_takes_an_adapter(tiny: Any, folders: dict[str, Path]) 
         other = talk.fork()
         other.adapter = "chat"
         assert (talk.adapter, other.fork().adapter) == ("sql", "chat")
+
+
+def test_a_saved_conversation_goes_on_with_its_adapter(tiny: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    with Engine(tiny("llama"), kv_memory="1MB", adapters=folders) as engine:
+        engine.conversation(adapter="sql").save(tmp_path / "talk.json")
+        engine.conversation().save(tmp_path / "plain.json")
+        talk = engine.conversation()
+        talk.load(tmp_path / "talk.json")
+        assert talk.adapter == "sql"
+        talk.load(tmp_path / "plain.json")
+        assert talk.adapter == "sql", "the file names none"
+        engine.unload_adapter("sql")
+        with pytest.raises(UnknownAdapter, match="'sql'"):
+            talk.ask("Hello?")
+
+
+def test_an_adapter_whose_numbers_are_too_large_fails_its_own_rows_and_is_named(
+    tiny: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folders["huge"] = write_adapter(tmp_path / "huge", tiny("llama"), keys=KEYS, num_layers=2, seed=1, scale=3e37)
+    wanted = alone(tiny("llama"), folders["sql"])
+    with Engine(tiny("llama"), kv_memory="256KB", block_size=8, adapters=folders) as engine:
+        handles = [engine.submit(PROMPT, max_tokens=TOKENS, temperature=0, adapter=name) for name in ("sql", "huge")]
+        with pytest.raises(NoTokenToChoose, match="with the adapter 'huge'"):
+            handles[1].result(PATIENCE)
+        assert list(handles[0].result(PATIENCE).token_ids) == wanted
+        assert list(engine.generate(PROMPT, max_tokens=TOKENS, temperature=0, adapter="sql").token_ids) == wanted
 
 
 def test_rows_of_one_adapter_are_together_in_a_step(tiny: Any, folders: dict[str, Path]) -> None:

@@ -50,7 +50,7 @@ FAULTS = (
         "enumerate(self.numbers, 1):\n            slots",
         "enumerate(self.numbers):\n            slots",
     ),
-    Fault("a slot is kept that should go", SERVED, "if other != number)", "if other == number)"),
+    Fault("the last one is not where its slot is", SERVED, "= self.numbers[-1]", "= number"),
     Fault(
         "the slots of before are kept",
         SERVED,
@@ -78,17 +78,19 @@ FAULTS = (
         "(a[slot - 1 : slot].squeeze(0) if slot else a[0], b",
     ),
     Fault(
-        "tables that refused memory left unequal serve",
-        SERVED,
-        "        if any(table.slots != 1",
-        "        if False and any(table.slots != 1",
+        "a table changes before it has its memory",
+        TABLES,
+        "        mx.eval(views)\n        self.a, self.b, self._views = a, b, views",
+        "        self.a, self.b, self._views = a, b, views\n        mx.eval(views)",
     ),
+    Fault("a slot that was left over is the next one's", TABLES, "[self.a[:slots], one", "[self.a, one"),
     Fault(
-        "a slot that should go is lost when memory is refused",
+        "a slot goes before all tables have its adapter elsewhere",
         SERVED,
-        "table.open_slot(1 + self.numbers.index(number))",
-        "pass",
+        "                table.copy(last, slot)\n            self.numbers[slot - 1] = self.numbers[-1]",
+        "                self.numbers[slot - 1] = self.numbers[-1]\n                table.copy(last, slot)",
     ),
+    Fault("slots that nobody uses stay", SERVED, "            table.keep(1 + len(self.numbers))", "            pass"),
     Fault("layers stay changed after an exception", SERVED, "        restore(self._modules.values())", "        pass"),
     Fault("the scale is forgotten", LOW_RANK, "tensors[both[1]] * scale", "tensors[both[1]] * np.float32(1)"),
     Fault(
@@ -145,7 +147,7 @@ FAULTS = (
         "layers whose weights are read may have one", PLACES, "        if seen[id(module)].read:", "        if False:"
     ),
     # coming and going
-    Fault("one in use goes at once", REGISTRY, "if key.number not in used and", "if"),
+    Fault("one in use goes at once", REGISTRY, "            if key.number not in used:", "            if True:"),
     Fault(
         "one without a name stays for ever",
         REGISTRY,
@@ -165,8 +167,14 @@ FAULTS = (
         "key = self._keys.get(name) or self._contents.get(adapter.digest)",
     ),
     Fault("the same content is in memory twice", REGISTRY, "key = self._contents.get(adapter.digest)", "key = None"),
+    Fault(
+        "content that is half gone is used again",
+        REGISTRY,
+        "self._going.append(self._contents.pop(key.digest).number)",
+        "self._going.append(key.number)",
+    ),
     Fault("a number is given twice", REGISTRY, "            self._numbers += 1  #", "            self._numbers = 1  #"),
-    Fault("there is no bound of adapters", REGISTRY, "if len(self._contents) >= limits.adapters:", "if False:"),
+    Fault("there is no bound of adapters", REGISTRY, "if self.count >= limits.adapters:", "if False:"),
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
     Fault(
         "a name that nobody has is the base model",

@@ -12,6 +12,7 @@ from openai.types import Completion as TheirCompletion
 from openai.types.chat import ChatCompletion
 
 from cortexmlx.embedding import Embeddings
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.protocols.batch import (
     PROTOCOLS,
@@ -22,9 +23,10 @@ from cortexmlx.protocols.batch import (
     error_record,
     key_of,
     key_of_record,
+    read_line,
 )
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.sampling_params import SamplingParams
 
@@ -173,3 +175,21 @@ def test_the_tokens_of_thoughts_are_counted_in_all_answers() -> None:
 def test_ids_of_another_kind_and_lines_without_one_have_other_names() -> None:
     keys = [key_of(2, 9), key_of("2", 9), key_of(None, 2), key_of("line 2", 9), key_of('"2"', 9)]
     assert len(set(keys)) == 5 and key_of(2, 1) == keys[0]
+
+
+@pytest.mark.parametrize(
+    ("named", "adapter"), [("m", None), ("m:sql", "sql"), ("other:sql", "sql"), ("sql", "sql"), ("gpt", None)]
+)
+def test_a_body_names_its_adapter_as_the_server_reads_it(named: str, adapter: str | None) -> None:
+    """An adapter may have the model's own name. Then the name alone is the model, as in the server."""
+    line = {"url": "/v1/completions", "body": {"model": named, "prompt": "hi"}}
+    read = read_line(line, Style.COMPLETIONS, Defaults(SamplingParams(), adapters=("sql", "m")), "m")
+    assert isinstance(read, Request) and read.adapter == adapter
+
+
+@pytest.mark.parametrize("named", ["m:sql", "sql", "m:typo"])
+def test_no_vectors_come_from_an_adapter(named: str) -> None:
+    line = {"url": "/v1/embeddings", "body": {"model": named, "input": "hi"}}
+    with pytest.raises(InvalidRequest, match="adapter"):
+        read_line(line, Style.EMBEDDINGS, Defaults(SamplingParams(), adapters=("sql",)), "m")
+    assert isinstance(read_line(line, Style.EMBEDDINGS, Defaults(SamplingParams()), "other"), EmbeddingRequest)

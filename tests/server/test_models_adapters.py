@@ -86,7 +86,20 @@ def test_an_unknown_adapter_is_a_model_that_is_not_there(http: httpx.Client, nam
 
 def test_any_name_does_not_hide_a_mistyped_adapter(serve: Serve, adapted: Adapted) -> None:
     with httpx.Client(base_url=serve(any_name=True), trust_env=False, timeout=PATIENCE) as http:
-        assert ask(http, "tiny:sqll").status_code == 404 and adapted.asked == []
+        for name in ("tiny:sqll", "tiny:sql:sql"):
+            assert ask(http, name).status_code == 404 and adapted.asked == []
+
+
+@pytest.mark.parametrize("options", [{}, {"any_name": True}])
+def test_an_adapters_name_may_have_a_colon(engine: Engine, options: dict[str, bool]) -> None:
+    made: Any = Adapted(engine, "team:sql")
+    with (
+        listening(app(made, ServerSettings(names=("small",), **options))) as url,  # type: ignore[arg-type]
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
+    ):
+        for name in ("tiny:team:sql", "small:team:sql", "team:sql"):
+            assert ask(http, name).json()["model"] == "tiny:team:sql"
+        assert made.asked == ["team:sql"] * 3
 
 
 def test_vectors_are_of_the_model_alone(http: httpx.Client) -> None:

@@ -35,7 +35,7 @@ def test_what_was_written_is_read(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "talk.json"
     messages = tuple({"role": role, "content": text, "tool_calls": [{"n": 1}]} for role, text in said)
-    talk = replace(TALK, system=system, messages=messages)
+    talk = replace(TALK, system=system, messages=messages, adapter=system)
     talk.write(path)
     assert SavedConversation.read(path) == talk
 
@@ -118,6 +118,7 @@ def test_who_edits_a_file_by_hand_takes_the_digest_out(tmp_path: Path) -> None:
         "messages": "its messages are none",
         "sampling": "its temperature is -1",
         "model": "its model is not named",
+        "adapter": "adapter is {",
     }.items():
         wrong = {"system": "Be long.", "messages": [1], "sampling": {**content["sampling"], "temperature": -1}}
         path.write_text(json.dumps({**content, change: wrong.get(change, {"name": 1})}))

@@ -19,7 +19,7 @@ from cortexmlx.arrays import IntArray
 from cortexmlx.attention.state.dispatch import StateStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_size, refusals, restore
-from cortexmlx.execution.adapters.route import NO_SLOT, Route, route_of
+from cortexmlx.execution.adapters.route import Route, route_of
 from cortexmlx.execution.adapters.tables import SlotTable
 from cortexmlx.execution.boundary import refusable
 from cortexmlx.execution.logit_rows import own_modules
@@ -59,36 +59,29 @@ class AdapterGroup:
         return list({id(module): module for module in self._modules.values()}.values())
 
     def append(self, number: int, adapter: LowRank) -> None:
-        """Add an adapter. If it fails, nothing has changed."""
-        added = 0
-        try:
-            for name, (a, b) in adapter.pairs.items():
-                self.tables[id(self._modules[name])].append(a, b)
-                added += 1
-        except BaseException:
-            for name in list(adapter.pairs)[:added]:
-                self.tables[id(self._modules[name])].keep(range(len(self.numbers) + 1))
-            raise
+        """Add an adapter. If it fails, some tables have a slot more that nobody uses, until the next change."""
+        for name, (a, b) in adapter.pairs.items():
+            self.tables[id(self._modules[name])].append(1 + len(self.numbers), a, b)
         self.numbers.append(number)
 
     def remove(self, number: int) -> None:
-        """Remove an adapter. If it fails, its slot is still there, perhaps with zeros: nobody uses it any more."""
-        kept = [NO_SLOT, *(slot for slot, other in enumerate(self.numbers, 1) if other != number)]
-        done: list[SlotTable] = []
-        try:
+        """Remove an adapter that is not the only one. The last one takes its slot. If it fails, the others serve as
+        before: nobody uses the slot of this one any more, whatever a table has there.
+        """
+        slot, last = 1 + self.numbers.index(number), len(self.numbers)
+        if slot < last:
             for table in self.tables.values():
-                table.keep(kept)
-                done.append(table)
-        except BaseException:
-            for table in done:
-                table.open_slot(1 + self.numbers.index(number))
-            raise
-        self.numbers.remove(number)
+                table.copy(last, slot)
+            self.numbers[slot - 1] = self.numbers[-1]
+        self.numbers.pop()
+
+    def trim(self) -> None:
+        """Drop the slots that nobody uses. If it fails, nothing is lost."""
+        for table in self.tables.values():
+            table.keep(1 + len(self.numbers))
 
     def begin(self, numbers: IntArray) -> None:
         """Begin a step whose tokens have the adapters `numbers` `[T]`, 0 for none."""
-        if any(table.slots != 1 + len(self.numbers) for table in self.tables.values()):
-            raise RuntimeError("memory was refused while adapters were changed: unload those of this kind")
         slots = np.zeros(len(numbers), np.int32)
         for slot, number in enumerate(self.numbers, 1):
             slots[numbers == number] = slot
@@ -179,14 +172,17 @@ class ServedAdapters:
 
     @refusable
     def remove(self, number: int) -> None:
-        """Remove an adapter that no later step names. Unknown numbers are ignored."""
+        """Remove an adapter that no later step names, and drop all slots that nobody uses. Unknown numbers are
+        ignored.
+        """
         self._forget_route()
         for key, group in list(self._groups.items()):
+            if group.numbers == [number]:
+                del self._groups[key]
+                continue
             if number in group.numbers:
-                if len(group.numbers) == 1:
-                    del self._groups[key]
-                else:
-                    group.remove(number)
+                group.remove(number)
+            group.trim()
 
     def forget(self) -> None:
         """Forget the last step, which may have failed anywhere: the model's layers are its own again."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 
 from cortexmlx.execution.adapters.route import Part, Route
@@ -21,41 +19,41 @@ class SlotTable:
         self._set(mx.zeros((1, ins, rank), dtype), mx.zeros((1, rank, outs), dtype))
 
     def _set(self, a: mx.array, b: mx.array) -> None:
-        self.a, self.b = a, b
         # Views: a slice of consecutive slots shares the table's memory, and an index would copy.
-        self._views = [(a[slot : slot + 1].squeeze(0), b[slot : slot + 1].squeeze(0)) for slot in range(a.shape[0])]
-        mx.eval(self._views)
+        views = [(a[slot : slot + 1].squeeze(0), b[slot : slot + 1].squeeze(0)) for slot in range(a.shape[0])]
+        mx.eval(views)
+        self.a, self.b, self._views = a, b, views  # last: the system may refuse the memory
 
     @property
     def nbytes(self) -> int:
         """Bytes of the table."""
         return int(self.a.nbytes + self.b.nbytes)
 
-    def append(self, a: Matrix, b: Matrix) -> None:
-        """Add a slot with A `[in, r]` and B `[r, out]`, filled up with zeros to the table's rank."""
+    def append(self, slots: int, a: Matrix, b: Matrix) -> None:
+        """Add a slot after the first `slots`, with A `[in, r]` and B `[r, out]`, filled up with zeros to the table's
+        rank. Slots behind those go.
+        """
         rank, r = self.a.shape[-1], a.shape[1]
         one = mx.pad(mx.array(a), [(0, 0), (0, rank - r)]).astype(self._dtype)
         other = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)
-        self._set(mx.concatenate([self.a, one[None]]), mx.concatenate([self.b, other[None]]))
+        self._set(mx.concatenate([self.a[:slots], one[None]]), mx.concatenate([self.b[:slots], other[None]]))
 
     @property
     def slots(self) -> int:
         """How many slots there are, slot 0 included."""
         return int(self.a.shape[0])
 
-    def open_slot(self, slot: int) -> None:
-        """Insert a slot of zeros. Those from `slot` on move by one."""
-        zeros = [mx.zeros((1, *array.shape[1:]), self._dtype) for array in (self.a, self.b)]
-        a, b = (
-            mx.concatenate([array[:slot], empty, array[slot:]])
-            for array, empty in zip((self.a, self.b), zeros, strict=True)
-        )
+    def copy(self, slot: int, to: int) -> None:
+        """Make the matrices of one slot those of another slot `to` before it, too."""
+        a, b = (mx.concatenate([each[:to], each[slot : slot + 1], each[to + 1 :]]) for each in (self.a, self.b))
         self._set(a, b)
 
-    def keep(self, slots: Sequence[int]) -> None:
-        """Keep only these slots, in this order."""
-        parts = [(self.a[slot : slot + 1], self.b[slot : slot + 1]) for slot in slots]
-        self._set(mx.concatenate([a for a, _ in parts]), mx.concatenate([b for _, b in parts]))
+    def keep(self, slots: int) -> None:
+        """Keep only the first `slots`, of which there are at least two: slot 0 and another."""
+        if slots < self.slots:
+            # Of two parts: one slice would share the memory of all slots.
+            a, b = (mx.concatenate([each[:1], each[1:slots]]) for each in (self.a, self.b))
+            self._set(a, b)
 
     def added(self, route: Route, x: mx.array, out: mx.array) -> mx.array:
         """Return a layer's output `[..., out]` for `x` `[..., in]`, with what the slots of its tokens add. The tokens

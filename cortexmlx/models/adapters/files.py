@@ -70,12 +70,15 @@ def read_adapter(path: str | Path) -> Adapter:
     kind of an adapter that cannot be applied.
     """
     folder = Path(os.path.expanduser(path))
-    if folder.is_file() and folder.suffix == ".safetensors":
-        folder = folder.parent
-    if not folder.is_dir():
-        raise ModelNotFound(f"no adapter {str(path)!r}: give the folder that holds {CONFIG_FILE} and {WEIGHTS_FILE}.")
-    if not (folder / CONFIG_FILE).is_file():
-        raise ModelNotFound(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it.")
+    try:
+        if folder.is_file() and folder.suffix == ".safetensors":
+            folder = folder.parent
+        if not folder.is_dir():
+            raise ModelNotFound(f"no adapter {str(path)!r}: give the folder with {CONFIG_FILE} and {WEIGHTS_FILE}.")
+        if not (folder / CONFIG_FILE).is_file():
+            raise ModelNotFound(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it.")
+    except OSError as error:
+        raise ModelNotFound(f"cannot look at {str(path)!r:.200}: {error.strerror}.") from error
     config = read_json_object(folder / CONFIG_FILE)
     adapter = _of_peft(folder, config) if is_peft(config) else _of_mlx_lm(folder, config)
     rank = adapter.settings.get("rank")

@@ -7,6 +7,7 @@ adapter's scale is folded into B, so that the engine need not know it.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -163,7 +164,7 @@ def _float32(file: Path, name: str, entry: Any, data: npt.NDArray[np.uint8]) -> 
         raise AdapterRefused(f"{file} has {name} in {entry['dtype']}, and an adapter's numbers are {known}.")
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
-    if end - begin != int(np.prod(shape)) * dtype.itemsize or end > len(data):
+    if end - begin != math.prod(shape) * dtype.itemsize or end > len(data):
         raise ModelCorrupt(f"{file} is damaged: {name} of shape {shape} has {end - begin} bytes. Copy it again.")
     array = np.frombuffer(data[begin:end].tobytes(), dtype)  # the file need not align them
     if entry["dtype"] == "BF16":

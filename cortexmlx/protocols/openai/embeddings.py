@@ -140,6 +140,12 @@ def truncates(said: Mapping[str, Any], max_tokens: int | None) -> bool:
     return True
 
 
+def vectors_of_adapter(name: str) -> InvalidRequest:
+    """Return the error of a request for vectors or scores that names an adapter."""
+    why = f"model is {name!r:.200}, but vectors and scores are the model's alone: leave out the adapter"
+    return InvalidRequest(why, field="model")
+
+
 def checked_text(text: str, name: str) -> str:
     """Return the same text. `name` is its name in errors. Raises InvalidRequest if there is nothing to embed."""
     if not text:

@@ -52,7 +52,11 @@ class AdapterRegistry:
         self._numbers = 0
         self._keys: dict[str, AdapterKey] = {}
         self._contents: dict[bytes, AdapterKey] = {}
-        """What is in memory, by digest, also what has no name any more and waits for its requests."""
+        """What requests have or can have, by digest, also what has no name any more and waits for its requests."""
+        self._going: list[int] = []
+        """The numbers of content whose memory could not be given back yet. A part of it may be gone, so it is not used
+        again.
+        """
 
     @property
     def nbytes(self) -> int:
@@ -62,7 +66,7 @@ class AdapterRegistry:
     @property
     def count(self) -> int:
         """How many contents are in memory."""
-        return len(self._contents)
+        return len(self._contents) + len(self._going)
 
     @property
     def leaving(self) -> int:
@@ -127,12 +131,15 @@ class AdapterRegistry:
     def sweep(self) -> None:
         """Give back the memory of content that has neither a name nor requests."""
         unnamed = self._unnamed
-        if not unnamed or self._tables is None:
+        if not (unnamed or self._going) or self._tables is None:
             return
-        used = {job.adapter for job in self._jobs()}
+        used = {job.adapter for job in self._jobs()} if unnamed else set()
         for key in unnamed:
-            if key.number not in used and not isinstance(self._tables.remove(key.number), Refused):
-                del self._contents[key.digest]
+            if key.number not in used:
+                self._going.append(self._contents.pop(key.digest).number)
+        for number in list(self._going):
+            if not isinstance(self._tables.remove(number), Refused):
+                self._going.remove(number)
 
     def _name(self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo]) -> None:
         self._keys, self.infos = keys, MappingProxyType(infos)
@@ -151,9 +158,9 @@ class AdapterRegistry:
                 "most: raise max_adapter_rank."
             )
         busy = f", {self.leaving} of them until their requests end" if self.leaving else ""
-        if len(self._contents) >= limits.adapters:
+        if self.count >= limits.adapters:
             raise AdapterRefused(
-                f"the engine has {len(self._contents)} adapters{busy}, and room for {limits.adapters}: unload one, or "
+                f"the engine has {self.count} adapters{busy}, and room for {limits.adapters}: unload one, or "
                 "raise max_adapters."
             )
         needed = tables.bytes_with(adapter)

@@ -39,26 +39,27 @@ class HasAdapters:
         `max_adapter_rank` or `adapter_memory`. Raises ModelNotFound, ModelCorrupt, MemoryRefused, InvalidRequest or
         EngineClosed.
         """
-        _check_name(name)
+        name = _checked_name(name)
         if not isinstance(path, (str, Path)):
             raise InvalidRequest(f"the adapter {name!r} is {path!r:.80}, but must be the path of a folder")
         self._worker.check_open()
         self._worker.check_elsewhere()
         limits = self._worker.core.adapters.limits
         content = read_low_rank(name, path, limits.rank, limits.bytes)
-        return self._worker.ask(lambda core: core.adapters.load(str(name), content))
+        return self._worker.ask(lambda core: core.adapters.load(name, content))
 
     def unload_adapter(self, name: str) -> None:
         """Let no further request name an adapter. Returns at once: requests that have it go on with it, and its memory
         is given back when the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
         """
-        _check_name(name)
+        name = _checked_name(name)
         self._worker.ask(lambda core: core.adapters.unload(name))
 
 
-def _check_name(name: object) -> None:
-    """Raise InvalidRequest if an adapter cannot have this name."""
+def _checked_name(name: str) -> str:
+    """Return an adapter's name as a plain `str`. Raises InvalidRequest if an adapter cannot have this name."""
     if not is_name(name):
         raise InvalidRequest(
             f"an adapter's name is {name!r:.80}, but must be a text of 1 to {MOST_CHARACTERS:,} characters"
         )
+    return str.__str__(name)  # as in requests: a subclass, such as an Enum, could say, compare or hash another one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypedDict, Unpack
@@ -138,14 +138,21 @@ class Submitter:
         return Submission(request, stops, listener, owner=owner, grammar=grammar)
 
     def reader(
-        self, owner: object, adapters: str | Iterable[str | None] | None, **options: Unpack[RequestOptions]
+        self,
+        owner: object,
+        prompts: Iterable[object],
+        adapters: str | Iterable[str | None] | None,
+        **options: Unpack[RequestOptions],
     ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
-        """Return a function that reads one prompt after the other, for `AsCompleted`. `adapters` is one for all, or one
-        each; a prompt for which there is none left raises InvalidRequest.
+        """Return a function that reads one of the `prompts` after the other, for `AsCompleted`. `adapters` is one for
+        all, or one each. Raises InvalidRequest if both can be counted and differ; otherwise a prompt for which there is
+        none left raises it.
         """
         if adapters is None or isinstance(adapters, str) or not is_list(adapters):
             one: Any = adapters
             return partial(self.read, owner, **{**options, "adapter": one})
+        if isinstance(prompts, Sized) and isinstance(adapters, Sized) and len(prompts) != len(adapters):
+            raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
         each, missing = iter(adapters), object()
 
         def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:

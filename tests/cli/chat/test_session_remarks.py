@@ -52,3 +52,15 @@ def test_a_template_that_refuses_all_of_it_is_heard_of_when_something_is_asked(
     session.conversation.load(calls)
     monkeypatch.setattr(session.engine, "encode", refuse)
     assert remarks(session.engine, session.conversation) == ()
+
+
+def test_an_adapter_that_is_not_loaded_is_told(session: ChatSession, screen: Console, tmp_path: Path) -> None:
+    session.conversation.adapter = "sql"
+    session.conversation.save(tmp_path / "talk.json")
+    session.conversation.adapter = None
+    told: list[str] = []
+    session.note = told.append
+    run_command(f"/load {tmp_path / 'talk.json'}", session, screen)
+    assert told == ["'sql' answered, an adapter that is not loaded: /adapter sql=FOLDER, or /adapter none"]
+    run_command("/adapter none", session, screen)
+    assert session.conversation.adapter is None and remarks(session.engine, session.conversation) == ()

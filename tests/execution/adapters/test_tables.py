@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -22,8 +24,8 @@ def pairs(ranks: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def table(ranks: tuple[int, ...], dtype: mx.Dtype = mx.float32) -> SlotTable:
     made = SlotTable(INS, OUTS, 8, dtype)
-    for a, b in pairs(ranks):
-        made.append(a, b)
+    for slots, (a, b) in enumerate(pairs(ranks), 1):
+        made.append(slots, a, b)
     return made
 
 
@@ -66,14 +68,50 @@ def test_an_output_keeps_its_type() -> None:
         assert np.allclose(np.array(got.astype(mx.float32)), wanted((3, 8), same, x, out), atol=0.3)
 
 
-def test_a_slot_that_goes_leaves_the_others() -> None:
+def test_the_last_slot_takes_the_place_of_one_that_goes() -> None:
     made, x, out = table((3, 8, 5)), numbers(2, INS), np.zeros((2, OUTS), np.float32)
     before = made.nbytes
-    made.keep([0, 1, 3])
+    made.copy(3, 1)
+    assert made.slots == 4, "until all tables have it, the last one is where it was, too"
+    made.keep(3)
     route = route_of(np.array([1, 2], np.int32))
     assert route is not None and made.nbytes == before * 3 // 4
     got = made.added(route, mx.array(x), mx.array(out))
-    assert np.allclose(np.array(got), wanted((3, 5), [1, 2], x, out), atol=1e-4)
+    assert np.allclose(np.array(got), wanted((5, 8), [1, 2], x, out), atol=1e-4)
+
+
+def test_a_slot_that_nobody_uses_gives_way_to_the_next() -> None:
+    made, x, out = table((3, 8)), numbers(1, INS), np.zeros((1, OUTS), np.float32)
+    made.append(2, *pairs((5,))[0])
+    route = route_of(np.array([2], np.int32))
+    assert route is not None and made.slots == 3
+    got = made.added(route, mx.array(x), mx.array(out))
+    assert np.allclose(np.array(got), wanted((3, 5), [2], x, out), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: made.append(3, *pairs((3,))[0]),
+        lambda made: made.keep(2),
+        lambda made: made.copy(2, 1),
+    ],
+)
+def test_a_change_for_which_memory_is_refused_leaves_a_table_as_it_was(
+    change: Callable[[SlotTable], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, x, out = table((3, 8)), numbers(2, INS), np.zeros((2, OUTS), np.float32)
+
+    def refusing(*arrays: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 5 bytes")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(mx, "eval", refusing)
+        change(made)
+    route = route_of(np.array([1, 2], np.int32))
+    assert route is not None and made.slots == 3
+    got = made.added(route, mx.array(x), mx.array(out))
+    assert np.allclose(np.array(got), wanted((3, 8), [1, 2], x, out), atol=1e-4)
 
 
 def test_views_share_the_tables_memory() -> None:
@@ -81,6 +119,8 @@ def test_views_share_the_tables_memory() -> None:
     before = mx.get_active_memory()
     made = SlotTable(512, 512, 64, mx.float32)
     for seed in range(3):
-        made.append(numbers(512, 64, seed=seed), numbers(64, 512, seed=seed))
+        made.append(1 + seed, numbers(512, 64, seed=seed), numbers(64, 512, seed=seed))
     mx.eval(made.a, made.b)
+    assert mx.get_active_memory() - before < 1.2 * made.nbytes
+    made.keep(2)
     assert mx.get_active_memory() - before < 1.2 * made.nbytes

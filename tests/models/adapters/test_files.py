@@ -89,3 +89,8 @@ def test_settings_that_cannot_be(adapter: Path, changes: dict[str, Any], word: s
 def test_a_kind_that_is_not_known(adapter: Path) -> None:
     configure(adapter, fine_tune_type="ia3")
     refused(adapter, ModelUnsupported, "'ia3'", "lora, dora and full")
+
+
+def test_a_path_that_the_system_does_not_take_is_no_adapter() -> None:
+    with pytest.raises(ModelNotFound, match=r"cannot look at 'xx.*too long"):
+        read_adapter("x" * 5000)

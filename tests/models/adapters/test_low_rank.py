@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,32 @@ def test_numbers_of_another_type(adapter: Path) -> None:
     stored = load_file(adapter / "adapters.safetensors")
     rewrite(adapter, {name: array.astype(np.int32) for name, array in stored.items()})
     refused(adapter, AdapterRefused, "I32")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": None},
+        {"dtype": []},
+        {"shape": [32.0, 4.0]},
+        {"shape": [float("nan"), 4]},
+        {"shape": [1 << 62, 4], "data_offsets": [0, 0]},
+        {"shape": [1 << 30, 1 << 30, 1 << 30, 4], "data_offsets": [0, 0]},
+        {"data_offsets": [0.0, 512.0]},
+    ],
+)
+def test_a_header_that_is_none_is_damage(adapter: Path, changes: dict[str, Any]) -> None:
+    file = adapter / "adapters.safetensors"
+    whole = file.read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+    header = json.loads(whole[8 : 8 + length])
+    header[f"{NAME}.lora_a"] |= changes
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
+    refused(adapter, ModelCorrupt, "adapters.safetensors")
+
+
+def test_a_header_without_a_type_is_damage(adapter: Path) -> None:
+    header = json.dumps({"lora_a": {"shape": [2, 4], "data_offsets": [0, 32]}}).encode()
+    (adapter / "adapters.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(32))
+    refused(adapter, ModelCorrupt, "header cannot be read")

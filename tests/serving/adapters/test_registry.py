@@ -55,8 +55,11 @@ class Tables:
         self.held[number] = adapter
         return None
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: int) -> Refused | None:
+        if self.refuses:
+            return Refused("no memory", False)
         del self.held[number]
+        return None
 
 
 def registry(most: int = 3, rank: int = 8, size: int = 10 * ONE) -> tuple[AdapterRegistry, Tables, list[Any]]:
@@ -93,6 +96,24 @@ def test_refused_memory_changes_nothing() -> None:
     tables.refuses = False
     assert not adapters.infos and not adapters.count
     assert adapters.load("a", content(1)).digest == content(1).digest.hex()
+
+
+def test_content_that_could_not_go_is_never_used_again() -> None:
+    """A part of it may be gone."""
+    adapters, tables, jobs = registry(most=3)
+    adapters.load("a", content(1))
+    first = adapters.resolved(request("a")).adapter_key
+    tables.refuses = True
+    adapters.unload("a")
+    assert (adapters.count, adapters.leaving) == (1, 0)
+    tables.add = lambda number, adapter: tables.held.update({number: adapter})  # type: ignore[method-assign,assignment]
+    adapters.load("a", content(1))
+    second = adapters.resolved(request("a")).adapter_key
+    assert first is not None and second is not None and first.number != second.number
+    assert adapters.count == 2 and len(tables.held) == 2
+    tables.refuses = False
+    adapters.sweep()
+    assert adapters.count == 1 and list(tables.held) == [second.number] and not jobs
 
 
 def test_a_name_that_nobody_has_is_told_with_those_there_are() -> None:

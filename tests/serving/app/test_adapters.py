@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,23 @@ def test_the_mapping_is_a_moment_and_read_only(engine: Engine, folder: Path) -> 
 def test_a_name_is_a_text(engine: Engine, folder: Path, name: Any) -> None:
     with pytest.raises(InvalidRequest, match="name"):
         engine.load_adapter(name, folder)
+
+
+def test_a_name_may_be_a_member_of_an_enum(engine: Engine, folder: Path) -> None:
+    class Name(str, Enum):
+        SQL = "sql"
+
+    assert engine.load_adapter(Name.SQL, folder).name == "sql"
+    assert engine.generate([1], max_tokens=1, adapter=Name.SQL) and list(engine.adapters) == ["sql"]
+    engine.unload_adapter(Name.SQL)
+    assert not engine.adapters
+
+
+@pytest.mark.parametrize("adapters", [["sql"], ["sql", None, "sql"], ()])
+def test_adapters_are_as_many_as_the_prompts(engine: Engine, folder: Path, adapters: Any) -> None:
+    engine.load_adapter("sql", folder)
+    with pytest.raises(InvalidRequest, match=f"2 prompts need 2 adapters, not {len(adapters)}"):
+        engine.generate_batch([[1], [2]], adapter=adapters, max_tokens=1)
 
 
 def test_wrong_folders_and_names(engine: Engine, folder: Path) -> None:
