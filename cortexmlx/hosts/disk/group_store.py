@@ -56,8 +56,8 @@ PAUSE_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 """After this time, a missing piece makes the ranks look again for what other processes have written."""
 
-ANSWER_SECONDS = 60.0
-"""A rank that does not answer a call for its store for so long is lost. It copies, and waits for no disk."""
+LATE_SECONDS = 60.0
+"""A rank that answers a flush so much later than it was told to is lost."""
 
 
 @dataclass
@@ -305,11 +305,11 @@ class GroupStore:
 
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, asks: AnyCall, seconds: float = ANSWER_SECONDS) -> list[Value]:
+    def _ask(self, asks: AnyCall, seconds: float | None = None) -> list[Value]:
         number, _ = self._ranks.send(asks)
         return self._ranks.answers(number, range(len(self._ranks.channels)), seconds=seconds)
 
-    def _ask_quietly(self, asks: AnyCall, seconds: float = ANSWER_SECONDS) -> list[Value]:
+    def _ask_quietly(self, asks: AnyCall, seconds: float | None = None) -> list[Value]:
         """Return the answers of all ranks, or none if the group is lost."""
         try:
             return self._ask(asks, seconds)
@@ -327,7 +327,7 @@ class GroupStore:
         return True
 
     def _flush(self, seconds: float) -> bool:
-        answers = self._ask_quietly(FlushStore(seconds), seconds + ANSWER_SECONDS)
+        answers = self._ask_quietly(FlushStore(seconds), seconds + LATE_SECONDS)
         return bool(answers) and all(answer is True for answer in answers)
 
 

@@ -13,13 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused
+from cortexmlx.execution.disk.pieces import FLUSH_SECONDS
 from cortexmlx.hosts.disk import group_store
 from cortexmlx.hosts.wire.disk import (
     NAME_BYTES,
     TOO_MUCH,
     CanJoin,
+    FlushStore,
     HasRead,
     IndexChanged,
+    Join,
+    Keep,
     Kept,
     LookAgain,
     ReadPieces,
@@ -337,6 +341,17 @@ def test_a_refusal_of_one_rank_is_the_answer_of_all() -> None:
     group.ranks.each[0].carry_out = lambda asks: Kept([True], PART)  # type: ignore[method-assign]
     group.ranks.each[1].carry_out = lambda asks: Refused("no memory", False)  # type: ignore[method-assign]
     assert group.keep([0]) == Refused("no memory", False)
+
+
+def test_a_rank_has_as_long_for_its_store_as_for_other_calls() -> None:
+    """Copying may have to wait for memory, and both for a step that is under way. A user may have set longer limits, or
+    none.
+    """
+    group = kept(two(), 0)
+    assert group.ranks.limits == [(Join, None), (Keep, None)]
+    assert group.store.flush()
+    kind, seconds = group.ranks.limits[-1]
+    assert kind is FlushStore and seconds is not None and seconds > FLUSH_SECONDS, "nobody closes for ever"
 
 
 def test_what_a_rank_tells_of_reads_that_nobody_knows_is_nothing() -> None:
