@@ -177,12 +177,12 @@ class GroupStore:
     ) -> Sequence[bool] | Refused:
         """Have all ranks copy their parts. A piece exists if all parts do."""
         answers = self._ask(Keep(group, targets, keys, np.array(tokens, np.int32)))
+        for rank, answer in enumerate(answers):  # a rank that kept its parts writes them whatever the others answered
+            self._waiting[rank] += answer.bytes if isinstance(answer, Kept) else 0
         refusals = [answer for answer in answers if isinstance(answer, Refused)]
         if refusals:
             return min(refusals, key=lambda refused: refused.of_arena)
         kept = [answer for answer in answers if isinstance(answer, Kept)]
-        for rank, answer in enumerate(kept):
-            self._waiting[rank] += answer.bytes
         return [all(parts) for parts in zip(*(answer.there for answer in kept), strict=True)]
 
     def read(self, load: DiskLoad) -> None:

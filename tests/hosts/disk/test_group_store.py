@@ -341,6 +341,9 @@ def test_a_refusal_of_one_rank_is_the_answer_of_all() -> None:
     group.ranks.each[0].carry_out = lambda asks: Kept([True], PART)  # type: ignore[method-assign]
     group.ranks.each[1].carry_out = lambda asks: Refused("no memory", False)  # type: ignore[method-assign]
     assert group.keep([0]) == Refused("no memory", False)
+    assert group.store._waiting == [PART, 0]
+    group.store.note(0, Wrote(1, PART, ""))
+    assert group.store._waiting == [0, 0], "what rank 0 wrote had been counted"
 
 
 def test_a_rank_has_as_long_for_its_store_as_for_other_calls() -> None:
