@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from cortexmlx.kv.disk_tier import STATE, DiskLoad
 from cortexmlx.store.threads import MOST_WAITING
 from support.hosts.stub_group import KEYS, Group
 from support.hosts.stub_ranks import PART
+from support.patience import soon
 
 
 class Machine(RuleBasedStateMachine):
@@ -261,6 +263,34 @@ def test_a_group_that_is_lost_before_a_read_is_sent_is_a_miss() -> None:
     group.ranks.lost = True
     load = group.load()
     assert load is not None and load.pieces == {} and group.arrivals == 1
+
+
+def test_a_rank_that_never_ends_a_read_keeps_nobody_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hang, and nobody waits for its answers while the engine waits for a read alone."""
+    group = kept(two(), *range(8))
+    monkeypatch.setattr(group_store, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(group_store.pieces, "PATIENCE", 0.0)
+    monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", -1e9)
+    load = group.load(seconds_per_token=1e-9)
+    assert load is not None and group.store._reads
+    group.ranks.each[0].read()
+    group.ranks.deliver(0)
+    assert soon(lambda: len(group.later) == 2)
+    group.run()
+    assert load.pieces == {} and group.arrivals == 1 and not group.store._reads
+    assert not any(rank.held or rank.open for rank in group.ranks.each), "all drop what they have read"
+    assert group.load() is None, "nobody waits for that rank again for a while"
+    group.settle()
+    assert group.arrivals == 1
+
+
+def test_a_read_that_ends_or_is_forgotten_leaves_no_thread() -> None:
+    group = kept(two(), *range(8))
+    assert group.load() is not None
+    group.settle()
+    assert group.load() is not None
+    group.store.abandon()
+    assert soon(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
 
 
 def test_what_lost_workers_have_read_does_not_arrive() -> None:
