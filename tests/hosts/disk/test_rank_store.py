@@ -142,6 +142,18 @@ def test_nothing_is_told_before_somebody_asks(rank: Rank) -> None:
     assert rank.store._looked.is_set()
 
 
+def test_only_the_first_question_waits_for_an_index_that_takes_long(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While weights are hashed, everybody who looks at the engine's statistics asks again."""
+    monkeypatch.setattr(rank.store._store.reader, "look", lambda: None)  # type: ignore[union-attr]
+    waits: list[float] = []
+    monkeypatch.setattr(rank.store._looked, "wait", waits.append)
+    for _ in range(3):
+        rank.store.join()
+    assert waits == [rank_store.OPENING_SECONDS]
+
+
 def test_a_read_ends_at_the_first_part_that_is_not_right(rank: Rank) -> None:
     rank.store.join()
     rank.keep(0, 1, 3, 4)
