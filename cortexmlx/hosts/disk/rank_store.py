@@ -192,7 +192,8 @@ class RankStore:
         """Tell how the index has changed since it was told last."""
         store = self._opened
         with self._indexing:
-            now = set(store.keys(part_key(bytes(16), self._rank)[-1:]))
+            keys = store.keys(part_key(bytes(16), self._rank)[-1:])
+            now = self._told if keys is None else set(keys)
             added, removed = now - self._told, self._told - now
             self._told = now
             for some in batched(added):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from cortexmlx.hosts.wire.disk import (
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.store import threads
+from cortexmlx.store.index import NAME
 from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import start_store
 from support.patience import PATIENCE
@@ -248,6 +250,23 @@ def test_a_long_index_is_told_in_several_messages(rank: Rank, monkeypatch: pytes
     assert rank.store.flush(PATIENCE)
     told = [rank.next(IndexChanged).added for _ in range(3)]
     assert [len(each) for each in told] == [2, 2, 1] and len({key for each in told for key in each}) == 5
+
+
+def test_an_index_that_cannot_be_read_now_takes_nothing_away(rank: Rank) -> None:
+    """Another process holds it."""
+    rank.store.join()
+    rank.keep(0, 1)
+    assert rank.store.flush(PATIENCE)
+    assert len(rank.next(IndexChanged).added) == 2
+    with sqlite3.connect(rank.segments.path / NAME, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        index = rank.segments._index
+        assert index is not None
+        index._file.execute("PRAGMA busy_timeout=1")
+        rank.store._on_look()
+        other.execute("ROLLBACK")
+    rank.store._on_look()
+    assert rank.told.qsize() == 1 and rank.said(Wrote).parts == 2, "nothing is gone, and nothing new"
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_ends_nothing(tmp_path: Path) -> None:
