@@ -237,6 +237,7 @@ class _Rank:
                 self._given = None  # with the blocks that were loaded
                 return self._runner.settle(ops)
             case Forget():
+                self._given = None
                 self._runner.forget()
             case Join():
                 return Joined(None, "it was told of no store", 1.0) if self._store is None else self._store.join()

@@ -55,8 +55,10 @@ class KVStore:
             self.reader.refresh()
         return known and not self.reader.paused
 
-    def keys(self, ending: bytes) -> list[bytes]:
-        """Return the keys of all records that end so. It reads the index, so the engine's thread should not call it."""
+    def keys(self, ending: bytes) -> list[bytes] | None:
+        """Return the keys of all records that end so; None if the index cannot be read now. It reads the index, so the
+        engine's thread should not call it.
+        """
         return self._segments.keys(ending)
 
     def drop(self, records: int) -> None:

@@ -17,6 +17,7 @@ TESTS = (
     "hosts/disk/test_rank_store.py",
     "hosts/disk/test_group_store.py",
     "hosts/wire/test_ranks.py",
+    "hosts/test_rank_server.py",
     "execution/memory/test_states.py",
     "hosts/test_engine_disk.py",
     "hosts/test_engine_disk_lost.py",
@@ -61,8 +62,30 @@ FAULTS = (
     Fault(
         "reads of lost workers arrive",
         GROUP,
-        'their loads are forgotten."""\n        self._reads.clear()',
-        'their loads are forgotten."""',
+        "            read.limit.cancel()\n        self._reads.clear()\n",
+        "            read.limit.cancel()\n",
+    ),
+    Fault(
+        "a read that a rank never ends is awaited for ever", GROUP, "            timer.start()\n", "            pass\n"
+    ),
+    Fault(
+        "what is written beside a refusal was never counted",
+        GROUP,
+        "        refusals = [answer for",
+        "            self._waiting[rank] *= not any(isinstance(each, Refused) for each in answers)\n"
+        "        refusals = [answer for",
+    ),
+    Fault(
+        "a rank's store has a limit of its own",
+        GROUP,
+        "def _ask(self, asks: AnyCall, seconds: float | None = None)",
+        "def _ask(self, asks: AnyCall, seconds: float | None = 60.0)",
+    ),
+    Fault(
+        "what a forgotten step loaded is held",
+        SERVER,
+        "                self._given = None\n                self._runner.forget()",
+        "                self._runner.forget()",
     ),
     Fault(
         "a read goes on after what is missing",
@@ -73,7 +96,19 @@ FAULTS = (
     Fault("parts of any shape are taken", RANK, "or not fits(record, group, shapes)", ""),
     Fault("what was dropped is held all the same", RANK, "if asks.number in self._open:", "if True:"),
     Fault("an index is told once", RANK, "        self._on_look()\n        size", "        size"),
-    Fault("a prompt comes before the index", RANK, "        self._looked.wait(OPENING_SECONDS)\n", ""),
+    Fault("a prompt comes before the index", RANK, "            self._looked.wait(OPENING_SECONDS)\n", ""),
+    Fault(
+        "each question waits for the index",
+        RANK,
+        "            self._looked.wait(OPENING_SECONDS)\n",
+        "        self._looked.wait(OPENING_SECONDS)\n",
+    ),
+    Fault(
+        "an index that another process holds is empty",
+        RANK,
+        "self._told if keys is None else set(keys)",
+        "set(keys or ())",
+    ),
     Fault("a part that is not there is loaded", RANK, "or piece.index >= len(read):", "and piece.index >= len(read):"),
     Fault("what was refused waits for ever", RANK, "if there and not accepted:", "if False:"),
     Fault("weights are compared again and again", PART, "and self._hashed and not self._why", "and self._hashed"),

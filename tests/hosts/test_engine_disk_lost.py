@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from cortexmlx.errors import HostLost
 from cortexmlx.hosts.disk import group_store
+from cortexmlx.hosts.wire.overdue import HangLimits
 from cortexmlx.request import RequestState
 from cortexmlx.stats import StoreState
 from support.hosts.thread_workers import HostedStore, ThreadWorkers
@@ -171,6 +173,27 @@ def test_an_engine_that_begins_anew_reads_what_it_kept(
         driver.core.begin_anew()
         assert driver.join().ask(LONG) == (theirs("llama", LONG, 10), 88)
         driver.core.check_invariants()
+
+
+def test_a_rank_that_hangs_while_only_a_read_is_awaited_is_found(
+    tiny: Any, theirs: Any, tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for an answer then, and no heartbeat is missing."""
+    killed, reopen = threading.Event(), ThreadWorkers.reopen
+    monkeypatch.setattr(ThreadWorkers, "reopen", lambda self: (killed.set(), reopen(self)))
+    with HostedStore(tiny("llama"), tmp_path, resume_lost=True) as driver:
+        killed.clear()
+        driver.join().ask(LONG)
+        driver.forget()
+        monkeypatch.setattr(group_store, "LATE_SECONDS", 0.0)
+        monkeypatch.setattr("cortexmlx.execution.disk.pieces.PATIENCE", 0.1)
+        driver.core.scheduler.costs.seconds_per_token = 1e-9
+        driver.core.model._pieces._ranks._calls._limits = HangLimits(0.1, 0.1)  # type: ignore[attr-defined]
+        monkeypatch.setattr(workers[0].stores[1], "read", lambda asks: killed.wait(PATIENCE))
+        handle = driver.add(LONG, 10)
+        driver.finish()
+        assert list(driver.result(handle).token_ids) == theirs("llama", LONG, 10)
+        assert workers[0].epoch == 2
 
 
 # -- requests that end ------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
+from support.engine.core_driver import Driver
+from support.hosts import models
 from support.hosts.environment import with_mpi
 from support.hosts.launch.processes import workers
 from support.hosts.thread_workers import HostedStore
@@ -55,6 +57,26 @@ def test_states_and_windows_are_found_by_processes(
             answer, found = driver.join().ask(LONG)
             gap = disagreement(judged(name)[0], LONG, answer, theirs(name, LONG, 10))
             assert (gap is None or gap[1] < NOISE) and found == cached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), [("qwen2", "2:mpi"), ("qwen3_5", "4:mpi")])
+def test_what_the_hosts_of_a_pipeline_keep_is_found(hosts: str, tmp_path: Path, name: str, number: str) -> None:
+    """Four of them have one layer each: three a state and no keys, one keys and no state."""
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
+    folder, found = models.write(tmp_path / "model", name, num_hidden_layers=4, **heads), []
+    one = Driver(folder)
+    handle = one.add(LONG, 10)
+    one.finish()
+    right = list(one.result(handle).token_ids)
+    for _ in range(2):
+        with HostedStore(folder, tmp_path / "kv", hosts=number) as driver:
+            for _ in range(2):
+                answer, cached = driver.join().ask(LONG)
+                driver.forget()
+                assert answer == right
+                found.append(cached)
+    assert found == [0, 88, 88, 88]
 
 
 @pytest.mark.slow

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.execution.boundary import MemoryInUse
 from cortexmlx.hosts.options import Cut, RankInfo, RankOptions
 from cortexmlx.hosts.rank_server import serve
-from cortexmlx.hosts.wire.messages import ANSWER, CALL, Answer, AnyCall, Arrange, Begin, Call, Close, Failed, Open, Trim
+from cortexmlx.hosts.wire.disk import RankPiece
+from cortexmlx.hosts.wire.messages import (
+    ANSWER,
+    CALL,
+    Answer,
+    AnyCall,
+    Arrange,
+    Begin,
+    Call,
+    Close,
+    Failed,
+    Forget,
+    Open,
+    Prepare,
+    Settle,
+    Trim,
+)
+from cortexmlx.kv.disk_tier import PieceLoad
 from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.state.snapshots import NOTHING
+from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from support.hosts.channels import QueueChannel, channel_pair
 
 OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, Cut.PIPELINE)
@@ -54,6 +75,12 @@ class StubRank:
 
     def open_store(self, runner: object, tell: object) -> None:
         """It keeps nothing."""
+
+
+class PieceRead:
+    """What a rank has read."""
+
+    arrays = ()
 
 
 class Worker:
@@ -115,6 +142,33 @@ def test_nothing_is_carried_out_after_a_failure() -> None:
     worker.ask(Close())
     worker.join()
     assert worker.runner.calls == ["begin", "close"]
+
+
+@pytest.mark.parametrize("ends", [Forget(), Settle(NOTHING)])
+def test_what_a_step_loaded_is_held_no_longer_than_the_step(ends: AnyCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was refused memory is forgotten: then all memory counts."""
+    held = [PieceRead()]
+    alive = weakref.ref(held[0])
+
+    class Store:
+        def with_parts(self, plan: StepPlan) -> StepPlan:
+            return replace(plan, loads=(PieceLoad(0, 1, held.pop()),))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(StubRank, "open_store", lambda self, runner, tell: Store())
+    none = np.zeros(0, np.int32)
+    plan = StepPlan(0, StepKind.FLUSH, (), none, None, none, none, (), none, None, None, (), 0, 0, (3,), None)
+    worker = Worker()
+    worker.ask(Open(OPTIONS))
+    worker.ask(Arrange(()))
+    assert worker.ask(Prepare(replace(plan, loads=(PieceLoad(0, 1, RankPiece(1, 0)),)))).value is None
+    assert alive() is not None
+    worker.ask(ends)
+    assert alive() is None
+    worker.ask(Close())
+    worker.join()
 
 
 def test_a_refused_model_keeps_its_error() -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -56,8 +58,8 @@ PAUSE_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 """After this time, a missing piece makes the ranks look again for what other processes have written."""
 
-ANSWER_SECONDS = 60.0
-"""A rank that does not answer a call for its store for so long is lost. It copies, and waits for no disk."""
+LATE_SECONDS = 60.0
+"""How much later than it was told to a rank may answer a flush, or end a read. It may be in a step meanwhile."""
 
 
 @dataclass
@@ -68,6 +70,8 @@ class _Read:
     keys: tuple[Key, ...]
     begun: Callable[[Sequence[Key]], dict[Key, RankPiece]]
     """Returns the pieces of the read that have these keys. The ranks drop their parts when no such piece is left."""
+    limit: threading.Timer
+    """Gives the read up."""
     counts: dict[int, int] = field(default_factory=dict)
     """How many parts each rank has read."""
 
@@ -177,12 +181,12 @@ class GroupStore:
     ) -> Sequence[bool] | Refused:
         """Have all ranks copy their parts. A piece exists if all parts do."""
         answers = self._ask(Keep(group, targets, keys, np.array(tokens, np.int32)))
+        for rank, answer in enumerate(answers):  # a rank that kept its parts writes them whatever the others answered
+            self._waiting[rank] += answer.bytes if isinstance(answer, Kept) else 0
         refusals = [answer for answer in answers if isinstance(answer, Refused)]
         if refusals:
             return min(refusals, key=lambda refused: refused.of_arena)
         kept = [answer for answer in answers if isinstance(answer, Kept)]
-        for rank, answer in enumerate(kept):
-            self._waiting[rank] += answer.bytes
         return [all(parts) for parts in zip(*(answer.there for answer in kept), strict=True)]
 
     def read(self, load: DiskLoad) -> None:
@@ -198,7 +202,7 @@ class GroupStore:
         seconds = max(pieces.PATIENCE, load.seconds)
         asks = ReadPieces(number, chosen, [groups[key] for key in chosen], tokens, seconds)
         if chosen and self._send_quietly(asks):
-            self._reads[number] = _Read(load, chosen, self._pieces_of(number))
+            self._reads[number] = _Read(load, chosen, self._pieces_of(number), self._limited(number, seconds))
         else:
             self._arrived(load, {})
 
@@ -213,6 +217,8 @@ class GroupStore:
 
     def abandon(self) -> None:
         """Forget all reads: the workers end, and their loads are forgotten."""
+        for read in self._reads.values():
+            read.limit.cancel()
         self._reads.clear()
 
     def stats(self) -> StoreStats:
@@ -274,10 +280,30 @@ class GroupStore:
         if len(read.counts) < len(self._ranks.channels):
             return
         del self._reads[told.number]
+        read.limit.cancel()
         count = min(read.counts.values())
         self._read += count
         self._missed += count < len(read.keys)
         self._arrived(read.load, read.begun(read.keys[:count]))
+
+    def _limited(self, number: int, seconds: float) -> threading.Timer:
+        """Return what gives up a read that some rank does not end in time. Nobody waits for answers meanwhile, so a
+        rank that hangs is found only when the prompt is computed instead.
+        """
+        timer = threading.Timer(
+            min(seconds + LATE_SECONDS, threading.TIMEOUT_MAX), self._later, (lambda: self._give_up(number),)
+        )
+        timer.daemon = True
+        with suppress(RuntimeError):  # no thread is to be had
+            timer.start()
+        return timer
+
+    def _give_up(self, number: int) -> None:
+        read = self._reads.pop(number, None)
+        if read is not None:
+            self._no_reads_until = time.monotonic() + PAUSE_SECONDS
+            self._missed += 1
+            self._arrived(read.load, {})
 
     # -- parts that the ranks hold ------------------------------------------------------------------------------------
 
@@ -305,11 +331,11 @@ class GroupStore:
 
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, asks: AnyCall, seconds: float = ANSWER_SECONDS) -> list[Value]:
+    def _ask(self, asks: AnyCall, seconds: float | None = None) -> list[Value]:
         number, _ = self._ranks.send(asks)
         return self._ranks.answers(number, range(len(self._ranks.channels)), seconds=seconds)
 
-    def _ask_quietly(self, asks: AnyCall, seconds: float = ANSWER_SECONDS) -> list[Value]:
+    def _ask_quietly(self, asks: AnyCall, seconds: float | None = None) -> list[Value]:
         """Return the answers of all ranks, or none if the group is lost."""
         try:
             return self._ask(asks, seconds)
@@ -327,7 +353,7 @@ class GroupStore:
         return True
 
     def _flush(self, seconds: float) -> bool:
-        answers = self._ask_quietly(FlushStore(seconds), seconds + ANSWER_SECONDS)
+        answers = self._ask_quietly(FlushStore(seconds), seconds + LATE_SECONDS)
         return bool(answers) and all(answer is True for answer in answers)
 
 

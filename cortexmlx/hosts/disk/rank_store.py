@@ -54,8 +54,8 @@ StartStore = Callable[[OnDone, Callable[[], None]], KVStore | str]
 
 
 OPENING_SECONDS = 1.0
-"""For how long a rank that is asked for its identity waits until it has told what is on its disk, so that the first
-prompt of an engine finds it. An index that must be made again may take longer.
+"""For how long a rank that is first asked for its identity waits until it has told what is on its disk, so that the
+first prompt of an engine finds it. An index that must be made again may take longer.
 """
 
 _AT_ONCE = 1 << 14
@@ -97,7 +97,7 @@ class RankStore:
             self._asked = True
             self._identity.when_known(lambda: self._tell(CanJoin()))
             self._store.reader.look()
-        self._looked.wait(OPENING_SECONDS)
+            self._looked.wait(OPENING_SECONDS)
         return self._identity.joined()
 
     def keep(self, asks: Keep) -> Kept | Refused:
@@ -192,7 +192,8 @@ class RankStore:
         """Tell how the index has changed since it was told last."""
         store = self._opened
         with self._indexing:
-            now = set(store.keys(part_key(bytes(16), self._rank)[-1:]))
+            keys = store.keys(part_key(bytes(16), self._rank)[-1:])
+            now = self._told if keys is None else set(keys)
             added, removed = now - self._told, self._told - now
             self._told = now
             for some in batched(added):

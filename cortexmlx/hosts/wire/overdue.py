@@ -38,6 +38,9 @@ from cortexmlx.hosts.wire.messages import (
 from cortexmlx.kv.spec import Counts
 from cortexmlx.scheduling.steps.plan import StepPlan
 
+HANG_SWITCH = "CORTEXMLX_HANG_SECONDS"
+"""The environment variable with the seconds after which a worker may count as hanging; 0: it never does."""
+
 LONGER = 10
 """How many times as long as the longest call alike a call may take."""
 

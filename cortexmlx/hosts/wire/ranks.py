@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -25,7 +26,7 @@ from cortexmlx.hosts.wire.messages import (
     RankState,
     Value,
 )
-from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue, OverdueCalls
+from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits, Overdue, OverdueCalls
 
 _CLOSE_SECONDS = 2.0
 """How long `close` waits for the ranks, which may be in a collective that never ends."""
@@ -256,11 +257,12 @@ def _hangs(overdue: Overdue, names: Sequence[str]) -> HostLost:
     """The error for a call that takes too long."""
     usual = "" if overdue.usual is None else f", and calls like it took at most {overdue.usual:.3g} s"
     late = f"took {overdue.seconds:.1f} s for a call while its heartbeats came{usual}"
+    slow = f"If it is only slow, give it more time: {HANG_SWITCH}={math.ceil(2 * overdue.seconds)}"
     if overdue.culprit is not None:
         host = names[overdue.culprit]
-        return HostLost(f"{host} hangs: it {late}", host=host)
+        return HostLost(f"{host} hangs: it {late}. {slow}", host=host)
     used = "; ".join(
         f"{names[rank]} used {'an unknown' if seconds is None else f'{seconds:.1f} s of'} processor time"
         for rank, seconds in zip(overdue.ranks, overdue.used, strict=True)
     )
-    return HostLost(f"a worker hangs, and it is not known which: each {late}. {used}")
+    return HostLost(f"a worker hangs, and it is not known which: each {late}. {used}. {slow}")

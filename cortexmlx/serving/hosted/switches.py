@@ -7,10 +7,7 @@ import os
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.hosts.options import COMPARE_EVERY
-from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, LONGER, HangLimits
-
-HANG_SWITCH = "CORTEXMLX_HANG_SECONDS"
-"""The environment variable with the seconds after which a worker may count as hanging; 0: it never does."""
+from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
 
 COMPARE_SWITCH = "CORTEXMLX_COMPARE_EVERY"
 """The environment variable that says after how many steps the workers' plans are compared: 1 in debug runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -13,13 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused
+from cortexmlx.execution.disk.pieces import FLUSH_SECONDS
 from cortexmlx.hosts.disk import group_store
 from cortexmlx.hosts.wire.disk import (
     NAME_BYTES,
     TOO_MUCH,
     CanJoin,
+    FlushStore,
     HasRead,
     IndexChanged,
+    Join,
+    Keep,
     Kept,
     LookAgain,
     ReadPieces,
@@ -29,6 +34,7 @@ from cortexmlx.kv.disk_tier import STATE, DiskLoad
 from cortexmlx.store.threads import MOST_WAITING
 from support.hosts.stub_group import KEYS, Group
 from support.hosts.stub_ranks import PART
+from support.patience import soon
 
 
 class Machine(RuleBasedStateMachine):
@@ -259,6 +265,34 @@ def test_a_group_that_is_lost_before_a_read_is_sent_is_a_miss() -> None:
     assert load is not None and load.pieces == {} and group.arrivals == 1
 
 
+def test_a_rank_that_never_ends_a_read_keeps_nobody_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hang, and nobody waits for its answers while the engine waits for a read alone."""
+    group = kept(two(), *range(8))
+    monkeypatch.setattr(group_store, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(group_store.pieces, "PATIENCE", 0.0)
+    monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", -1e9)
+    load = group.load(seconds_per_token=1e-9)
+    assert load is not None and group.store._reads[1].limit.ident, "its limit runs"
+    group.ranks.each[0].read()
+    group.ranks.deliver(0)
+    assert soon(lambda: len(group.later) == 2)
+    group.run()
+    assert load.pieces == {} and group.arrivals == 1 and not group.store._reads
+    assert not any(rank.held or rank.open for rank in group.ranks.each), "all drop what they have read"
+    assert group.load() is None, "nobody waits for that rank again for a while"
+    group.settle()
+    assert group.arrivals == 1
+
+
+def test_a_read_that_ends_or_is_forgotten_leaves_no_thread() -> None:
+    group = kept(two(), *range(8))
+    assert group.load() is not None
+    group.settle()
+    assert group.load() is not None
+    group.store.abandon()
+    assert soon(lambda: not any(isinstance(thread, threading.Timer) for thread in threading.enumerate()))
+
+
 def test_what_lost_workers_have_read_does_not_arrive() -> None:
     group = kept(two(), *range(8))
     load = group.load()
@@ -337,6 +371,20 @@ def test_a_refusal_of_one_rank_is_the_answer_of_all() -> None:
     group.ranks.each[0].carry_out = lambda asks: Kept([True], PART)  # type: ignore[method-assign]
     group.ranks.each[1].carry_out = lambda asks: Refused("no memory", False)  # type: ignore[method-assign]
     assert group.keep([0]) == Refused("no memory", False)
+    assert group.store._waiting == [PART, 0]
+    group.store.note(0, Wrote(1, PART, ""))
+    assert group.store._waiting == [0, 0], "what rank 0 wrote had been counted"
+
+
+def test_a_rank_has_as_long_for_its_store_as_for_other_calls() -> None:
+    """Copying may have to wait for memory, and both for a step that is under way. A user may have set longer limits, or
+    none.
+    """
+    group = kept(two(), 0)
+    assert group.ranks.limits == [(Join, None), (Keep, None)]
+    assert group.store.flush()
+    kind, seconds = group.ranks.limits[-1]
+    assert kind is FlushStore and seconds is not None and seconds > FLUSH_SECONDS, "nobody closes for ever"
 
 
 def test_what_a_rank_tells_of_reads_that_nobody_knows_is_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from cortexmlx.hosts.wire.disk import (
 from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.store import threads
+from cortexmlx.store.index import NAME
 from cortexmlx.store.segment_store import SegmentStore
 from cortexmlx.store.store import start_store
 from support.patience import PATIENCE
@@ -142,6 +144,18 @@ def test_nothing_is_told_before_somebody_asks(rank: Rank) -> None:
     assert rank.store._looked.is_set()
 
 
+def test_only_the_first_question_waits_for_an_index_that_takes_long(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While weights are hashed, everybody who looks at the engine's statistics asks again."""
+    monkeypatch.setattr(rank.store._store.reader, "look", lambda: None)  # type: ignore[union-attr]
+    waits: list[float] = []
+    monkeypatch.setattr(rank.store._looked, "wait", waits.append)
+    for _ in range(3):
+        rank.store.join()
+    assert waits == [rank_store.OPENING_SECONDS]
+
+
 def test_a_read_ends_at_the_first_part_that_is_not_right(rank: Rank) -> None:
     rank.store.join()
     rank.keep(0, 1, 3, 4)
@@ -236,6 +250,23 @@ def test_a_long_index_is_told_in_several_messages(rank: Rank, monkeypatch: pytes
     assert rank.store.flush(PATIENCE)
     told = [rank.next(IndexChanged).added for _ in range(3)]
     assert [len(each) for each in told] == [2, 2, 1] and len({key for each in told for key in each}) == 5
+
+
+def test_an_index_that_cannot_be_read_now_takes_nothing_away(rank: Rank) -> None:
+    """Another process holds it."""
+    rank.store.join()
+    rank.keep(0, 1)
+    assert rank.store.flush(PATIENCE)
+    assert len(rank.next(IndexChanged).added) == 2
+    with sqlite3.connect(rank.segments.path / NAME, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        index = rank.segments._index
+        assert index is not None
+        index._file.execute("PRAGMA busy_timeout=1")
+        rank.store._on_look()
+        other.execute("ROLLBACK")
+    rank.store._on_look()
+    assert rank.told.qsize() == 1 and rank.said(Wrote).parts == 2, "nothing is gone, and nothing new"
 
 
 def test_a_folder_that_cannot_be_used_is_said_and_ends_nothing(tmp_path: Path) -> None:

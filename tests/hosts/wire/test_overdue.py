@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.hosts.options import RankOptions
+from cortexmlx.hosts.wire.disk import FlushStore, Keep
 from cortexmlx.hosts.wire.messages import (
     AnyCall,
     Arrange,
@@ -108,14 +109,25 @@ def test_what_was_never_seen_may_take_long(asks: AnyCall) -> None:
     assert story.found_after(asks) > LIMITS.first_seconds
 
 
-def test_to_open_a_part_may_take_any_time() -> None:
+@pytest.mark.parametrize(
+    "asks", [Open(RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32)), FlushStore(5.0)]
+)
+def test_to_open_a_part_may_take_any_time_and_a_flush_has_its_own_limit(asks: AnyCall) -> None:
     story = Story()
-    story.send(Open(RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32)))
+    story.send(asks)
     assert story.wait(1e5) is None
 
 
 @pytest.mark.parametrize(
-    "asks", [Resize((9,)), Begin((9,)), Copy(()), CopyOut(0, (1,)), Prepare(replace(plan_of((1, 0)), blocks=(9,)))]
+    "asks",
+    [
+        Resize((9,)),
+        Begin((9,)),
+        Copy(()),
+        CopyOut(0, (1,)),
+        Keep(0, (), (), np.zeros((0, 4), np.int32)),
+        Prepare(replace(plan_of((1, 0)), blocks=(9,))),
+    ],
 )
 def test_what_moves_or_allocates_much_may_take_long_however_quick_it_was(asks: AnyCall) -> None:
     """On a full machine, the system makes room first."""

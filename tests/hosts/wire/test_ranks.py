@@ -90,6 +90,7 @@ def test_a_rank_that_hangs_while_its_heartbeats_come_is_named(looking: None) -> 
     with pytest.raises(HostLost, match=r"^rank 1 hangs: it took \d+\.\d s for a call while its heartbeats") as raised:
         group.ranks.answers(number, [0, 1, 2])
     assert raised.value.host == "rank 1" and group.ranks.lost
+    assert "If it is only slow, give it more time: CORTEXMLX_HANG_SECONDS=" in str(raised.value)
     with pytest.raises(HostLost, match="rank 1 hangs"):
         group.ranks.send(Forget())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
-from cortexmlx.serving.hosted.switches import COMPARE_SWITCH, HANG_SWITCH, compare_every, hang_limits
+from cortexmlx.hosts.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits
+from cortexmlx.serving.hosted.switches import COMPARE_SWITCH, compare_every, hang_limits
 
 
 @pytest.mark.parametrize(

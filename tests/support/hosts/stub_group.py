@@ -60,9 +60,9 @@ class Group:
         keys = [self.tier.piece_key(KEYS[place], group) for place in places]
         return self.store.keep(group, places, keys, [tuple(TEXT[p * SIZE : p * SIZE + SIZE]) for p in places])
 
-    def load(self, blocks: int = 0) -> DiskLoad | None:
+    def load(self, blocks: int = 0, seconds_per_token: float = 1e9) -> DiskLoad | None:
         """Start to read a load, as an admission does. None if nothing is worth asking for."""
-        load = self.tier.make_load(TEXT, KEYS, blocks, blocks * SIZE, len(TEXT) - 1, 1e9)
+        load = self.tier.make_load(TEXT, KEYS, blocks, blocks * SIZE, len(TEXT) - 1, seconds_per_token)
         if load is not None:
             self.tier.start(load)
         return load

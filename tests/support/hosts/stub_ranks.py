@@ -116,6 +116,8 @@ class StubRanks:
         self.lost = False
         self.on_told: Callable[[int, AnyTold], None] | None = None
         self.sent: list[Any] = []
+        self.limits: list[tuple[type, float | None]] = []
+        """The calls whose answers were awaited, and for how many seconds at most."""
         self._answers: dict[int, list[Any]] = {}
 
     def send(self, asks: Any) -> tuple[int, bytearray]:
@@ -130,6 +132,7 @@ class StubRanks:
         """As `Ranks.answers`."""
         if self.lost:
             raise HostLost("the stub is lost")
+        self.limits.append((type(self.sent[number - 1]), seconds))
         return [self._answers[number][rank] for rank in ranks]
 
     def deliver(self, rank: int) -> None:
