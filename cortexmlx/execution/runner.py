@@ -283,8 +283,9 @@ class ModelRunner:
             if plan.source is not None:
                 tokens = tokens[mx.array(plan.source)]
         products = nullcontext() if self.products is None else self.products.step()
-        with swiglu.by_powers_of_two(), products, self.adapters.step(plan, self.states.step):
-            if (kept := kept_rows(plan)) is not None:
+        adapters = nullcontext() if plan.adapters is None else self.adapters.step(plan, self.states.step)
+        with swiglu.by_powers_of_two(), products, adapters:
+            if plan.kind is StepKind.MIXED and (kept := kept_rows(plan)) is not None:
                 return self._logit_rows.run_keeping(tokens[:, None], self._arranged, plan.logit_rows, kept)
             return self._logit_rows.run(tokens[:, None], self._arranged, plan.logit_rows), None
 

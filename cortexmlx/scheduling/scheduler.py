@@ -315,11 +315,12 @@ class Scheduler:
 
     def _planned(self, plan: StepPlan, scheduled: ScheduledTokens) -> None:
         """Advance the jobs of a step by what it computes."""
+        mixed = plan.kind is StepKind.MIXED
         for job, count in scheduled:
             job.num_computed_tokens += count
             job.state_at = job.num_computed_tokens
             self.cache.append(job.id, count)
-            if plan.kind is StepKind.MIXED:
+            if mixed:
                 self._running.store(job, job.num_computed_tokens)
             if job.num_computed_tokens < len(job.tokens):
                 self._admission.stored(job)
@@ -327,9 +328,9 @@ class Scheduler:
                 if job.state is RequestState.PREFILLING:
                     self._admission.release_claims(job)
                 job.state = RequestState.DECODING
-                if plan.kind is StepKind.MIXED:
+                if mixed:
                     job.verifying, job.drafts = job.drafts, ()
-                job.num_planned_outputs += 0 if job.pools else 1 + len(job.verifying)
+                job.num_planned_outputs += 0 if mixed and job.pools else 1 + len(job.verifying)
 
     # -- rows under pressure ------------------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class Scheduler:
         """
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.learn(plan, seconds)
-        for segment in plan.segments if plan.asks_of_prompts else ():
+        for segment in plan.segments if plan.kind is StepKind.MIXED and plan.asks_of_prompts else ():
             job = self._of(segment)
             if job is not None and job.take_prompt(segment.scored, segment.pooled):
                 self.finish(job.id, FinishReason.STOP)

@@ -382,7 +382,7 @@ def test_rows_of_one_adapter_are_together_in_a_step(tiny: Any, folders: dict[str
 
 
 def test_base_rows_run_the_models_own_modules(tiny: Any, folders: dict[str, Path]) -> None:
-    """Adapters that nobody asks for change no module, and no plan names them."""
+    """Adapters that nobody asks for change no module: their step is not even begun."""
 
     def watched(core: EngineCore) -> list[Any]:
         plans: list[Any] = []
@@ -393,6 +393,6 @@ def test_base_rows_run_the_models_own_modules(tiny: Any, folders: dict[str, Path
     with Engine(tiny("llama"), kv_memory="256KB", adapters=folders) as engine:
         plans = engine.inspect(watched)
         engine.generate(PROMPT, max_tokens=20, ignore_eos=True)
-        assert len(plans) > 15 and set(plans) == {None}
+        assert not plans
         engine.generate(PROMPT, max_tokens=20, ignore_eos=True, adapter="sql")
-        assert set(plans) > {None}
+        assert len(plans) > 15 and None not in plans

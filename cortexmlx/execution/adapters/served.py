@@ -8,7 +8,7 @@ are never changed, so quantized layers stay quantized, and rows with other adapt
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -209,14 +209,11 @@ class ServedAdapters:
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def step(self, plan: StepPlan, states: StateStep | None) -> AbstractContextManager[None]:
-        """Return a context in which the model's layers add what the adapters of a step say; nothing happens there if
-        the step has none. `states` says which tokens recurrent layers are called with.
-        """
-        return nullcontext() if plan.adapters is None else self._adding(plan, states)
-
     @contextmanager
-    def _adding(self, plan: StepPlan, states: StateStep | None) -> Iterator[None]:
+    def step(self, plan: StepPlan, states: StateStep | None) -> Iterator[None]:
+        """In this context, the model's layers add what the adapters of a step say, which has some. `states` says which
+        tokens recurrent layers are called with.
+        """
         self._begin(plan)
         self._step = states
         try:

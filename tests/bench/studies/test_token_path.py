@@ -1,5 +1,5 @@
-"""One further token takes few calls. These bounds are lowered when the code becomes simpler. One was raised: what
-speculates is a file more.
+"""One further token takes few calls. These bounds are lowered when the code becomes simpler. Two were raised: what
+speculates is a file more, and to see which adapters the rows have takes two calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cortexmlx.bench.studies.token_path import measure
 
 def test_one_row(tiny: Any) -> None:
     path = measure(str(tiny("llama")), 1)
-    assert path.files <= 25 and path.calls.total() <= 125
+    assert path.files <= 25 and path.calls.total() <= 127
     assert str(path).split() == ["1", str(path.files), str(len(path.calls)), str(path.calls.total())]
 
 

@@ -56,7 +56,6 @@ def test_only_the_targets_change_and_only_in_a_step_with_their_adapter(
 
     queries = {f"model.layers.{layer}.self_attn.q_proj" for layer in (0, 1)}
     for adapters, names in (
-        (None, set()),
         ((1, 0), queries),
         ((2, 0), {"model.layers.1.mlp.up_proj"}),
         ((1, 2), queries | {"model.layers.1.mlp.up_proj"}),
