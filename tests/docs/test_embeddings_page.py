@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from cortexmlx import Engine
@@ -15,6 +14,7 @@ from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import app
 from cortexmlx.server.web.listening import Listening, bound
+from support.clients.reach import reach_by_openai
 from support.embedding.models import write_embedding, write_reranker
 from support.pages import blocks, read
 from support.patience import PATIENCE
@@ -41,14 +41,7 @@ def test_the_programs_of_the_page_run(
         listening = Listening(app({EMBEDDER: one, RERANKER: other}), bound("127.0.0.1", 0))
         thread = threading.Thread(target=listening.run)
         thread.start()
-        real = openai.OpenAI
-
-        def here(base_url: str, api_key: str) -> openai.OpenAI:
-            assert base_url == "http://localhost:8000/v1"
-            web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
-            return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
-
-        monkeypatch.setattr(openai, "OpenAI", here)
+        reach_by_openai(listening, monkeypatch)
         try:
             for block in (client, ranked):
                 exec(compile(block.text, block.name, "exec", dont_inherit=True), names)

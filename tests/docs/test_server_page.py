@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 
 from cortexmlx import Engine
@@ -20,6 +19,7 @@ from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.answering import MOST_WAITING
 from cortexmlx.server.response_paths import MOST_LISTED
 from cortexmlx.server.web.listening import Listening, bound
+from support.clients.reach import reach_by_openai
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
 from support.patience import PATIENCE
@@ -39,13 +39,6 @@ def test_the_clients_of_the_page_are_answered(
         listening = Listening(names["application"], bound("127.0.0.1", 0))
         thread = threading.Thread(target=listening.run)
         thread.start()
-        real = openai.OpenAI
-
-        def here(base_url: str, api_key: str) -> openai.OpenAI:
-            assert base_url == "http://localhost:8000/v1"
-            web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
-            return real(base_url=f"{listening.url}/v1", api_key=api_key, http_client=web)
-
         theirs = anthropic.Anthropic
 
         def there(base_url: str, api_key: str) -> anthropic.Anthropic:
@@ -53,7 +46,7 @@ def test_the_clients_of_the_page_are_answered(
             web = anthropic.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
             return theirs(base_url=listening.url, api_key=api_key, http_client=web)
 
-        monkeypatch.setattr(openai, "OpenAI", here)
+        reach_by_openai(listening, monkeypatch)
         monkeypatch.setattr(anthropic, "Anthropic", there)
         try:
             for each in (client, chain, other):

@@ -13,15 +13,13 @@ import pytest
 
 from cortexmlx.request import RequestState
 from support.engine.core_driver import Driver
-from support.engine.judge import NOISE, disagreement
 from support.models.quantized_models import wide
-from support.models.recurrent import RECURRENT
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE
 from support.store.damage import DAMAGES
+from support.store.restarts import LONG, check_restarts
 from support.store.stored import Stored, reading_pays
 
-LONG = tokens_of(90, seed=4)
 KINDS = ["llama", "windowed llama", "gemma3_text", "gpt_oss", "deepseek_v3", "llama4", "gemma3n", "lfm2", "qwen3_next"]
 FEW = ("llama", "gemma3_text", "lfm2")
 EVERY = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
@@ -36,19 +34,7 @@ def _reading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_next_engine_computes_only_what_is_not_in_whole_blocks(
     name: str, tiny: Any, judged: Any, theirs: Any, tmp_path: Path
 ) -> None:
-    """Repeats, longer prompts, and one that parts in the middle. mlx-lm's own cache is the judge of all tokens."""
-    prompts = [LONG, [*LONG, *tokens_of(12, seed=1)], [*LONG[:50], *tokens_of(30, seed=2)]]
-    found = []
-    for _ in range(2):
-        for prompt in prompts:
-            with Stored(tiny(name), tmp_path) as driver:
-                answer, cached = driver.ask(prompt)
-                driver.core.check_invariants()
-            gap = disagreement(judged(name)[0], prompt, answer, theirs(name, prompt, 10))
-            assert gap is None or gap[1] < NOISE, gap
-            found.append(cached)
-    parts = 48 if name not in RECURRENT else 0  # no state was kept there
-    assert found == [0, 88, parts, 88, 96, 72]
+    check_restarts(name, lambda: Stored(tiny(name), tmp_path), judged, theirs)
 
 
 @pytest.mark.parametrize("bits", [8, pytest.param(4, marks=pytest.mark.slow)])

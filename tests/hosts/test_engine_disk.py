@@ -17,15 +17,13 @@ import pytest
 
 from cortexmlx.stats import StoreState
 from cortexmlx.store.segment_store import SegmentStore
-from support.engine.judge import NOISE, disagreement
 from support.hosts.thread_workers import HostedStore, ThreadWorkers
 from support.models.quantized_models import wide
-from support.models.recurrent import RECURRENT
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE
 from support.store.damage import DAMAGES
+from support.store.restarts import LONG, check_restarts
 
-LONG = tokens_of(90, seed=4)
 KINDS = ["llama", "gemma3_text", "lfm2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("deepseek_v3", "llama4"))]
 
 Workers = list[ThreadWorkers]
@@ -45,19 +43,7 @@ def segments(folder: Path, rank: int) -> list[Path]:
 def test_a_restart_finds_what_was_computed(
     name: str, tiny: Any, judged: Any, theirs: Any, tmp_path: Path, workers: Workers
 ) -> None:
-    """Repeats, longer prompts, and one that parts in the middle. mlx-lm's own cache is the judge of all tokens."""
-    prompts = [LONG, [*LONG, *tokens_of(12, seed=1)], [*LONG[:50], *tokens_of(30, seed=2)]]
-    found = []
-    for _ in range(2):
-        for prompt in prompts:
-            with HostedStore(tiny(name), tmp_path) as driver:
-                answer, cached = driver.join().ask(prompt)
-                driver.core.check_invariants()
-            gap = disagreement(judged(name)[0], prompt, answer, theirs(name, prompt, 10))
-            assert gap is None or gap[1] < NOISE, gap
-            found.append(cached)
-    parts = 48 if name not in RECURRENT else 0  # no state was kept there
-    assert found == [0, 88, parts, 88, 96, 72]
+    check_restarts(name, lambda: HostedStore(tiny(name), tmp_path).join(), judged, theirs)
     assert len(segments(tmp_path, 0)) > 0 < len(segments(tmp_path, 1))
 
 

@@ -8,11 +8,7 @@ the others go on. Exit status 1 if one has failed.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
-import time
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as pytest does
@@ -22,30 +18,12 @@ def main() -> int:
     from cortexmlx.cpu import blas
 
     blas.preload()
-    from support.speculation.counts import Counts
+    from support.speculation.at_length import run_at_length
     from support.speculation.kinds import NAMES, PLAIN, kinds
     from support.speculation.trial import Trial
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    counts, failed, seed, began = Counts(), 0, options.seed, time.perf_counter()
-    with tempfile.TemporaryDirectory() as root:
-        kind = kinds(Path(root))
-        while counts.answers < options.answers:
-            with tempfile.TemporaryDirectory() as store:
-                name = (*NAMES, *PLAIN)[seed % (len(NAMES) + len(PLAIN))]
-                try:
-                    Trial(seed, kind(name), store=Path(store)).run(counts)
-                except Exception:
-                    failed += 1
-                    print(f"FAILED: seed {seed}, {name}\n{traceback.format_exc()}", flush=True)
-            seed += 1
-            if seed % 100 == 0:
-                print(f"{time.perf_counter() - began:.0f} s, {failed} failed\n{counts}\n", flush=True)
-    print(f"{time.perf_counter() - began:.0f} s, {failed} failed\n{counts}")
-    return 1 if failed else 0
+    names = (*NAMES, *PLAIN)
+    return run_at_length(__doc__, 20_000, names, kinds, lambda seed, kind, store: Trial(seed, kind, store=store))
 
 
 if __name__ == "__main__":

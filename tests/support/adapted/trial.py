@@ -11,8 +11,8 @@ from cortexmlx.request import Completion
 from cortexmlx.serving.core import EngineCore
 from support.adapted.kinds import Adapted, content
 from support.engine.core_driver import Driver
-from support.speculation.compared import Compared
 from support.speculation.counts import Counts
+from support.speculation.kinds import Kind
 from support.speculation.trial import Trial, roomy
 
 SLOTS = ("sql", "chat", "poem")
@@ -35,21 +35,14 @@ class AdaptedTrial(Trial):
                 asked.prompt = list(self.asked[0].prompt)
         self._stands_for: dict[str, int] = {}
 
-    def run(self, counts: Counts) -> None:
-        """Run both engines, and compare what they say."""
-        wanted = self._without()
-        driver = self._driver()
-        try:
-            self._drive(driver, wanted)
-            self._count(driver, counts)
-            self._check(driver.core)
-            for number, (asked, which) in enumerate(zip(self.asked, self._asked_for, strict=True)):
-                kind = self.kind if which is None else replace(self.kind, adapter=self._folders[which])
-                compared = Compared(driver, kind, self.keep, self.forced, bool(self._refusals), counts)
-                where = f"{self.where}, request {number}, adapter {which}"
-                compared.request(where, asked, self._handles[number], wanted[number])
-        finally:
-            driver.core.release()
+    def _of_request(self, number: int) -> tuple[str, Kind]:
+        where, which = super()._of_request(number)[0], self._asked_for[number]
+        kind = self.kind if which is None else replace(self.kind, adapter=self._folders[which])
+        return f"{where}, adapter {which}", kind
+
+    def _count(self, driver: Driver, counts: Counts) -> None:
+        super()._count(driver, counts)
+        self._check(driver.core)
 
     def _without(self) -> list[Completion]:
         """The answers of engines that have one adapter each, and verify nothing."""

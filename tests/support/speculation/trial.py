@@ -55,11 +55,16 @@ class Trial:
         try:
             self._drive(driver, wanted)
             self._count(driver, counts)
-            compared = Compared(driver, self.kind, self.keep, self.forced, bool(self._refusals), counts)
             for number, asked in enumerate(self.asked):
-                compared.request(f"{self.where}, request {number}", asked, self._handles[number], wanted[number])
+                where, kind = self._of_request(number)
+                compared = Compared(driver, kind, self.keep, self.forced, bool(self._refusals), counts)
+                compared.request(where, asked, self._handles[number], wanted[number])
         finally:
             driver.core.release()
+
+    def _of_request(self, number: int) -> tuple[str, Kind]:
+        """How a request is called, and the model that judges it."""
+        return f"{self.where}, request {number}", self.kind
 
     def _settings(self) -> dict[str, Any]:
         """What both engines have alike."""
