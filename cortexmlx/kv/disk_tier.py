@@ -57,7 +57,7 @@ class DiskLoad:
     """A load of a prompt's blocks from disk, from the request to its result.
 
     `DiskTier.make_load` makes it. Its owner sets `pieces` when they are read. All other fields stay as they are, so
-    another thread may call `wanted` and `choose` meanwhile.
+    another thread may call `wanted`, `groups` and `choose` meanwhile.
     """
 
     tier: DiskTier = field(repr=False)
@@ -80,6 +80,10 @@ class DiskLoad:
         contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
         each = zip(self.keys, contents, strict=True)
         return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.every}
+
+    def groups(self) -> dict[Key, int]:
+        """Return the layer group of each of these pieces, or `STATE`, by key, in the same order."""
+        return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.every}
 
     def end(self, available: Collection[Key]) -> int:
         """Return the number of blocks with which a text can begin, given the pieces in `available` and what is in

@@ -279,6 +279,13 @@ def logprob_of(token: int, index: int, likeliest: int, result: StepResult) -> To
     return TokenLogprob(token, result.logprobs[index], top)
 
 
+NAN_ADVICE = (
+    "Its weights may be damaged, so download it again; or its numbers are too large for float16, so take a bfloat16 or "
+    "float32 version of it"
+)
+"""What to do with a model that computes NaN."""
+
+
 def no_token(job: Job, has_grammar: bool) -> CortexError:
     """Return the error for a request whose logits leave no token to choose."""
     where = f"after {job.prompt_length} tokens of the prompt and {job.generated} of the answer"
@@ -297,10 +304,7 @@ def no_token(job: Job, has_grammar: bool) -> CortexError:
             f"the logits of the model with the adapter {job.request.adapter!r} are NaN, or all -inf, {where}: no token "
             "can be chosen. Ask without it: if that works, the adapter's numbers or its scale are too large"
         )
-    return NoTokenToChoose(
-        f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. Its weights may be damaged, so "
-        "download it again; or its numbers are too large for float16, so take a bfloat16 or float32 version of it"
-    )
+    return NoTokenToChoose(f"the model's logits are NaN, or all -inf, {where}: no token can be chosen. {NAN_ADVICE}")
 
 
 def no_form(job: Job, why: str) -> StructuredOutputError:

@@ -118,7 +118,7 @@ class LocalPieces:
 
     def read(self, load: DiskLoad) -> None:
         """Have the pieces of a load read that are worth reading."""
-        groups = {load.tier.piece_key(key, group): group for key in load.keys for group in load.tier.every}
+        groups = load.groups()
 
         def done(found: dict[bytes, Record]) -> None:
             self._arrived(load, {k: r for k, r in found.items() if fits(r, groups[k], self._shapes)})

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -191,8 +190,7 @@ class GroupStore:
 
     def read(self, load: DiskLoad) -> None:
         """Have all ranks read the pieces of a load that are worth reading."""
-        wanted = load.wanted()
-        groups = dict(zip(wanted, cycle(load.tier.every)))
+        wanted, groups = load.wanted(), load.groups()
         there = {key: self._piece_bytes[group] for key, group in groups.items() if key in self._indexes}
         chosen = tuple(load.choose(there, min(self._rates)))
         self._missed += len(wanted) - len(there)

@@ -14,6 +14,7 @@ from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.execution.boundary import Vector
 from cortexmlx.request import FinishReason, QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.serving.answers import NAN_ADVICE
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.worker import Submission
@@ -78,10 +79,7 @@ def vectors_of(
             if done.finish_reason is FinishReason.CANCELLED or vector is None:
                 raise EmbeddingRefused("the request was cancelled before its text was computed: ask again")
             if not np.isfinite(vector).all():
-                raise EmbeddingRefused(
-                    "the model's states are NaN or infinite: its weights may be damaged, so download it again; or its "
-                    "numbers are too large for float16, so take a bfloat16 or float32 version of it"
-                )
+                raise EmbeddingRefused(f"the model's states are NaN or infinite. {NAN_ADVICE}")
             yield Got(vector, done.usage.cached_tokens)
     finally:
         for handle, _ in waiting:
