@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
-from cortexmlx.errors import CortexError, HostRefused
-from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
+from cortexmlx.errors import CortexError, HostLost, HostRefused
+from cortexmlx.hosts.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.links.join import end_process_when_lost, join
 
@@ -30,11 +30,10 @@ def main() -> int:
     here = -1
     try:
         here = rank()
-        _run(Assignment.read(), here, take_key(os.environ, sys.stdin))
+        return _run(Assignment.read(), here, take_key(os.environ, sys.stdin))
     except CortexError as error:
         print(f"rank {here}: {error}", file=sys.stderr, flush=True)
         return 1
-    return 0
 
 
 def end_with_parent() -> None:
@@ -64,7 +63,7 @@ def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
     return group
 
 
-def _run(task: Assignment, here: int, key: bytes) -> None:
+def _run(task: Assignment, here: int, key: bytes) -> int:
     end_with_parent()
     blas.preload()
     from cortexmlx.hosts.rank import open_rank  # imports mlx, which takes a while: the link begins after it
@@ -72,11 +71,17 @@ def _run(task: Assignment, here: int, key: bytes) -> None:
 
     link = join(task.addresses, key, task.epoch, here, versions(), deadline=time.monotonic() + task.seconds)
     end_process_when_lost(link)
-    if link.receive() != MEET:
-        raise HostRefused("the controller runs another version than this worker")
-    group = meet_the_others(task, here)
-    link.send(READY)
-    serve(link, partial(open_rank, group=group))
+    try:
+        if link.receive() != MEET:
+            raise HostRefused("the controller runs another version than this worker")
+        group = meet_the_others(task, here)
+        link.send(READY)
+        serve(link, partial(open_rank, group=group))
+    except HostLost:
+        if link.lost is None:
+            raise
+        return CONTROLLER_LOST
+    return 0
 
 
 _MISSING = {

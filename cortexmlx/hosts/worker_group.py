@@ -184,12 +184,21 @@ class WatchedChannel:
 
 
 def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
-    """Return an error with what is known of the workers: which ended first, how, and the last lines of their output."""
+    """Return an error with what is known of the workers: which ended first, how, and the last lines of their output.
+
+    The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
+    of another. The launcher's order tells less: it looks at each worker ten times a second.
+    """
     processes.await_news()
     ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
-    host = next(iter(ended), lost.host)  # the others end because of it
-    how = "" if host is None or host not in ended else f"{'' if host == lost.host else f'{host}: '}{ended[host]}"
-    return HostLost(f"{lost}{f' ({how})' if how else ''}{_said(processes)}", host=host)
+    host = lost.host if lost.host in ended else next(iter(ended), lost.host)
+    if host is None or host not in ended:
+        told = str(lost)
+    elif lost.host is None:
+        told = f"{lost} ({host}: {ended[host]})"
+    else:
+        told = f"{lost if host == lost.host else f'{host} ended'} ({ended[host]})"
+    return HostLost(told + _said(processes), host=host)
 
 
 def _said(processes: Processes) -> str:

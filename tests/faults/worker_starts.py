@@ -7,6 +7,7 @@ from tests.faults.planted import Fault
 SUPERVISOR, PROCESSES = "cortexmlx/hosts/launch/supervisor.py", "cortexmlx/hosts/launch/processes.py"
 LAUNCHER, ADDRESSES = "cortexmlx/hosts/launch/launcher.py", "cortexmlx/hosts/launch/addresses.py"
 ASSIGNMENT, GROUP = "cortexmlx/hosts/launch/assignment.py", "cortexmlx/hosts/worker_group.py"
+WORKER = "cortexmlx/hosts/worker.py"
 SPEC, PLAN = "cortexmlx/hosts/spec.py", "cli/planning/hosts.py"
 
 TESTS = (
@@ -16,6 +17,7 @@ TESTS = (
     "hosts/launch/test_addresses.py",
     "hosts/launch/test_processes.py",
     "hosts/test_spec.py",
+    "hosts/test_worker.py",
     "hosts/test_worker_group.py",
     "cli/planning/test_hosts.py",
 )
@@ -39,7 +41,13 @@ FAULTS = (
     Fault("launchers' words are the workers'", PROCESSES, "inside = not inside", "inside = False"),
     Fault("a key on a command line", GROUP, "[task.variable()]", '[task.variable(), f"KEY={key.hex()}"]'),
     Fault("one epoch for all", GROUP, "self.epoch += 1", "self.epoch = 1"),
-    Fault("a lost host has no name", GROUP, "host = next(iter(ended), lost.host)", "host = None"),
+    Fault("a lost host has no name", GROUP, "next(iter(ended), lost.host)", "None"),
+    Fault("the launcher's order before the links'", GROUP, "lost.host if lost.host in ended else next", "next"),
+    Fault("another rank's end is told of this one", GROUP, "lost if host == lost.host else", "lost if True else"),
+    Fault("who ended because of others is blamed", PROCESSES, "if code != str(CONTROLLER_LOST) and", "if"),
+    Fault("whom the launcher ended is blamed", PROCESSES, "(place and code in _BY_THE_LAUNCHER)", "False"),
+    Fault("a worker fails when its controller is lost", WORKER, "return CONTROLLER_LOST", "raise"),
+    Fault("every lost host is the controller", WORKER, "if link.lost is None:", "if False:"),
     Fault("a key of any length", ASSIGNMENT, "if len(key) == KEY_BYTES:", "if True:"),
     Fault("each worker takes all cores", LAUNCHER, "str(max(1, cores // here))", "str(cores)"),
     Fault("ports that are taken", LAUNCHER, "continue\n            return first", "pass\n            return first"),

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import HostRefused
-from cortexmlx.hosts.launch.assignment import Assignment
+from cortexmlx.hosts.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment
+from cortexmlx.hosts.launch.versions import versions
+from cortexmlx.hosts.links.handshake import new_key
+from cortexmlx.hosts.links.link import Link
+from cortexmlx.hosts.links.listener import Listener
 from cortexmlx.hosts.worker import meet_the_others
+from support.patience import PATIENCE
 
 
 def test_started_by_hand_it_says_who_starts_it() -> None:
@@ -18,6 +26,37 @@ def test_started_by_hand_it_says_who_starts_it() -> None:
     done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert "workers are started by cortexmlx, with --hosts" in done.stderr and "Traceback" not in done.stderr
+
+
+def ended_worker(end: Callable[[Link], None]) -> subprocess.Popen[str]:
+    """A worker that ended after it had met the others, nobody, and `end` of its link."""
+    key, versions_here = new_key(), versions()
+    listener = Listener(key, 1, 1, versions_here, ["127.0.0.1"])
+    task = Assignment(tuple(listener.addresses), 1, 1, "ring", PATIENCE)
+    name, _, value = task.variable().partition("=")
+    with subprocess.Popen(
+        [sys.executable, "-m", "cortexmlx.hosts.worker"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {name: value, "MLX_RANK": "0"},
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(f"{key.hex()}\n")
+        process.stdin.flush()
+        (link,) = listener.accept(time.monotonic() + PATIENCE)
+        listener.close()
+        link.send(MEET)
+        assert link.receive(PATIENCE) == READY
+        end(link)
+        process.wait(PATIENCE)
+        link.close()
+    return process
+
+
+def test_the_exit_code_tells_a_lost_controller_from_a_failure() -> None:
+    assert ended_worker(Link.close).returncode == CONTROLLER_LOST
+    assert ended_worker(lambda link: link.send(b"no call")).returncode == 1
 
 
 def test_one_rank_meets_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

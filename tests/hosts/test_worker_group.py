@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.launch import processes
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.spec import Hosts
-from cortexmlx.hosts.worker_group import WorkerGroup
+from cortexmlx.hosts.worker_group import WorkerGroup, why
 from support.hosts.launch.groups import answers, stub
 from support.hosts.launch.processes import alive, commands
 from support.hosts.mpi import mpi
@@ -78,15 +79,52 @@ def test_a_killed_worker_is_named_with_what_it_wrote_and_the_group_starts_again(
         noticed: queue.SimpleQueue[HostLost] = queue.SimpleQueue()
         group.when_lost(noticed.put)
         os.kill(before[1], signal.SIGKILL)
-        assert "this machine, rank 1 ended or closed its connection (exit code -9)" in str(
-            noticed.get(timeout=PATIENCE)
-        )
-        with pytest.raises(HostLost, match=r"^this machine, rank 1 .*\(exit code -9\)") as lost:
+        said = r"^this machine, rank 1 ended( or closed its connection)? \(exit code -9\)$"
+        assert re.match(said, str(noticed.get(timeout=PATIENCE)))
+        with pytest.raises(HostLost, match=said) as lost:
             group.channels[1].receive(PATIENCE)
         assert lost.value.host == "this machine, rank 1" and "\n" not in str(lost.value)
         group.reopen()
         assert group.epoch == 2 and not alive(everything)
         assert not set(answers(group).values()) & set(before.values())
+
+
+@dataclass
+class Told:
+    """What the launcher has told of workers."""
+
+    ended: dict[int, str]
+    last_lines: tuple[str, ...] = ()
+
+    def await_news(self) -> None:
+        """It is all there."""
+
+    def ended_ranks(self) -> dict[int, str]:
+        return self.ended
+
+
+@pytest.mark.parametrize(
+    ("ended", "host", "said"),
+    [
+        ({1: "exit code -9"}, "b", "b is gone (exit code -9)"),
+        ({0: "exit code 1", 1: "exit code -9"}, "b", "b is gone (exit code -9)"),
+        ({0: "exit code 1"}, "b", "a ended (exit code 1)"),
+        ({0: "exit code 1"}, None, "None is gone (a: exit code 1)"),
+        ({}, "b", "b is gone"),
+    ],
+)
+def test_the_worker_that_ended_first_is_blamed(ended: dict[int, str], host: str | None, said: str) -> None:
+    error = why(HostLost(f"{host} is gone", host=host), Told(ended), ("a", "b"))  # type: ignore[arg-type]
+    assert str(error) == said and error.host == (said[0] if host else "a")
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_is_named_and_not_the_one_that_ended_after_it() -> None:
+    with WorkerGroup.open(TWO, worker=stub(), seconds=PATIENCE) as group:
+        os.kill(answers(group)[1], signal.SIGSTOP)
+        with pytest.raises(HostLost, match=r"^this machine, rank 1 sent no heartbeat [^(]*$") as lost:
+            group.channels[0].receive(PATIENCE)
+        assert lost.value.host == "this machine, rank 1"
 
 
 def test_a_stopped_worker_and_one_that_ignores_everything_end_with_the_group() -> None:

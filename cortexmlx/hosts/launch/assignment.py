@@ -26,6 +26,11 @@ MEET = b"meet"
 READY = b"ready"
 """A worker's first message: it has met the others."""
 
+CONTROLLER_LOST = 4
+"""The exit code of a worker that ended because its link did. It is not the cause: when one worker is lost, the
+controller ends the links of all.
+"""
+
 _KEY_CHARACTERS = 200
 
 _RANKS = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")

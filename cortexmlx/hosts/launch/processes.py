@@ -12,14 +12,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from cortexmlx.errors import HostRefused
 from cortexmlx.hosts.launch import supervisor
-from cortexmlx.hosts.launch.assignment import KEY_VARIABLE
+from cortexmlx.hosts.launch.assignment import CONTROLLER_LOST, KEY_VARIABLE
 from cortexmlx.hosts.launch.launcher import launch_command, shared_cores, usable_cores
 from cortexmlx.hosts.spec import Hosts
 
@@ -29,12 +29,14 @@ _LINE_CHARACTERS = 400
 _ENDED = (
     re.compile(r"Node with rank (?P<rank>\d+) exited with code (?P<code>-?\d+)"),  # mlx.launch
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node .* exited on (?P<signal>signal \d+)"),  # mpirun
-    re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]"),  # mpirun, of an exit code
+    re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\nExit code: +(?P<code>-?\d+)"),  # mpirun
 )
 _LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]")
 
 _NEWS_SECONDS = 1.5
 _SSH_FAILED = "255"
+_BY_THE_LAUNCHER = (str(-signal.SIGTERM), _SSH_FAILED)
+"""The exit codes of ranks, and of their ssh, that `mlx.launch` ends once another has ended."""
 
 
 class Processes:
@@ -95,18 +97,22 @@ class Processes:
                 inside = not inside
             elif not inside and not _LAUNCHERS.search(line):
                 own.append(line)
-        return own or ([] if self.ended_ranks() else [line for line in lines if not line.startswith("---")])
+        return own or ([] if any(self._ends()) else [line for line in lines if not line.startswith("---")])
 
     def ended_ranks(self) -> dict[int, str]:
-        """Return which ranks ended by a failure, and how, as far as the launcher has told."""
+        """Return which ranks ended by a failure of their own, and how, as far as the launcher has told."""
         found: dict[int, str] = {}
-        for line in list(self._lines):
-            for pattern in _ENDED:
-                if match := pattern.search(line):
-                    said = match.groupdict()
-                    how = said.get("signal") or (f"exit code {said['code']}" if "code" in said else "an exit code")
-                    found.setdefault(int(said["rank"]), how + self._hint(int(said["rank"]), said.get("code")))
+        for place, said in enumerate(self._ends()):
+            rank, code = int(said["rank"]), said.get("code")
+            if code != str(CONTROLLER_LOST) and not (place and code in _BY_THE_LAUNCHER):
+                found.setdefault(rank, said.get("signal") or f"exit code {code}{self._hint(rank, code)}")
         return found
+
+    def _ends(self) -> Iterator[dict[str, str]]:
+        """What the launcher has told of ranks that ended, in its order: `rank`, and `code` or `signal`."""
+        text = "\n".join(list(self._lines))
+        matches = sorted((m for pattern in _ENDED for m in pattern.finditer(text)), key=re.Match.start)
+        return (match.groupdict() for match in matches)
 
     def _hint(self, rank: int, code: str | None) -> str:
         """What ssh, which the launcher keeps silent, means by its own exit code."""

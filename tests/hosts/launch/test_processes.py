@@ -13,6 +13,7 @@ import pytest
 
 from cortexmlx.errors import HostRefused
 from cortexmlx.hosts.launch import processes as module
+from cortexmlx.hosts.launch.assignment import CONTROLLER_LOST
 from cortexmlx.hosts.launch.processes import Processes
 from cortexmlx.hosts.spec import Host, Hosts
 from support.patience import soon
@@ -88,7 +89,25 @@ def test_the_end_of_a_rank_is_read_from_what_mpirun_writes(monkeypatch: pytest.M
         f"{DASHES}\nmpirun detected that one or more processes exited with non-zero status:\n\n"
         f"  Process name: [[44079,1],0]\n  Exit code:    3\n{DASHES}\n"
     )
-    assert said(exits, monkeypatch, tmp_path).ended_ranks() == {0: "an exit code"}
+    assert said(exits, monkeypatch, tmp_path).ended_ranks() == {0: "exit code 3"}
+
+
+def test_a_rank_that_ended_because_others_did_is_not_blamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The controller ends every link when one is lost, and the launcher may notice that rank first."""
+    after = f"[WARN] Node with rank 0 exited with code {CONTROLLER_LOST}\n"
+    processes = said(f"{after}[WARN] Node with rank 1 exited with code -9\n", monkeypatch, tmp_path)
+    assert processes.ended_ranks() == {1: "exit code -9"}
+    text = "[WARN] Node with rank 1 exited with code {}\n[WARN] Node with rank 0 exited with code -15\n"
+    assert said(text.format(-9), monkeypatch, tmp_path).ended_ranks() == {1: "exit code -9"}, "by the launcher"
+    assert said(text.format(-15), monkeypatch, tmp_path).ended_ranks() == {1: "exit code -15"}, "somebody's kill"
+    processes = said(after, monkeypatch, tmp_path)
+    assert processes.ended_ranks() == {} and processes.last_lines == []
+    by_mpi = (
+        f"{DASHES}\nmpirun detected that one or more processes exited with non-zero status:\n\n"
+        f"  Process name: [[44079,1],0]\n  Exit code:    {CONTROLLER_LOST}\n{DASHES}\n"
+    )
+    processes = said(by_mpi, monkeypatch, tmp_path)
+    assert processes.ended_ranks() == {} and processes.last_lines == []
 
 
 def test_a_login_that_fails_is_told_with_the_next_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

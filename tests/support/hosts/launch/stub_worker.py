@@ -10,7 +10,7 @@ import sys
 import time
 
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment, rank, take_key
+from cortexmlx.hosts.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.links.join import end_process_when_lost, join
 from cortexmlx.hosts.worker import end_with_parent, meet_the_others
@@ -49,8 +49,7 @@ def main(fault: str) -> None:
     except HostLost:
         if fault == "deaf":
             time.sleep(600)
-        print(f"rank {here}: the controller is gone", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(CONTROLLER_LOST)
 
 
 if __name__ == "__main__":
