@@ -108,7 +108,9 @@ def embed(
             name = prompt or info.default_prompt
             instruction = None if name is None else info.prompts[name]
             numbers = dimensions or info.dimensions
-            files.open(replace(settings, weights=engine.info.identity, instruction=instruction), numbers)
+            cut = info.max_tokens if truncate else None
+            found = replace(settings, weights=engine.info.identity, instruction=instruction, longest_text=cut)
+            files.open(found, numbers)
             run = EmbedRun(made, files.append)
             prompted = prompt is not None
             texts = _new(read_texts(lines, jsonl, engine.info.vocab_size, prompted=prompted), files)

@@ -35,6 +35,8 @@ class EmbedSettings:
     """Identity of the content of the model's files. None before they are loaded."""
     instruction: str | None = None
     """The text before each text. None before the model is loaded."""
+    longest_text: int | None = None
+    """Tokens of the longest text; longer ones are cut off. None before the model is loaded, or if they are refused."""
 
 
 class EmbedFiles:
@@ -143,7 +145,7 @@ class EmbedFiles:
 
 def _is_open(name: str, settings: EmbedSettings) -> bool:
     """Whether a setting is not known before the model is loaded."""
-    return name in ("weights", "instruction") and settings.weights is None
+    return name in ("weights", "instruction", "longest_text") and settings.weights is None
 
 
 def _json(settings: EmbedSettings) -> dict[str, Any]:

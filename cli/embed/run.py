@@ -104,7 +104,7 @@ class EmbedRun:
         except CortexError as error:
             if len(texts) == 1:
                 code = INVALID if is_refusal(error) else type(error).__name__
-                said = str(error).replace("text 0 ", "the text ", 1).replace("truncate=True", "--truncate")
+                said = str(error).replace("text 0 ", "the text ", 1).replace("`truncate`", "--truncate")
                 return [Row(texts[0][0], None, error=said, code=code)]
             middle = len(texts) // 2
             return self._computed(texts[:middle]) + self._computed(texts[middle:])

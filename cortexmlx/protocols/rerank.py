@@ -1,8 +1,8 @@
-"""`/v1/rerank`: the reader, and the body of a reply, as Cohere, Jina and vLLM have them."""
+"""`/v1/rerank`: the reader, and the parts of a reply, as Cohere, Jina and vLLM have them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,16 +69,16 @@ def read(body: Mapping[str, Any], max_tokens: int | None = None) -> RerankReques
     )
 
 
-def write(request: RerankRequest, made: Reranking, model: str, id: str) -> Body:
-    """Return the body of a reply. Results are sorted by their scores; equal ones are in the documents' order."""
+def results(request: RerankRequest, made: Reranking) -> Iterator[Body]:
+    """Yield the item of each document, the best first; equal ones are in the documents' order."""
     order = sorted(range(len(made.scores)), key=lambda place: -made.scores[place])
-    return {
-        "id": f"rerank-{id}",
-        "object": "list",
-        "model": model,
-        "results": [_result(request, place, made.scores[place]) for place in order[: request.most]],
-        "usage": usage_body(made.prompt_tokens, made.cached_tokens),
-    }
+    return (_result(request, place, made.scores[place]) for place in order[: request.most])
+
+
+def without_results(made: Reranking, model: str, id: str) -> Body:
+    """Return the body of a reply without its items, for a writer that writes them one by one."""
+    usage = usage_body(made.prompt_tokens, made.cached_tokens)
+    return {"id": f"rerank-{id}", "object": "list", "model": model, "usage": usage}
 
 
 def _result(request: RerankRequest, place: int, score: float) -> Body:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
+from cortexmlx.protocols.reply import Body
 from cortexmlx.server.asking import Asking
 from cortexmlx.server.loading.lease import Lease
 from cortexmlx.server.web.access import CLIENT
-from cortexmlx.server.web.http import BODY_BYTES, by_size, dumped, json_body, json_reply, unless_gone
+from cortexmlx.server.web.http import BODY_BYTES, by_size, dumped, json_body, unless_gone
 from cortexmlx.server.web.logged import MODEL, TOKENS, Tokens
 
 T = TypeVar("T")
@@ -46,8 +46,10 @@ class EmbeddingPaths:
             made = await self._within(request, work, began)
             request.scope[TOKENS] = Tokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
             size = 0 if asked.base64 else made.vectors.size * _BYTES_PER_NUMBER
-            text = await by_size(max(size, made.vectors.nbytes), lambda: _text(asked, made, lease.name))
-            return Response(text, media_type="application/json")
+            return await _reply(
+                max(size, made.vectors.nbytes),
+                lambda: (embeddings.without_data(made, lease.name), "data", embeddings.data(asked, made)),
+            )
 
         return await self._answer(request, embeddings.read, answer)
 
@@ -65,7 +67,11 @@ class EmbeddingPaths:
             )
             made = await self._within(request, work, began)
             request.scope[TOKENS] = Tokens(made.prompt_tokens, made.cached_tokens, 0)
-            return json_reply(rerank.write(asked, made, lease.name, uuid.uuid4().hex))
+            named = uuid.uuid4().hex
+            return await _reply(
+                request.scope[BODY_BYTES],
+                lambda: (rerank.without_results(made, lease.name, named), "results", rerank.results(asked, made)),
+            )
 
         return await self._answer(request, rerank.read, answer)
 
@@ -113,9 +119,13 @@ class EmbeddingPaths:
             ) from None
 
 
-def _text(asked: embeddings.EmbeddingRequest, made: Embeddings, model: str) -> bytes:
-    """Return the body of a reply. Each vector is written by itself: Python's writer of JSON holds up all other threads
-    until it is done.
+async def _reply(size: int, parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:
+    """Return a reply of about `size` bytes: a body, and in it, under a name, a list of items. Each item is written by
+    itself: Python's writer of JSON holds up all other threads until it is done.
     """
-    items = b",".join(dumped(item) for item in embeddings.data(asked, made))
-    return dumped(embeddings.without_data(made, model))[:-1] + b',"data":[' + items + b"]}"
+
+    def text() -> bytes:
+        body, name, items = parts()
+        return dumped(body)[:-1] + b',"%s":[' % name.encode() + b",".join(map(dumped, items)) + b"]}"
+
+    return Response(await by_size(size, text), media_type="application/json")

@@ -75,6 +75,9 @@ FAULTS = (
     ),
     Fault("another input goes on", FILES, "if self._digests.get(place, line.digest) != line.digest:", "if False:"),
     Fault("other settings go on", FILES, "if before.get(name) != value]", "if False]"),
+    Fault(
+        "texts that were cut off elsewhere go on", COMMAND, "cut = info.max_tokens if truncate else None", "cut = None"
+    ),
     Fault("a torn record counts", JSONL, 'line.endswith(b"}\\n")', 'line.startswith(b"{")'),
     Fault(
         "a torn record stays",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.embedding import Reranking
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.rerank import MOST_DOCUMENTS, RerankRequest, read, write
+from cortexmlx.protocols.rerank import MOST_DOCUMENTS, RerankRequest, read, results, without_results
 
 QUERY = {"query": "where?", "documents": ["here", "there"]}
 
@@ -59,17 +59,21 @@ def test_what_is_refused_names_its_field(change: dict[str, Any], field: str, say
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=9), st.integers(1, 12))
 def test_the_best_documents_come_first_and_equal_ones_in_their_order(scores: list[float], most: int) -> None:
     asked = RerankRequest("q", tuple(f"d{place}" for place in range(len(scores))), most=most)
-    body = write(asked, Reranking(tuple(scores), 10, 4), "m", "7")
-    results = body["results"]
-    assert len(results) == min(most, len(scores))
-    assert all(one["document"]["text"] == f"d{one['index']}" for one in results)
-    assert all(one["relevance_score"] == scores[one["index"]] for one in results)
-    keys = [(-one["relevance_score"], one["index"]) for one in results]
-    left_out = [(-score, place) for place, score in enumerate(scores) if place not in {o["index"] for o in results}]
+    found = list(results(asked, Reranking(tuple(scores), 10, 4)))
+    assert len(found) == min(most, len(scores))
+    assert all(one["document"]["text"] == f"d{one['index']}" for one in found)
+    assert all(one["relevance_score"] == scores[one["index"]] for one in found)
+    keys = [(-one["relevance_score"], one["index"]) for one in found]
+    left_out = [(-score, place) for place, score in enumerate(scores) if place not in {o["index"] for o in found}]
     assert keys == sorted(keys) and (not left_out or max(keys) < min(left_out))
+
+
+def test_a_reply_has_its_tokens() -> None:
+    body = without_results(Reranking((0.5,), 10, 4), "m", "7")
     assert body["usage"] == {"prompt_tokens": 10, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert (body["id"], body["model"], body["object"]) == ("rerank-7", "m", "list")
 
 
 def test_documents_are_left_out_if_they_are_not_asked_for() -> None:
     asked = RerankRequest("q", ("a",), returned=False)
-    assert write(asked, Reranking((0.5,), 1, 0), "m", "7")["results"] == [{"index": 0, "relevance_score": 0.5}]
+    assert list(results(asked, Reranking((0.5,), 1, 0))) == [{"index": 0, "relevance_score": 0.5}]

@@ -88,6 +88,14 @@ def test_documents_come_back_by_their_scores(http: httpx.Client, path: str) -> N
     assert body["model"] == "tiny" and body["usage"]["prompt_tokens"] == sum(map(len, documents))
 
 
+def test_large_documents_come_back_as_they_were(http: httpx.Client) -> None:
+    """Such a reply is written on a thread."""
+    documents = [f"{number} " + "\u00e9\U0001f600" * 300 for number in range(300)]
+    body = http.post("/v1/rerank", json={"model": "tiny", "query": "which?", "documents": documents}).json()
+    assert sorted(result["index"] for result in body["results"]) == list(range(300))
+    assert all(result["document"] == {"text": documents[result["index"]]} for result in body["results"])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "field", "says"),
     [

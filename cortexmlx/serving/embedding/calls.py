@@ -140,7 +140,7 @@ class EmbeddingCalls(NotCopyable):
                 if whole > len(tokens) and not truncate:
                     raise EmbeddingRefused(
                         f"document {place} has {whole} tokens with the query and what is around it, and "
-                        f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with truncate=True"
+                        f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with `truncate`"
                     )
                 counts.append(len(tokens))
                 shared = min(common_length(tokens, head), len(tokens) - 1)

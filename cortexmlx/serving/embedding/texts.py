@@ -134,7 +134,7 @@ class TextReader:
         if count > self._most:
             raise EmbeddingRefused(
                 f"text {place} has {'at least ' * at_least}{count} tokens, and {self._bound}: "
-                "shorten it, or cut off its end with truncate=True"
+                "shorten it, or cut off its end with `truncate`"
             )
 
 

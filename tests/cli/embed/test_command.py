@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cortexmlx.cli.embed.npy import header
 from cortexmlx.cli.start import run
 from cortexmlx.errors import EngineClosed
 from support.cli.cli_fakes import Fakes
+from support.fakes import numbers
 from support.fakes.numbers import INFO, MadeUpNumbers, vector_of
 
 Opened = list[MadeUpNumbers]
@@ -159,6 +161,22 @@ def test_a_run_with_other_settings_does_not_go_on(
     assert embed("other", source, "-o", out, "--resume") == 1
     err = capsys.readouterr().err
     assert says in err and "written with another model" in err and out.read_bytes() == before and len(embedders) == 1
+
+
+def test_texts_that_were_cut_off_elsewhere_do_not_go_on(
+    embedders: Opened, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model's longest text can be what the KV memory holds, so it is another on another machine."""
+    out = source.with_name("out.jsonl")
+    source.write_text("".join(LINES.splitlines(True)[:2]))
+    assert embed("model", source, "-o", out, "--truncate") == 0
+    source.write_text(LINES)
+    with monkeypatch.context() as patch:
+        patch.setattr(numbers, "INFO", replace(INFO, max_tokens=32))
+        assert embed("model", source, "-o", out, "--truncate", "--resume") == 1
+    assert "written with another longest_text" in capsys.readouterr().err
+    assert embed("model", source, "-o", out, "--truncate", "--resume") == 0
+    assert np.array_equal(vectors_in(out), expected(TEXTS))
 
 
 def test_another_input_does_not_go_on(

@@ -64,7 +64,7 @@ def test_each_line_has_its_row_in_order(sent: list[str | None], most: int, at_on
 
 def test_an_error_does_not_call_a_text_by_its_place_in_the_last_try() -> None:
     def refused(texts: Sequence[Any]) -> Embeddings:
-        raise PromptTooLong("text 0 has 9 tokens: cut off its end with truncate=True")
+        raise PromptTooLong("text 0 has 9 tokens: cut off its end with `truncate`")
 
     rows: list[Row] = []
     EmbedRun(refused, rows.extend).run([line(1, "a"), line(2, "b")])
