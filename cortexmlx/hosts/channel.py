@@ -14,6 +14,10 @@ class Channel(Protocol):
     """The other side, as a user would name it: a host, and the rank there."""
 
     @property
+    def lost(self) -> str | None:
+        """Why the connection is lost or closed; None: it is not. It is known before `receive` has raised."""
+
+    @property
     def processor_seconds(self) -> float | None:
         """Seconds of processor time that the other side's process has used so far, as of its newest heartbeat; None if
         it has told none.

@@ -153,6 +153,11 @@ class WatchedChannel:
         self._names = names
 
     @property
+    def lost(self) -> str | None:
+        """As `Channel.lost`."""
+        return self._link.lost
+
+    @property
     def processor_seconds(self) -> float | None:
         """As `Channel.processor_seconds`."""
         return self._link.processor_seconds
@@ -203,4 +208,4 @@ def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
 
 def _said(processes: Processes) -> str:
     lines = processes.last_lines[-_SHOWN_LINES:]
-    return f". Its last lines: {' | '.join(lines)}" if lines else ""
+    return f". The workers' last lines: {' | '.join(lines)}" if lines else ""

@@ -55,6 +55,9 @@ FAULTS = (
     Fault("an old answer is taken for the new one", RANKS, "if answer.number == number:", "if True:"),
     Fault("a call that was half sent is forgotten", RANKS, "        self._sending = True\n", ""),
     Fault("the neighbour of a dead rank is blamed", RANKS, "(not own and self._dead()) or named", "named"),
+    Fault(
+        "how a dead rank ended is not waited for", RANKS, "_TOLD_SECONDS if known else", "_CAUSE_SECONDS if known else"
+    ),
     Fault("a failed rank goes on", SERVER, "if self._failed is not None:", "if False:"),
     Fault(
         "a refusal within a pass is an answer",

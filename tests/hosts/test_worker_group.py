@@ -140,7 +140,8 @@ def test_a_stopped_worker_and_one_that_ignores_everything_end_with_the_group() -
 def test_a_worker_that_ends_at_once_is_named_with_its_last_line() -> None:
     group = WorkerGroup(TWO, worker=stub("exits"), seconds=PATIENCE)
     with pytest.raises(
-        HostLost, match=r"\(this machine, rank 1: exit code 1\)\. Its last lines: .*rank 1: no module named weights"
+        HostLost,
+        match=r"\(this machine, rank 1: exit code 1\)\. The workers' last lines: .*rank 1: no module named weights",
     ):
         group.reopen()
     assert group.channels == ()

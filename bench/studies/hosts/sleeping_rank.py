@@ -33,6 +33,7 @@ class SocketChannel:
 
     def __init__(self, name: str, end: socket.socket) -> None:
         self.name = name
+        self.lost: str | None = None
         self.processor_seconds: float | None = None
         self._end = end
 

@@ -68,7 +68,7 @@ def end_process_when_lost(link: Link, *, grace: float = 3.0) -> None:
     lost = threading.Event()
 
     def end(error: HostLost) -> None:
-        _log.error("this worker ends: %s", error)
+        _log.info("this worker ends: %s", error)
         lost.set()
 
     def keep_alive() -> None:

@@ -29,9 +29,10 @@ def _read(reader: Reader) -> CortexError:
 
 def named(error: Exception, host: str | None = None) -> CortexError:
     """Return a copy of an error without its traceback, whose frames may hold arrays. The name of `host` is in front of
-    the message, unless the message has it already. An error that is not ours becomes HostLost.
+    the message, unless the message names a host already. An error that is not ours becomes HostLost.
     """
-    prefix = "" if host is None or host in str(error) else f"{host}: "
+    names = (host, error.host if isinstance(error, HostLost) else None)
+    prefix = "" if host is None or any(name in str(error) for name in names if name) else f"{host}: "
     if not isinstance(error, CortexError):
         return HostLost(f"{prefix}{type(error).__name__}: {error}", host=host)
     if isinstance(error, HostLost):

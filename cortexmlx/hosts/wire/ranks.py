@@ -34,9 +34,14 @@ _CLOSE_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 """How often a wait for answers is interrupted, to see who takes too long."""
 
-_CAUSE_SECONDS = 0.2
+_CAUSE_SECONDS = 1.0
 """How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
 their collective before its connection is known to be closed.
+"""
+
+_TOLD_SECONDS = 5.0
+"""How long it waits when a connection is known to be lost: its error comes when the launcher was asked how the process
+ended.
 """
 
 
@@ -213,15 +218,15 @@ class Ranks:
 
     def _dead(self) -> CortexError | None:
         """Return the error of a rank whose connection is lost, if that is known within `_CAUSE_SECONDS`."""
-        until = time.monotonic() + _CAUSE_SECONDS
-        while (left := until - time.monotonic()) > 0:
-            try:
-                rank, message, _ = self._arrived.get(timeout=left)
-            except queue.Empty:
+        failed = time.monotonic()
+        while True:
+            with suppress(queue.Empty):
+                rank, message, _ = self._arrived.get(timeout=0.02)
+                if isinstance(message, Exception):
+                    return named(message, self.names[rank])
+            known = any(channel.lost for channel in self.channels)
+            if time.monotonic() >= failed + (_TOLD_SECONDS if known else _CAUSE_SECONDS):
                 return None
-            if isinstance(message, Exception):
-                return named(message, self.names[rank])
-        return None
 
     def _compare(self, name: str, answer: Answer) -> None:
         expected = self._digests.get(answer.number)

@@ -40,6 +40,7 @@ def test_a_copy_names_the_host_and_has_no_traceback() -> None:
     assert same(copy, InvalidRequest("mac: no", field="seed")) and copy.__traceback__ is None
     assert same(named(ZeroDivisionError("odd"), "mac"), HostLost("mac: ZeroDivisionError: odd", host="mac"))
     assert same(named(HostLost("gone", host="b"), "a"), HostLost("a: gone", host="b"))
+    assert same(named(HostLost("b is gone", host="b"), "a"), HostLost("b is gone", host="b"))
     assert same(named(HostLost("gone")), HostLost("gone"))
     silent = HostLost("the link to mac2, rank 1 is silent", host="mac2, rank 1")
     assert same(named(silent, "mac2, rank 1"), silent)

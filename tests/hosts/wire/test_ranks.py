@@ -72,6 +72,21 @@ def test_a_lost_rank_is_named_though_its_neighbour_failed_first(monkeypatch: pyt
     assert raised.value.host == "rank 1"
 
 
+def test_a_lost_rank_is_named_though_how_it_ended_is_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a connection comes when the launcher was asked how the process ended, which takes a moment."""
+    monkeypatch.setattr(ranks_module, "_CAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(ranks_module, "_TOLD_SECONDS", PATIENCE)
+    group = Group(2)
+    number, _ = group.ranks.send(Forget())
+    asked = threading.Event()
+    monkeypatch.setattr(group.ends[1].other, "_error", lambda: asked.wait() and HostLost("rank 1 ended", host="rank 1"))
+    group.ends[1].close()
+    group.answer(0, Failed(HostLost("RuntimeError: the ring broke")))
+    threading.Timer(0.1, asked.set).start()
+    with pytest.raises(HostLost, match=r"^rank 1 ended$"):
+        group.ranks.answers(number, [0, 1])
+
+
 IMPATIENT = HangLimits(0.05, 0.05)
 
 

@@ -23,7 +23,7 @@ class QueueChannel:
     def send(self, message: Message) -> None:
         """As `Channel.send`."""
         if self._closed:
-            raise self._lost()
+            raise self._error()
         self.sent.append(bytes(message))
         self.other.arrive(self.sent[-1])
 
@@ -31,12 +31,17 @@ class QueueChannel:
         """Let this end receive a message, as if the other one had sent it."""
         self._arrived.put(message)
 
+    @property
+    def lost(self) -> str | None:
+        """As `Channel.lost`."""
+        return "closed" if self._closed else None
+
     def receive(self, timeout: float | None = None) -> bytes:
         """As `Channel.receive`."""
         message = self._arrived.get(timeout=PATIENCE if timeout is None else timeout)
         if message is None:
             self._arrived.put(None)
-            raise self._lost()
+            raise self._error()
         return message
 
     def close(self) -> None:
@@ -45,7 +50,7 @@ class QueueChannel:
             end._closed = True
             end._arrived.put(None)
 
-    def _lost(self) -> HostLost:
+    def _error(self) -> HostLost:
         return HostLost("the connection is closed", host=self.name)
 
 
