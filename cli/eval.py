@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROWS = 4
 """Windows that are computed at a time."""
 
-WITHOUT = ("adapters", "draft", "kv_store", "kv_store_bytes", "keep_first", "keep_last", "speculate")
+WITHOUT = (*options.PER_REQUEST, "draft", "kv_store", "kv_store_bytes", "keep_first", "keep_last", "speculate")
 """Options that do not apply: a text is scored whole, no two windows begin alike, and nothing is generated."""
 
 MOST_BYTES = 64 << 20

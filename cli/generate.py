@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @options.takes_sampling()
-@options.takes_engine(without=("adapters",), max_rows=1)
+@options.takes_engine(without=options.PER_REQUEST, max_rows=1)
 def generate(
     model: options.Model = None,
     words: Annotated[

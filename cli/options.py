@@ -68,6 +68,8 @@ Adapters = Annotated[
         show_default=False,
     ),
 ]
+MaxAdapterRank = Annotated[int, typer.Option("--max-adapter-rank", metavar="N", help="The largest rank of --adapters.")]
+AdapterMemory = Annotated[str, typer.Option("--adapter-memory", metavar="SIZE", help="For all --adapters.")]
 Prompt = Annotated[
     list[str] | None,
     typer.Option(
@@ -185,15 +187,12 @@ KeepLast = Annotated[
     ),
 ]
 Attention = Annotated[str, typer.Option("--attention", metavar="NAME", help="auto, metal or reference.")]
-
 Reproducible = Annotated[
     bool, typer.Option("--reproducible", help="The same attention, to the bit, alone and in any batch.")
 ]
-
 Speculate = Annotated[
     bool, typer.Option("--speculate/--no-speculate", help="Draft tokens that repeat, and verify several in a step.")
 ]
-
 KVStore = Annotated[
     str | None,
     typer.Option(
@@ -229,6 +228,8 @@ ENGINE = {
     "hosts": Hosts,
     "adapter": Adapter,
     "adapters": Adapters,
+    "max_adapter_rank": MaxAdapterRank,
+    "adapter_memory": AdapterMemory,
     "draft": Draft,
     "kv_memory": KVMemory,
     "kv_bits": KVBits,
@@ -242,6 +243,9 @@ ENGINE = {
     "speculate": Speculate,
 }
 """The options that make `EngineConfig`."""
+
+PER_REQUEST = ("adapters", "max_adapter_rank", "adapter_memory")
+"""Those about adapters per request, for commands without them."""
 
 STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStoreBytes}
 """The options that say what is kept on disk."""
@@ -293,7 +297,9 @@ def takes_engine(*, stored: bool = False, without: Collection[str] = (), **fixed
             raise typer.BadParameter(f"{said!r} is no folder; --adapters takes NAME=FOLDER", param_hint="--adapter")
         limit = memory_size(kv_store_bytes, "--kv-store-bytes")
         memory = memory_size(kv_memory)
-        fixed["adapters"] = adapters_of(adapters)
+        memory_size(others.get("adapter_memory"), "--adapter-memory")
+        fixed["adapters"] = named = adapters_of(adapters)
+        fixed["max_adapters"] = max(EngineConfig.max_adapters, len(named or ()))
         return EngineConfig(STARTER, kv_memory=memory, kv_store=folder, kv_store_bytes=limit or 0, **fixed, **others)
 
     usual = vars(EngineConfig(STARTER)) | {"no_kv_store": False}

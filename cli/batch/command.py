@@ -104,7 +104,9 @@ def batch(
         with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
             engines.tell(engine)
             checked(engine, variables)
-            writer = files.open(replace(identity, weights=engine.info.identity), ids.digests)
+            contents = {name: info.digest for name, info in engine.adapters.items()} or None
+            loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
+            writer = files.open(loaded, ids.digests)
             run = BatchRun(
                 engine,
                 remaining(reader, files.done),

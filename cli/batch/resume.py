@@ -49,6 +49,8 @@ class RunIdentity:
     """The folders of the adapters that lines may name."""
     weights: str | None = None
     """Identity of the content of the model's files. None before they are loaded."""
+    adapter_weights: Mapping[str, str] | None = None
+    """Digests of the adapters that lines may name. None before they are loaded, and if there are none."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as OUT.run keeps them."""
@@ -86,7 +88,7 @@ class RunFile(LockedRun):
             raise self.unknown()
         now = run.as_json()
         if run.weights is None:  # not known yet
-            before["weights"] = None
+            before["weights"] = before["adapter_weights"] = None
         changed = _differing(before, now)
         if changed:
             raise InvalidRequest(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 READS = Reads("embed", "an object with a text", "a text")
 
-WITHOUT = ("adapters", "draft", "keep_first", "keep_last", "speculate")
+WITHOUT = (*options.PER_REQUEST, "draft", "keep_first", "keep_last", "speculate")
 """Options that do not apply: nothing is generated, and a text is computed whole."""
 
 

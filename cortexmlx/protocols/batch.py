@@ -138,14 +138,13 @@ def _adapter_in(named: object, model: str, known: Collection[str]) -> str | None
     """
     if not isinstance(named, str) or named == model:
         return None
-    if named in known:
-        return named
-    before, colon, name = named.rpartition(":")
-    if colon and name in known:
-        return name
-    if colon and before == model:
-        raise no_adapter(name, known, "model")
-    return None
+    own = named.removeprefix(f"{model}:") if model else named  # both may have colons, too
+    for name in (own, named):
+        if name in known:
+            return name
+    if own != named:
+        raise no_adapter(own, known, "model")
+    return max((name for name in known if named.endswith(f":{name}")), key=len, default=None)
 
 
 def _check_envelope(data: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ FAULTS = (
         "item.request.params, item.request.adapter",
         "item.request.params, None",
     ),
-    Fault("a mistyped adapter of a line is the model", BATCH, "if colon and before == model:", "if False:"),
+    Fault("a mistyped adapter of a line is the model", BATCH, "if own != named:", "if False:"),
     # the file of vectors
     Fault(
         "chunks are written as they are ready",

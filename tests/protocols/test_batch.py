@@ -187,6 +187,27 @@ def test_a_body_names_its_adapter_as_the_server_reads_it(named: str, adapter: st
     assert isinstance(read, Request) and read.adapter == adapter
 
 
+@pytest.mark.parametrize(
+    ("named", "adapter"),
+    [
+        ("m:x:b", "x:b"),
+        ("m:b", "b"),
+        ("gpt:x:b", "x:b"),
+        ("gpt:b", "b"),
+        ("x:b", "x:b"),
+        ("m:m:b", "m:b"),
+        ("gpt:y:b", "b"),
+    ],
+)
+def test_names_of_adapters_may_have_colons(named: str, adapter: str) -> None:
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"model": named, "prompt": "a"}}
+    read = read_line(line, Style.COMPLETIONS, Defaults(SamplingParams(), adapters=("b", "x:b", "m:b")), "m")
+    assert isinstance(read, Request) and read.adapter == adapter
+    line["body"] = {"model": "m:x:c", "prompt": "a"}
+    with pytest.raises(InvalidRequest, match="'x:c'"):
+        read_line(line, Style.COMPLETIONS, Defaults(SamplingParams(), adapters=("b", "x:b")), "m")
+
+
 @pytest.mark.parametrize("named", ["m:sql", "sql", "m:typo"])
 def test_no_vectors_come_from_an_adapter(named: str) -> None:
     line = {"url": "/v1/embeddings", "body": {"model": named, "input": "hi"}}

@@ -79,6 +79,59 @@ def test_texts_need_no_row() -> None:
     assert waiting.state is RequestState.WAITING  # it does need one
 
 
+def test_a_chat_begins_beside_a_text_that_takes_several_steps() -> None:
+    stage = Stage(64, max_rows=1, prefill_budget=16)
+    add_text(stage, [5] * 60)
+    stage.steps(1)
+    chat = stage.ask([1, 2, 3], 4)
+    stage.steps(2)
+    assert chat.state is not RequestState.WAITING
+
+
+def test_a_text_that_must_wait_for_its_turn_holds_up_no_chat() -> None:
+    stage = Stage(64, prefill_budget=16)
+    add_text(stage, [5] * 60, client="many")
+    stage.steps(1)
+    text = add_text(stage, [5] * 8, client="few")
+    chat = stage.ask([1, 2, 3], 4)
+    stage.steps(2)
+    assert text.state is RequestState.WAITING and chat.state is not RequestState.WAITING
+
+
+def test_texts_do_not_wait_for_what_they_do_not_share() -> None:
+    """The same text twice: the second waits for the instruction, and not for what comes after it."""
+    stage = Stage(128, prefill_budget=64, worth_waiting=8)
+    stage.ask([1] * 200, 2)  # it takes half of each step
+    for _ in range(2):
+        add_text(stage, [*range(10), *range(10), *[7] * 19], shared=20)
+    assert stage.shadow.plan() is not None
+    stage.shadow.commit()
+    plan = stage.shadow.plan()
+    assert plan is not None and [segment.first for segment in plan.segments][1:] == [32, 20]
+
+
+def test_a_text_does_not_fit_where_chats_have_cached() -> None:
+    stage = Stage(8)
+    stage.ask([3] * 16, 1)
+    stage.shadow.finish(100)
+    running = stage.scheduler._running
+    text = add_text(stage, [5] * 20)
+    assert running.fits(text, None), "the first always fits"
+    stage.ask([4] * 4, 20)
+    stage.steps(2)
+    late = add_text(stage, [6] * 20)
+    assert not running.fits(late, None)
+
+
+def test_a_text_alone_takes_what_chats_have_cached() -> None:
+    stage = Stage(8)
+    stage.ask([3] * 28, 1)
+    stage.shadow.finish(100)
+    text = add_text(stage, [5] * 20)
+    stage.shadow.finish(100)
+    assert text.state is RequestState.FINISHED
+
+
 def test_while_memory_was_refused_texts_count_as_rows() -> None:
     stage = Stage(64, prefill_budget=64)
     stage.scheduler.restart_rows(rows=2)
@@ -168,6 +221,15 @@ def test_a_chat_that_uses_an_instruction_keeps_it() -> None:
     stage.shadow.finish(100)
     assert chat.cached == 8
     assert not any(entry.transient for entry in stage.cache.prefix.entries)
+
+
+def test_a_chat_that_computed_an_instruction_itself_keeps_it() -> None:
+    cache, tokens = Stage(16).cache, [1] * 8
+    for number, transient in enumerate((True, False)):
+        cache.allocate_for(number, 9, transient=transient)
+    for number in range(2):
+        cache.register(number, tokens, 8)
+        assert [entry.transient for entry in cache.prefix.entries] == [not number] * 2
 
 
 @pytest.mark.parametrize("texts", [1, 40])

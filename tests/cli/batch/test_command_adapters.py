@@ -23,6 +23,24 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_run_does_not_go_on_with_other_adapters_under_the_same_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_calling(tmp_path / "tiny", "hermes")
+    folder = write_adapter(tmp_path / "sql", model, scale=20.0)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    line = '{"id": "%d", "prompt": "Hello?", "adapter": "sql"}\n'
+    source.write_text(line % 1)
+    command = ["batch", str(model), str(source), "-o", str(out), "--adapters", f"sql={folder}", *OPTIONS]
+    assert run(command) == 0
+    source.write_text(line % 1 + line % 2)
+    write_adapter(folder, model, scale=60.0)
+    assert run([*command, "--resume"]) == 1
+    assert "out.jsonl was written with another adapter_weights" in capsys.readouterr().err and len(records(out)) == 1
+    write_adapter(folder, model, scale=20.0)
+    assert run([*command, "--resume"]) == 0 and len(records(out)) == 2
+
+
 def test_each_line_may_name_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_calling(tmp_path / "tiny", "hermes")
     adapters = {

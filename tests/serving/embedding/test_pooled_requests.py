@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from cortexmlx.errors import EmbeddingRefused, EngineClosed
 from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from cortexmlx.serving.embedding.pooled_requests import Asked, vectors_of
 from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.open_requests import OpenRequests
 from cortexmlx.serving.worker import Submission
 
 
@@ -117,3 +120,18 @@ def _then(desk: Desk, act: Callable[[], None]) -> Callable[[Iterable[Submission]
         act()
 
     return submitting
+
+
+def test_what_was_computed_before_a_preemption_does_not_count() -> None:
+    """The row begins again, and a step that was in flight meanwhile brings the sums of its earlier life."""
+    taken: list[Any] = []
+    answer = SimpleNamespace(
+        job=SimpleNamespace(id=3, generation=1), of_request=SimpleNamespace(take_pooled=taken.append)
+    )
+    requests: Any = SimpleNamespace(answers={3: answer})
+    for generation in (0, 1):
+        segment = SimpleNamespace(job=3, generation=generation, pooled=range(1))
+        plan: Any = SimpleNamespace(segments=[segment])
+        took = OpenRequests._take_pooled(requests, plan, [generation])  # type: ignore[list-item]
+        assert took == [answer] * generation
+    assert taken == [1]
