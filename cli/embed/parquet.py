@@ -133,7 +133,7 @@ def _write(file: Any, rows: JsonlRows, dimensions: int | None) -> None:
         while group := list(itertools.islice(records, _GROUP)):
             there = [_unpacked(record.get("embedding")) for record in group]
             columns = [
-                [record["id"] if numbers else str(record["id"]) for record in group],
+                [record["id"] if numbers else _text(record["id"]) for record in group],
                 there,
                 [record.get("prompt_tokens") for record in group],
                 [record.get("truncated", False) for record in group],
@@ -141,6 +141,11 @@ def _write(file: Any, rows: JsonlRows, dimensions: int | None) -> None:
             ]
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _text(name: object) -> str:
+    """Return an id as text that UTF-8 can hold: of half a character the escape that JSON has."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def _unpacked(packed: str | None) -> npt.NDArray[np.float32] | None:

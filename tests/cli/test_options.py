@@ -67,6 +67,7 @@ def test_a_schema_in_a_file(fakes: Fakes, tmp_path: Path) -> None:
         ("generate fake -p hi --kv-memory lots", "'lots' is not a size: write 4GB"),
         ("generate fake -p hi --raw --system x", "--system needs the chat template"),
         ("generate fake -p hi --no-such-option", "--no-such-option"),
+        ("chat fake --adapter-memory lots", "'lots' is not a size: write 4GB"),
         ("generate fake -p hi --schema nowhere.json", "--schema: nowhere.json cannot be read: No such file"),
         ("generate fake -p hi --schema {", "--schema: the schema '{' is no JSON"),
         ("generate fake -p hi --schema .", "--schema: . cannot be read: Is a directory"),
@@ -96,6 +97,16 @@ def test_each_adapter_has_a_name_and_a_folder() -> None:
 def test_wrong_use_is_told(given: list[str], says: str) -> None:
     with pytest.raises(typer.BadParameter, match=says):
         options.adapters_of(given)
+
+
+def test_there_is_room_for_all_adapters_that_are_named(fakes: Fakes) -> None:
+    given = [f"--adapters=a{number}=folder" for number in range(20)]
+    assert (
+        run(["chat", "fake", "--once", "-p", "hi", *given, "--adapter-memory", "2GB", "--max-adapter-rank", "256"]) == 0
+    )
+    config = fakes.opened[0].options
+    assert len(config.adapters or ()) == config.max_adapters == 20
+    assert (config.adapter_memory, config.max_adapter_rank) == ("2GB", 256)
 
 
 def test_an_adapter_with_a_name_is_told_its_option(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from cortexmlx.models.embedding.causal import check_causal
 from cortexmlx.models.embedding.layers import Layer, Normalize, read_dense
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line, unreadable_message
+from cortexmlx.structured.texts import is_text
 
 MODULES = "modules.json"
 
@@ -200,11 +201,15 @@ def _read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
     kind, prompts, default = said.get("model_type"), said.get("prompts") or {}, said.get("default_prompt_name")
     if kind not in (None, "SentenceTransformer"):
         raise EmbeddingRefused(f"{path} says that the model is a {kind}, and not a SentenceTransformer")
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+    if not isinstance(prompts, dict) or not all(map(_is_text, (*prompts, *prompts.values()))):
         raise ModelCorrupt(f"the prompts in {path} are not texts by name. Download it again.")
-    if default is not None and default not in prompts:
+    if default is not None and (not _is_text(default) or default not in prompts):
         raise ModelCorrupt(f"{path} has the default prompt {default!r}, but no prompt of that name. Download it again.")
     return {str(name): text for name, text in prompts.items()}, default
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and is_text(value)
 
 
 def _read_texts(folder: Path) -> tuple[int | None, bool]:

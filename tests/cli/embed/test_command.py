@@ -102,6 +102,20 @@ def test_a_line_without_a_text_is_an_error_in_its_place(
     assert embed("model", source, "-o", out, "--resume") == 1 and len(embedders) == 1
 
 
+@pytest.mark.parametrize("name", ["\ud800x", "x" * 5000, '"embedding": '])
+def test_an_id_may_be_any_text(embedders: Opened, tmp_path: Path, out: Path, name: str) -> None:
+    source = tmp_path / "in.jsonl"
+    lines = [{"id": name, "text": "one"}, {"id": name, "text": ""}]
+    source.write_text("\n".join(map(json.dumps, lines)))
+    assert embed("model", source, "-o", out) == 1
+    assert np.array_equal(vectors_in(out)[:1], expected(("one",)))
+    assert embed("model", source, "-o", out, "--resume") == 1 and len(embedders) == 1, "a text has no vector"
+    if out.suffix == ".parquet":
+        from pyarrow import parquet
+
+        assert parquet.read_table(out)["id"].to_pylist() == [name.encode("utf-8", "backslashreplace").decode()] * 2
+
+
 @pytest.mark.parametrize("cut", [0, 1, 7, 100])
 def test_a_run_that_was_cut_off_goes_on_and_computes_nothing_twice(
     embedders: Opened, source: Path, out: Path, cut: int, monkeypatch: pytest.MonkeyPatch
