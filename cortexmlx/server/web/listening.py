@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ class Listening:
                 with listening._signals():
                     yield
 
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._server = Server(config)
 
     def run(self) -> None:
@@ -89,6 +91,11 @@ class Listening:
         finally:
             for number in taken:
                 loop.remove_signal_handler(number)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether an error is worth a line: not a request that was cut because the server ends."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
 def connections_that_fit(wanted: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 from typing import Any
@@ -43,9 +44,12 @@ def test_the_address_is_one_that_can_be_asked(engine: Engine, host: str, shown: 
         http.get("/health")
 
 
-def test_a_stream_that_runs_at_the_end_ends_or_is_cut(engine: Engine) -> None:
-    """Twice stopped, nothing is waited for."""
+def test_a_stream_that_runs_at_the_end_ends_or_is_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice stopped, nothing is waited for, and nothing is an error."""
     listening = Listening(app(engine), bound("127.0.0.1", 0), grace=600.0)
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [handler := logging.NullHandler()])
+    monkeypatch.setattr(handler, "handle", logged.append)
     thread = threading.Thread(target=listening.run)
     thread.start()
     body: Any = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000, "ignore_eos": True}
@@ -61,7 +65,7 @@ def test_a_stream_that_runs_at_the_end_ends_or_is_cut(engine: Engine) -> None:
         assert not thread.is_alive()
         with pytest.raises(httpx.HTTPError):
             list(lines)
-    assert soon(lambda: engine.stats().rows_running == 0)
+    assert not logged and soon(lambda: engine.stats().rows_running == 0)
 
 
 @pytest.mark.parametrize(
