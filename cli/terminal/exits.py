@@ -36,7 +36,7 @@ def exit_codes(debug: bool) -> Iterator[None]:
     except (CortexError, MemoryError) as error:
         fail(str(error) or type(error).__name__, debug)
     except OSError as error:
-        fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), debug)
+        fail(_of_the_system(error), debug)
     except RuntimeError as error:
         if type(error) in (typer.Exit, typer.Abort):
             raise
@@ -46,6 +46,16 @@ def exit_codes(debug: bool) -> Iterator[None]:
             _break_at_words(error)
             raise
         fail_unexpectedly(error, debug)
+
+
+def _of_the_system(error: OSError) -> str:
+    if error.filename:
+        return f"{error.strerror}: {error.filename}"
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the folder in which this shell is was deleted: cd to another one"
+    return str(error)
 
 
 def _break_at_words(usage: Any) -> None:

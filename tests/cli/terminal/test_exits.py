@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
 
 from cortexmlx.cli.start import run
+from cortexmlx.cli.terminal.exits import exit_codes
 from support.cli import cli_fakes
 from support.cli.cli_fakes import Fakes
 from support.patience import PATIENCE
@@ -39,6 +43,18 @@ def test_an_error_is_one_line_and_exit_code_1(
 ) -> None:
     assert run(line.split()) == 1
     assert capsys.readouterr().err == says
+
+
+def test_a_folder_that_was_deleted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(typer.Exit), exit_codes(debug=False):
+        os.getcwd()
+    assert capsys.readouterr().err == "error: the folder in which this shell is was deleted: cd to another one\n"
 
 
 def test_debug_anywhere_on_the_line_shows_the_traceback(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
