@@ -55,6 +55,31 @@ def _loaded(config: EngineConfig) -> Engine:
         return load(replace(config, on_progress=on_progress))
 
 
+def check(config: EngineConfig, on_progress: OnProgress) -> dict[str, Exception]:
+    """Find out whether an engine with these options could read its files. A missing model is downloaded. Return the
+    adapters of `config.adapters` that cannot be read, with the reasons.
+
+    Raises what opening the engine raises for a model, a draft model or an only adapter whose files are not there, are
+    cut short, or are not supported.
+    """
+    from cortexmlx.models.adapters.files import read_adapter
+    from cortexmlx.models.adapters.low_rank import read_low_rank
+    from cortexmlx.models.load import check_model
+
+    for model in (config.model, config.used_draft):
+        if model is not None:
+            check_model(model, on_progress)
+    if config.adapter is not None:
+        read_adapter(config.adapter)
+    limits, unreadable = config.adapter_limits, dict[str, Exception]()
+    for name, folder in (config.adapters or {}).items():
+        try:
+            read_low_rank(name, folder, limits.rank, limits.bytes)
+        except CortexError as error:
+            unreadable[name] = error
+    return unreadable
+
+
 class OpenEngine:
     """An engine that can be replaced by one with other options. Only one is open at a time, since two models may not
     fit into memory.
@@ -65,22 +90,31 @@ class OpenEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.undisturbed: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.is_open = True
+        """False after an exchange that could not open the old engine again. `engine` is closed then."""
+        self.left_out: dict[str, Exception] = {}
+        """The adapters that the last `exchange` could not load again with the old options, with the reasons."""
         self._stack = ExitStack()
         self.engine = self._stack.enter_context(open_engine(config))
 
-    def exchange(self, config: EngineConfig) -> None:
-        """Close the engine and open another one as `engine`. A missing model is downloaded first.
+    def check(self, config: EngineConfig) -> dict[str, Exception]:
+        """See the function `check`. The engine is not affected."""
+        with loading(str(config.model)) as on_progress:
+            return check(config, on_progress)
 
-        If opening fails or is interrupted, an engine with the old options is opened and the error is raised. Raises
-        EngineClosed if the old options fail, too.
+    def exchange(self, config: EngineConfig) -> None:
+        """Close the engine and open another one as `engine`. Call `check` first, which finds most of what may fail.
+
+        If opening fails or is interrupted, an engine with the old options is opened and the error is raised. Adapters
+        that cannot be loaded any more are `left_out` of it. Raises EngineClosed if the old options fail, too: then no
+        engine is open, and another exchange may open one.
         """
-        if config.model != self.config.model:
-            with loading(str(config.model)) as on_progress:
-                fetch(config.model, on_progress)
+        self.left_out = {}
         try:
+            self.is_open = False
             self._stack.close()
             self.engine = self._stack.enter_context(_loaded(config))
-            self.config = config
+            self.config, self.is_open = config, True
             return
         except BaseException as error:
             failure = error
@@ -90,10 +124,26 @@ class OpenEngine:
                     None  # it holds an engine that still loads, and dropping it waits for that engine
                 )
             try:
-                self.engine = self._stack.enter_context(_loaded(self.config))
-            except CortexError as error:
-                raise EngineClosed(f"{self.config.model} cannot be opened again: {error}") from error
+                self._open_again()
+            except Exception as error:  # a library may raise anything on broken model files
+                why = str(error) if isinstance(error, CortexError) else f"{type(error).__name__}: {error}"
+                raise EngineClosed(f"{self.config.model} cannot be opened again: {why}") from error
         raise failure
+
+    def _open_again(self) -> None:
+        """Open an engine with the old options, and with those of its adapters that can be loaded."""
+        folders = self.config.adapters
+        config = self.config if folders is None else replace(self.config, adapters={})
+        self.engine = self._stack.enter_context(_loaded(config))
+        self.is_open = True
+        for name, folder in (folders or {}).items():
+            try:
+                self.engine.load_adapter(name, folder)
+            except Exception as error:
+                self.left_out[name] = error
+        if self.left_out:
+            there = {name: folder for name, folder in (folders or {}).items() if name not in self.left_out}
+            self.config = replace(self.config, adapters=there)
 
     def __enter__(self) -> OpenEngine:
         return self

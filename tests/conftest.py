@@ -121,6 +121,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = Fakes()
     monkeypatch.setattr(engines, "load", made.load)
     monkeypatch.setattr(engines, "fetch", made.fetch)
+    monkeypatch.setattr(engines, "check", made.check)
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -85,6 +85,13 @@ class ChatHost(Protocol):
 
     config: EngineConfig
     engine: Engine
+    is_open: bool
+    """False if no engine is open, because neither another nor the old one could be opened."""
+    left_out: dict[str, Exception]
+    """See `OpenEngine.left_out`."""
+
+    def check(self, config: EngineConfig) -> dict[str, Exception]:
+        """See `OpenEngine.check`."""
 
     def exchange(self, config: EngineConfig) -> None:
         """See `OpenEngine.exchange`."""
@@ -141,6 +148,8 @@ class ChatSession:
         Raises CortexError if the turn failed, Stopped if it was stopped before the first word. The conversation is
         unchanged then.
         """
+        if not self.has_model:
+            raise InvalidRequest(self.without_model)
         if not self.engine.info.chat_template:
             name = self.engine.info.name
             raise InvalidRequest(f"{name} has no chat template: try `cortexmlx generate {name} --raw -p ...`")
@@ -208,16 +217,24 @@ class ChatSession:
         return completion
 
     def move(self, config: EngineConfig) -> None:
-        """Continue the whole conversation with an engine of other options or another model.
+        """Continue the whole conversation with an engine of other options or another model. Adapters that cannot be
+        read any more are left out, with a note.
 
-        Raises CortexError if that fails, KeyboardInterrupt if the user gives up. The chat then continues unchanged.
+        Raises CortexError if that fails, or if the adapter that answers here cannot be read any more. Raises
+        KeyboardInterrupt if the user gives up. The chat then continues unchanged, but for adapters that were left out.
+        Raises EngineClosed if no engine could be opened: see `has_model`.
         """
         if self.host is None:
             raise InvalidRequest("this chat cannot change its engine")
+        left_out: dict[str, Exception] = {}
         try:
-            self.host.exchange(config)
+            left_out |= self.host.check(config)
+            self._keep_adapter(left_out)
+            kept = {name: path for name, path in (config.adapters or {}).items() if name not in left_out}
+            self.host.exchange(replace(config, adapters=kept) if left_out else config)
         except KeyboardInterrupt:
-            self.note(f"given up: {self.engine.info.name} goes on, and nothing has changed")
+            goes_on = f"{self.engine.info.name} goes on, and nothing has changed"
+            self.note(f"given up: {goes_on if self.has_model else self.without_model}")
             raise
         except (CortexError, OSError):
             raise
@@ -229,7 +246,40 @@ class ChatSession:
                 before, self.engine = self.engine.info, self.host.engine
                 self.conversation = self.conversation.fork(self.engine)
                 self.params = moved(self.params, before, self.engine.info)
+                self._tell_left_out(left_out | self.host.left_out)
                 self.tell_notes()
+
+    def _keep_adapter(self, unreadable: Mapping[str, Exception]) -> None:
+        """Raise InvalidRequest if an engine in which the adapter of this chat is still in memory must not be closed."""
+        name = self.conversation.adapter
+        if name is not None and name in unreadable and self.has_model:
+            why = str(unreadable[name]).rstrip(".")
+            raise InvalidRequest(
+                f"{why}. {name!r} answers here, and the model cannot be loaded again with it: nothing has changed. "
+                f"/adapter none lets the model alone answer, /adapter {name}=FOLDER loads it from elsewhere"
+            )
+
+    def _tell_left_out(self, left_out: Mapping[str, Exception]) -> None:
+        """Print which adapters the engine has no more. If one of them answered here, the model answers alone."""
+        if not left_out:
+            return
+        reasons = "; ".join(f"{name!r} ({str(why).rstrip('.')})" for name, why in left_out.items())
+        self.note(f"adapters that cannot be loaded any more: {reasons}. /adapter NAME=FOLDER loads one from elsewhere")
+        if self.conversation.adapter in left_out:
+            self.note(f"{self.engine.info.name} answers alone now, without {self.conversation.adapter}")
+            self.conversation.adapter = None
+
+    @property
+    def has_model(self) -> bool:
+        """Whether an engine is open. If none is, the chat can still be saved, and `move` may open one."""
+        return self.host is None or self.host.is_open
+
+    @property
+    def without_model(self) -> str:
+        """What to do if no engine is open, and where the chat is meanwhile."""
+        kept = self.keeper.kept if self.keeper is not None and self.conversation.messages else None
+        there = "/save FILE keeps the chat" if kept is None else f"the chat is kept in {kept}"
+        return f"no model is open: /model NAME opens one, and the chat goes on. Until then, {there}"
 
     def tell_notes(self) -> None:
         """Print the notes on a conversation that was loaded or continues with another model."""

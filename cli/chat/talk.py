@@ -148,8 +148,8 @@ class ChatLoop:
         return line
 
     def _respond(self, typed: str) -> Question | Draft | None:
-        """Carry out a typed line. Return the question or draft that follows, if there is one. Print an error, unless
-        the engine has ended.
+        """Carry out a typed line. Return the question or draft that follows, if there is one. Print an error. If the
+        engine has ended by itself, EngineClosed is raised.
         """
         try:
             said = read(typed, BY_NAME)
@@ -158,8 +158,12 @@ class ChatLoop:
                 typed_now = isinstance(step, Question) and step.typed == step.text
                 return self._with_files(step) if isinstance(step, Question) and typed_now else step
             return self._with_files(Question(said.text)) if said.text else None
-        except EngineClosed:
-            raise
+        except EngineClosed as error:
+            if self._session.has_model:
+                raise
+            console.error(str(error))
+            console.print_indented(self._screen, self._session.without_model)
+            return None
         except (CortexError, OSError) as error:
             console.error(str(error))
             return None

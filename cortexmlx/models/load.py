@@ -186,6 +186,19 @@ def fetch_model(source: ModelSource, report: OnProgress) -> Path:
     return fetch(source.name, report, check_settings)
 
 
+def check_model(name: str | Path, report: OnProgress) -> None:
+    """Find out whether a model's files are there and whole, before it is loaded. It is downloaded if it is not on this
+    machine. Raises ModelNotFound, ModelCorrupt or ModelUnsupported for what can be seen without reading the weights.
+    """
+    path = fetch_model(resolve(name), report)
+    if path.is_dir():
+        from cortexmlx.models.folder import check_settings
+        from cortexmlx.models.safetensors_check import check_weights
+
+        check_settings(path)
+        check_weights(path)
+
+
 def _apply_adapter(model: Any, path: Path, adapter: Adapter | None) -> tuple[str, ...]:
     """Put the adapter into the model, if there is one. Return a note on it, or on an adapter beside the model that is
     not used.

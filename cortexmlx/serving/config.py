@@ -45,7 +45,7 @@ class EngineConfig:
     """
 
     max_adapters: int = 16
-    """How many adapters there may be at once."""
+    """How many adapters there may be at once. There is one more for a moment while a name is loaded anew."""
 
     max_adapter_rank: int = 128
     """Bound of an adapter's rank."""

@@ -174,7 +174,15 @@ FAULTS = (
         "self._going.append(key.number)",
     ),
     Fault("a number is given twice", REGISTRY, "            self._numbers += 1  #", "            self._numbers = 1  #"),
-    Fault("there is no bound of adapters", REGISTRY, "if self.count >= limits.adapters:", "if False:"),
+    Fault("there is no bound of adapters", REGISTRY, "if self.count - replaced >= limits.adapters:", "if False:"),
+    Fault("what a name replaces counts", REGISTRY, "self.count - replaced >=", "self.count >="),
+    Fault("content with a second name is thought to leave", REGISTRY, ".count(key) == 1", ".count(key) >= 1"),
+    Fault(
+        "content with requests is thought to leave",
+        REGISTRY,
+        "self._has_only(name) and self._keys[name].number not in {job.adapter for job in self._jobs()}",
+        "self._has_only(name)",
+    ),
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
     Fault(
         "a name that nobody has is the base model",

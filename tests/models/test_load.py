@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import load_model
-from cortexmlx.models.load import load_without_weights
+from cortexmlx.models.load import check_model, load_without_weights
 from cortexmlx.progress import Progress
 from support.folders import CONFIG, write_folder
 from support.gguf.models import write_model
@@ -79,3 +80,25 @@ def test_without_weights_a_damaged_model_is_refused_as_well(tmp_path: Path) -> N
     next(folder.glob("*.safetensors")).write_bytes(b"damaged")
     with pytest.raises(ModelCorrupt):
         load_without_weights(folder)
+
+
+@pytest.mark.parametrize("what", ["config.json", "cut short", "a shard", "everything"])
+def test_a_model_is_looked_at_before_it_is_loaded(what: str, tmp_path: Path) -> None:
+    """What loading would refuse because of its files is refused without reading the weights."""
+    folder = write_folder(tmp_path / "m")
+    check_model(folder, lambda progress: None)
+    (weights,) = folder.glob("*.safetensors")
+    match what:
+        case "config.json":
+            (folder / what).unlink()
+        case "cut short":
+            weights.write_bytes(weights.read_bytes()[:-1])
+        case "a shard":
+            (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {"a": weights.name, "b": "model-2.safetensors"}})
+            )
+        case _:
+            shutil.rmtree(folder)
+    for look in (lambda: check_model(folder, lambda progress: None), lambda: load_model(folder)):
+        with pytest.raises((ModelCorrupt, ModelNotFound)):
+            look()

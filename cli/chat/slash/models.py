@@ -43,10 +43,11 @@ def model(chat: ChatSession, argument: str, console: Console) -> None:
         for each in list_models():
             here = "*" if chat.host is not None and str(chat.host.config.model) == each.name else " "
             print_rows(console, [(f" {here}", f"{each.name}  {format_bytes(each.size)}")], 3)
-        return print_indented(console, f"{chat.engine.info.name} answers; /model NAME switches to another")
+        answers = f"{chat.engine.info.name} answers; /model NAME switches to another"
+        return print_indented(console, answers if chat.has_model else chat.without_model)
     if chat.host is None:
         raise InvalidRequest("this chat cannot change its model")
-    if argument == str(chat.host.config.model):
+    if argument == str(chat.host.config.model) and chat.has_model:
         return print_indented(console, f"{argument} answers already")
     chat.move(replace(chat.host.config, model=argument, adapter=None, adapters=None, draft=None))
     chat.conversation.adapter = None

@@ -76,6 +76,10 @@ class AdapterRegistry:
     def load(self, name: str, adapter: LowRank) -> AdapterInfo:
         """Let requests name an adapter. A name that stood for other content stands for this from now on.
 
+        Content that leaves memory with that, since it has neither another name nor requests, does not count among
+        `limits.adapters`: for a moment there is one content more, so that the name stands for one of them at any time.
+        It counts among `limits.bytes`, since for that moment both are in memory.
+
         Raises AdapterRefused with the numbers if the model cannot serve it, or if it exceeds the limits, and
         MemoryRefused. Then nothing has changed.
         """
@@ -150,6 +154,15 @@ class AdapterRegistry:
         named = set(self._keys.values())
         return [key for key in self._contents.values() if key not in named]
 
+    def _has_only(self, name: str) -> bool:
+        """Return whether a name stands for content that has no other name."""
+        key = self._keys.get(name)
+        return key is not None and list(self._keys.values()).count(key) == 1
+
+    def _leaves_with(self, name: str) -> bool:
+        """Return whether content leaves memory as soon as a name stands for other content."""
+        return self._has_only(name) and self._keys[name].number not in {job.adapter for job in self._jobs()}
+
     def _check_room(self, name: str, adapter: LowRank, tables: AdapterTables) -> None:
         limits = self.limits
         if adapter.rank > limits.rank:
@@ -158,16 +171,20 @@ class AdapterRegistry:
                 "most: raise max_adapter_rank."
             )
         busy = f", {self.leaving} of them until their requests end" if self.leaving else ""
-        if self.count >= limits.adapters:
+        replaced = self._leaves_with(name)
+        if self.count - replaced >= limits.adapters:
+            later = f", load {name!r} when its requests have ended" if self._has_only(name) else ""
             raise AdapterRefused(
-                f"the engine has {self.count} adapters{busy}, and room for {limits.adapters}: unload one, or "
+                f"the engine has {self.count} adapters{busy}, and room for {limits.adapters}: unload one{later}, or "
                 "raise max_adapters."
             )
         needed = tables.bytes_with(adapter)
         if needed > limits.bytes:
+            both = f"{busy}, also by what {name!r} stands for until this is there: unload {name!r}"
+            advice = both if replaced else f"{busy}: unload one"
             raise AdapterRefused(
                 f"the adapter {name!r} ({adapter.path}) takes {needed - tables.nbytes} bytes, and {tables.nbytes} of "
-                f"{limits.bytes} are taken{busy}: unload one, or raise adapter_memory."
+                f"{limits.bytes} are taken{advice}, or raise adapter_memory."
             )
         if not obtainable(2 * (needed - tables.nbytes)):  # a layer's table is copied when it grows
             raise MemoryRefused(

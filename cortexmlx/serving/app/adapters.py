@@ -31,8 +31,9 @@ class HasAdapters:
         """Load a LoRA adapter from a folder of mlx-lm or PEFT, so that requests can name it, and return what it is.
 
         The folder is read on this thread, while requests run. They wait only while the engine copies the numbers. If
-        the name stands for another adapter, new requests get this one, and running ones keep theirs. The same content
-        is in memory once, whatever its names.
+        the name stands for another adapter, new requests get this one, and running ones keep theirs. The other one does
+        not count among `max_adapters` then, if it has neither another name nor requests; `adapter_memory` must hold
+        both for a moment. The same content is in memory once, whatever its names.
 
         Raises AdapterRefused for what cannot be served per request, with the reason: DoRA, whole layers, embeddings,
         experts, the layer that gives the logits, an adapter of another model, or one beyond `max_adapters`,

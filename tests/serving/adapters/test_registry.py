@@ -139,12 +139,76 @@ def test_two_names_of_one_content_share_it() -> None:
     assert not tables.held
 
 
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_full_registry_loads_a_name_anew_and_has_one_of_both_at_any_time(most: int) -> None:
+    adapters, tables, jobs = registry(most=most)
+    for number in range(most):
+        adapters.load(f"a{number}", content(number))
+    old, seen = adapters.resolved(request("a0")).adapter_key, []
+    add = tables.add
+
+    def added(number: int, adapter: LowRank) -> Refused | None:
+        seen.append(adapters.resolved(request("a0")).adapter_key)
+        return add(number, adapter)
+
+    tables.add = added  # type: ignore[method-assign]
+    adapters.load("a0", content(9))
+    new = adapters.resolved(request("a0")).adapter_key
+    assert seen == [old] and new is not None and new.digest == content(9).digest
+    assert adapters.count == len(tables.held) == most
+    jobs.append(SimpleNamespace(adapter=new.number))
+    with pytest.raises(AdapterRefused, match=f"{most} adapters, and room for {most}: unload one, load 'a0' when its"):
+        adapters.load("a0", content(8))
+    jobs.clear()
+    adapters.load("a0", content(8))
+    with pytest.raises(AdapterRefused, match="unload one, or"):
+        adapters.load("new", content(7))
+
+
+def test_a_second_name_keeps_what_the_first_stood_for() -> None:
+    adapters, _, _ = registry(most=1)
+    adapters.load("a", content(1))
+    adapters.load("b", content(1))
+    with pytest.raises(AdapterRefused, match="1 adapters, and room for 1"):
+        adapters.load("a", content(2))
+
+
+def test_a_name_that_cannot_be_loaded_anew_stands_for_what_it_did() -> None:
+    """Both are in memory for a moment. Where there are no bytes for both, the old one stays, and the error says so."""
+    for size, refuses, error in ((ONE, False, AdapterRefused), (2 * ONE, True, MemoryRefused)):
+        adapters, tables, _ = registry(most=1, size=size)
+        info = adapters.load("a", content(1))
+        key = adapters.resolved(request("a")).adapter_key
+        tables.refuses = refuses
+        says = f"{ONE} of {ONE} are taken, also by what 'a' stands for until this is there: unload 'a', or"
+        with pytest.raises(error, match="'a'" if refuses else says):
+            adapters.load("a", content(2))
+        assert adapters.infos == {"a": info} and adapters.resolved(request("a")).adapter_key == key
+        assert key is not None and list(tables.held) == [key.number]
+
+
+def test_what_cannot_go_after_it_was_replaced_makes_no_room_for_more() -> None:
+    adapters, tables, _ = registry(most=1)
+    adapters.load("a", content(1))
+    tables.remove = lambda number: Refused("no memory", False)  # type: ignore[method-assign]
+    adapters.load("a", content(2))
+    assert adapters.count == len(tables.held) == 2
+    with pytest.raises(AdapterRefused, match="2 adapters, and room for 1"):
+        adapters.load("a", content(3))
+    del tables.remove
+    adapters.load("a", content(3))
+    assert [adapter.digest[0] for adapter in tables.held.values()] == [3]
+
+
 class Machine(RuleBasedStateMachine):
     """Names come and go while requests run."""
 
+    most = 4
+    size = 10
+
     def __init__(self) -> None:
         super().__init__()
-        self.adapters, self.tables, self.jobs = registry(most=4)
+        self.adapters, self.tables, self.jobs = registry(most=self.most, size=self.size * ONE)
         self.names: dict[str, int] = {}
         self.running: dict[int, tuple[Any, int]] = {}
         self.count = 0
@@ -153,11 +217,18 @@ class Machine(RuleBasedStateMachine):
     def needed(self) -> set[int]:
         return {*self.names.values(), *(which for _, which in self.running.values())}
 
-    @rule(name=st.sampled_from("abc"), which=st.integers(1, 5))
-    def load(self, name: str, which: int) -> None:
-        if which not in self.needed and len(self.needed) == 4:
+    @rule(name=st.sampled_from("abc"), which=st.integers(1, 5), refused=st.sampled_from([False, False, True]))
+    def load(self, name: str, which: int, refused: bool) -> None:
+        others = {each: held for each, held in self.names.items() if each != name}
+        stays = {*others.values(), *(held for _, held in self.running.values())}
+        if which not in self.needed and (len(stays) == self.most or len(self.needed) >= self.size):
             with pytest.raises(AdapterRefused):
                 self.adapters.load(name, content(which))
+        elif which not in self.needed and refused:
+            self.tables.refuses = True
+            with pytest.raises(MemoryRefused):
+                self.adapters.load(name, content(which))
+            self.tables.refuses = False
         else:
             self.adapters.load(name, content(which))
             self.names[name] = which
@@ -191,6 +262,7 @@ class Machine(RuleBasedStateMachine):
     def memory_holds_what_has_a_name_or_a_request(self) -> None:
         assert {adapter.digest[0] for adapter in self.tables.held.values()} == self.needed
         assert self.adapters.count == len(self.needed) and self.adapters.nbytes == ONE * len(self.needed)
+        assert len(self.needed) <= min(self.most, self.size), "one more is there only while a name is loaded anew"
         assert self.adapters.leaving == len(self.needed - set(self.names.values()))
         assert {name: info.digest for name, info in self.adapters.infos.items()} == {
             name: content(which).digest.hex() for name, which in self.names.items()
@@ -199,5 +271,20 @@ class Machine(RuleBasedStateMachine):
             assert self.tables.held[job.adapter].digest[0] == which
 
 
+class FullMachine(Machine):
+    """There are as many names as places."""
+
+    most = 2
+
+
+class FewBytesMachine(Machine):
+    """There are bytes for two contents, and places for one more."""
+
+    size = 2
+    most = 3
+
+
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestFullMachine, TestFewBytesMachine = FullMachine.TestCase, FewBytesMachine.TestCase
+for machine in (TestMachine, TestFullMachine, TestFewBytesMachine):
+    machine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -85,6 +85,12 @@ def test_the_limits_of_an_engine(tiny: Any, folder: Path, tmp_path: Path) -> Non
         with pytest.raises(AdapterRefused, match="max_adapters"):
             engine.load_adapter("other", other)
         engine.load_adapter("too", folder)
+        with pytest.raises(AdapterRefused, match="max_adapters"):
+            engine.load_adapter("sql", other)
+        engine.unload_adapter("too")
+        assert engine.load_adapter("sql", other).path == str(other), "in the place of the only one"
+        assert engine.stats().adapters == 1 and engine.generate([1], max_tokens=1, adapter="sql")
+        engine.check_invariants()
     for limits, word in (({"max_adapter_rank": 3}, "max_adapter_rank"), ({"adapter_memory": 1000}, "adapter_memory")):
         with pytest.raises(AdapterRefused, match=word):
             Engine(tiny("llama"), kv_memory="256KB", adapters={"sql": folder}, **limits)

@@ -11,7 +11,6 @@ is the number of tokens of its context; a token is a character. With FAKE_MACHIN
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import threading
@@ -20,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from cortexmlx.calls.format import CallFormat
 from cortexmlx.calls.hermes import Hermes
@@ -57,7 +56,7 @@ from cortexmlx.structured.thoughts import Thoughts
 if __name__ == "__main__":  # a program of its own, which does not find the tests' modules
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from support.cli.fake_answers import Prompt, answer_to, scripted, text_of
+from support.cli.fake_answers import Prompt, answer_to, scripted, take_long, text_of
 from support.fakes.adapters import FakeAdapters, with_each
 
 THOUGHTS = Thoughts("<think>", "</think>")
@@ -350,7 +349,7 @@ class Fakes:
         if "closed" in name:
             raise EngineClosed("the engine's thread failed")
         if "slow" in name:
-            _take_long("loading", options.on_progress)
+            take_long("loading", options.on_progress)
         self.opened.append(FakeEngine(options, info=self.info, template_end=self.template_end))
         return self.engine
 
@@ -359,15 +358,15 @@ class Fakes:
         """In the place of `cortexmlx.cli.engine.fetch`. What is called large is not here, and never comes."""
         resolve(model)
         if "large" in str(model):
-            _take_long("downloading", on_progress)
+            take_long("downloading", on_progress)
 
-
-def _take_long(what: Literal["downloading", "loading"], on_progress: OnProgress | None) -> None:
-    """It never comes farther than a hundredth."""
-    for piece in itertools.count():
-        if on_progress is not None:
-            on_progress(Progress(what, min(piece, 6) << 20, 600 << 20))
-        time.sleep(0.05)
+    @classmethod
+    def check(cls, options: EngineConfig, on_progress: OnProgress) -> dict[str, Exception]:
+        """In the place of `cortexmlx.cli.engine.check`. The model `fake` is there."""
+        if str(options.model) != "fake":
+            cls.fetch(options.model, on_progress)
+        folders = (options.adapters or {}).items()
+        return {name: ModelNotFound(f"no adapter folder {path}.") for name, path in folders if "missing" in str(path)}
 
 
 class TwiceFile:
@@ -389,7 +388,7 @@ def main() -> None:
     if "FAKE_TWICE" in os.environ:
         signals.TWICE_SECONDS = TwiceFile(os.environ["FAKE_TWICE"])  # type: ignore[assignment]
     fakes = Fakes()
-    engines.load, engines.fetch = fakes.load, fakes.fetch  # type: ignore[assignment]
+    engines.load, engines.fetch, engines.check = fakes.load, fakes.fetch, fakes.check  # type: ignore[assignment]
     command()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from cortexmlx.messages import ChatPrompt
+from cortexmlx.progress import OnProgress, Progress
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
 
@@ -50,3 +54,11 @@ def scripted() -> list[str | None]:
     """The pieces that a test has written down; None for a stop."""
     steps: list[str | None] = json.loads(Path(os.environ["FAKE_SCRIPT"]).read_text())
     return steps
+
+
+def take_long(what: Literal["downloading", "loading"], on_progress: OnProgress | None) -> None:
+    """Report progress for ever. It never comes farther than a hundredth."""
+    for piece in itertools.count():
+        if on_progress is not None:
+            on_progress(Progress(what, min(piece, 6) << 20, 600 << 20))
+        time.sleep(0.05)
