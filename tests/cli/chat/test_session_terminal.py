@@ -49,7 +49,7 @@ def test_a_window_that_is_closed_before_the_first_word_keeps_the_question_which_
     with Terminal("--no-history") as terminal:
         terminal.wait_for_prompt()
         terminal.ask([STOP, "never"])
-        terminal.wait_for_stop()
+        terminal.wait_for("reading 25 tokens")
         os.close(terminal.master)
         _, status = os.waitpid(terminal.pid, 0)
         terminal._exit = os.waitstatus_to_exitcode(status)
