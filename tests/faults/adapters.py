@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
+FILES = "cortexmlx/models/adapters/files.py"
 LOW_RANK = "cortexmlx/models/adapters/low_rank.py"
 ROUTE = "cortexmlx/execution/adapters/route.py"
 TABLES = "cortexmlx/execution/adapters/tables.py"
@@ -43,6 +44,20 @@ FAULTS = (
     ),
     Fault("a pin is the base's", REGISTRY, "return AdapterSalt(self._keys[name].digest, client)", "return client"),
     Fault("an identity without B", LOW_RANK, "for array in pairs[name]:", "for array in pairs[name][:1]:"),
+    # files that change while they are read
+    Fault("half of an adapter is new", LOW_RANK, "    adapter.check_unchanged()\n", ""),
+    Fault(
+        "an adapter is of two folders",
+        FILES,
+        "given, folder = folder, Path(os.path.realpath(folder))",
+        "given = folder",
+    ),
+    Fault(
+        "a file's time ticks too seldom",
+        FILES,
+        "        time.sleep(_SETTLED)\n    raise",
+        "        return state\n    raise",
+    ),
     # slots
     Fault(
         "slots begin at 0",

@@ -16,6 +16,7 @@ TEXTS, CALLS = "cortexmlx/serving/embedding/texts.py", "cortexmlx/serving/embedd
 AHEAD, SUPPORT = "cortexmlx/serving/embedding/pooled_requests.py", "cortexmlx/serving/embedding/support.py"
 FILES, LAYERS = "cortexmlx/models/embedding/files.py", "cortexmlx/models/embedding/layers.py"
 CAUSAL, RERANKER = "cortexmlx/models/embedding/causal.py", "cortexmlx/models/embedding/reranker.py"
+FIRST = "cortexmlx/serving/embedding/first_tokens.py"
 BACKBONE = "cortexmlx/models/embedding/backbone.py"
 
 TESTS = (
@@ -204,6 +205,12 @@ FAULTS = (
         "*body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]",
         "*body, *end][: self._most]",
     ),
+    Fault(
+        "one beginning of a long text is enough", FIRST, "short[: most + 1] == long[: most + 1]", "short or not short"
+    ),
+    Fault("all of a long text is tokenized", FIRST, "while size < len(text):", "while False:"),
+    Fault("a long text takes memory without bound", FIRST, "if tries == _TRIES or ", "if "),
+    Fault("a long text that is cut has no more than fit", FIRST, "return long[: most + 1]", "return long[:most]"),
     Fault("a long text is cut in silence", TEXTS, "if truncated and not self._truncate:", "if False:"),
     Fault("the prompt is always pooled", TEXTS, "if self._prompt and not files.include_prompt:", "if False:"),
     Fault("blanks after a prompt are part of it", TEXTS, "self._prompt.strip()", "self._prompt.lstrip()"),

@@ -27,7 +27,7 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
     """Wrap `model`'s layers in place and load the adapter's numbers into them. Return a note on what was done.
 
     Raises ModelUnsupported if the adapter was made for another model, with what does not fit. Raises ModelCorrupt if
-    its numbers are NaN or infinite.
+    its numbers are NaN or infinite, or if its files have changed since they were first read.
     """
     places = dict(tree_flatten(model.parameters()))
     if adapter.kind is not AdapterKind.FULL:
@@ -43,6 +43,7 @@ def apply_adapter(model: Any, adapter: Adapter) -> str:
             f"{adapter.weights} is damaged: {len(broken)} of its {len(weights)} tensors hold what is no number (NaN or "
             f"infinite): {_some(broken)}. Copy it again, or train it anew."
         )
+    adapter.check_unchanged()
     model.load_weights(list(weights.items()), strict=False)
     mx.eval(model.parameters())
     return _note(adapter)

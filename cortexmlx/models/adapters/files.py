@@ -7,8 +7,9 @@ same name with other settings (see `peft`).
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ from cortexmlx.models.safetensors_check import read_header
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
+
+_SETTLED = 0.05
+"""Seconds after a change of a file in which a further change may not show in its time."""
+
+_TRIES = 20
+
+FileState = tuple[int, int, int]
+"""What differs for a file that was changed: inode, bytes, and time of the last change in ns."""
 
 
 class AdapterKind(str, Enum):
@@ -56,6 +65,16 @@ class Adapter:
     """Whether the file stores all matrices transposed."""
     base: str | None = None
     """The model that it was trained on; None if its folder does not say."""
+    states: Mapping[Path, FileState] = field(default_factory=dict, repr=False)
+    """The states of its files before they were read."""
+
+    def check_unchanged(self) -> None:
+        """Raise ModelCorrupt if its files have changed since `read_adapter` began: what was read may be half old and
+        half new.
+        """
+        for file, state in self.states.items():
+            if _state(file) != state:
+                raise changed(file)
 
     @property
     def added_bytes(self) -> int:
@@ -64,7 +83,8 @@ class Adapter:
 
 
 def read_adapter(path: str | Path) -> Adapter:
-    """Return the adapter in the folder `path`, or in the folder of the file `path`.
+    """Return the adapter in the folder `path`, or in the folder of the file `path`. A symbolic link to the folder is
+    followed once, so all of the adapter comes from one folder.
 
     Raises ModelNotFound if there is no adapter, and ModelCorrupt for damaged files. Raises ModelUnsupported with the
     kind of an adapter that cannot be applied.
@@ -79,8 +99,13 @@ def read_adapter(path: str | Path) -> Adapter:
             raise ModelNotFound(f"{folder} holds no adapter: there is no {CONFIG_FILE} in it.")
     except OSError as error:
         raise ModelNotFound(f"cannot look at {str(path)!r:.200}: {error.strerror}.") from error
+    given, folder = folder, Path(os.path.realpath(folder))
+    files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, MODEL_FILE)]
+    states = {file: state for file in files if (state := _settled_state(file)) is not None}
     config = read_json_object(folder / CONFIG_FILE)
     adapter = _of_peft(folder, config) if is_peft(config) else _of_mlx_lm(folder, config)
+    read = (folder / CONFIG_FILE, adapter.weights)
+    adapter = replace(adapter, path=given, states={file: states[file] for file in read if file in states})
     rank = adapter.settings.get("rank")
     for name, shape in adapter.shapes.items():
         if rank is not None and name.endswith((".lora_a", ".lora_b")) and rank not in shape:
@@ -93,6 +118,31 @@ def adapter_beside(folder: Path) -> str | None:
     there.
     """
     return next((name for name in (WEIGHTS_FILE, MODEL_FILE) if (folder / name).is_file()), None)
+
+
+def changed(file: Path) -> ModelCorrupt:
+    """Return the error for a file that was not the same all the time."""
+    return ModelCorrupt(f"{file} has changed while it was read. Load it again.")
+
+
+def _settled_state(file: Path) -> FileState | None:
+    """Return the state of a file; None if there is none. If it has just been changed, wait until a further change would
+    show. Raises ModelCorrupt if it is changed all the time.
+    """
+    for _ in range(_TRIES):
+        state = _state(file)
+        if state is None or not 0 <= time.time() - state[2] / 1e9 < _SETTLED:
+            return state
+        time.sleep(_SETTLED)
+    raise changed(file)
+
+
+def _state(file: Path) -> FileState | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import AdapterRefused, ModelCorrupt, ModelUnsupported
-from cortexmlx.models.adapters.files import Adapter, AdapterKind, read_adapter
+from cortexmlx.models.adapters.files import Adapter, AdapterKind, changed, read_adapter
 from cortexmlx.models.messages import unreadable_message
 from cortexmlx.models.safetensors_check import read_header
 
@@ -72,7 +72,7 @@ def read_low_rank(name: str, path: str | Path, most_rank: int, most_bytes: int) 
     Raises AdapterRefused for a kind that cannot be served per request: DoRA, whole layers, embeddings, and settings of
     PEFT that change more than linear layers. Also raises it for a rank above `most_rank`, and for a file that surely
     takes more than `most_bytes` bytes; then its numbers are not read. Raises ModelNotFound or ModelCorrupt as
-    `read_adapter` does, and ModelCorrupt for numbers that are NaN or infinite.
+    `read_adapter` does, and ModelCorrupt for numbers that are NaN or infinite, and for files that change meanwhile.
     """
     try:
         adapter = read_adapter(path)
@@ -94,6 +94,7 @@ def read_low_rank(name: str, path: str | Path, most_rank: int, most_bytes: int) 
             f"{most_bytes}: raise adapter_memory."
         )
     pairs = _pairs(name, adapter)
+    adapter.check_unchanged()
     return LowRank(adapter.path, int(adapter.settings["rank"]), pairs, _digest(pairs), adapter.base)
 
 
@@ -149,11 +150,11 @@ def _tensors(adapter: Adapter) -> dict[str, Matrix]:
     for name in adapter.shapes:
         entry = header.get(adapter.names.get(name, name))
         if entry is None:
-            raise ModelCorrupt(f"{file} has changed while it was read. Load it again.")
+            raise changed(file)
         array = _float32(file, name, entry, raw[start:])
         found[name] = np.ascontiguousarray(array.T) if adapter.transposed else array
         if found[name].shape != adapter.shapes[name]:
-            raise ModelCorrupt(f"{file} has changed while it was read. Load it again.")
+            raise changed(file)
     return found
 
 

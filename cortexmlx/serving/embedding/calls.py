@@ -21,6 +21,7 @@ from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.app.arguments import checked_client, checked_text, is_list
 from cortexmlx.serving.app.event_loop import on_a_thread
+from cortexmlx.serving.embedding.first_tokens import at_least, first_tokens
 from cortexmlx.serving.embedding.pooled_requests import Asked, Got, vectors_of
 from cortexmlx.serving.embedding.texts import TextReader
 from cortexmlx.serving.handle import NotCopyable
@@ -125,12 +126,14 @@ class EmbeddingCalls(NotCopyable):
         query = _checked_plain("query", query)
         instruction = DEFAULT_INSTRUCTION if instruction is None else _checked_plain("instruction", instruction)
         listed = [_checked_plain(f"document {i}", d) for i, d in enumerate(_checked_texts("documents", documents))]
-        encode = partial(self._tokenizer.encode, add_special_tokens=False)
+        encode = partial(
+            first_tokens, partial(self._tokenizer.encode, add_special_tokens=False), most=support.max_tokens
+        )
         least = reranker.least(encode, instruction, query)
         if least >= support.max_tokens:
             raise EmbeddingRefused(
-                f"instruction and query have {least} tokens with what is around them and without a document, and "
-                f"{support.bound(support.max_tokens)}: shorten them"
+                f"instruction and query have {at_least(instruction, query)}{least} tokens with what is around them and "
+                f"without a document, and {support.bound(support.max_tokens)}: shorten them"
             )
         head, counts = reranker.shared(encode, instruction, query), list[int]()
 
@@ -138,8 +141,9 @@ class EmbeddingCalls(NotCopyable):
             for place, document in enumerate(listed):
                 tokens, whole = reranker.tokens(encode, instruction, query, document, support.max_tokens)
                 if whole > len(tokens) and not truncate:
+                    said = at_least(instruction, query, document)
                     raise EmbeddingRefused(
-                        f"document {place} has {whole} tokens with the query and what is around it, and "
+                        f"document {place} has {said}{whole} tokens with the query and what is around it, and "
                         f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with `truncate`"
                     )
                 counts.append(len(tokens))

@@ -18,9 +18,7 @@ from cortexmlx.kv.prefix import common_length
 from cortexmlx.models.embedding.files import EmbeddingFiles
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.serving.app.arguments import is_list
-
-_LONG = 1 << 16
-"""A text of so many characters is first checked by a lower bound of its tokens."""
+from cortexmlx.serving.embedding.first_tokens import at_least, first_tokens
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,19 @@ class TextReader:
         """
         if isinstance(text, str):
             whole = self._cased(self._prompt + text.encode("utf-8", "replace").decode()).strip()
-            if not self._truncate and len(whole) >= _LONG:
-                self._check_length(place, self._tokenizer.least_tokens.of(whole), at_least=True)
-            body = self._encode(whole)
+            body, said = first_tokens(self._encode, whole, self._most), at_least(whole)
         else:
-            body = self._ids(place, text)
+            body, said = self._ids(place, text), ""
         begin, end = (self._begin, self._end) if isinstance(text, str) else ((), ())
         count = len(begin) + len(body) + len(end)
         if not count:
             raise EmbeddingRefused(f"text {place} is empty, and has no vector")
         truncated = count > self._most
         if truncated and not self._truncate:
-            self._check_length(place, count)
+            raise EmbeddingRefused(
+                f"text {place} has {said}{count} tokens, and {self._bound}: shorten it, or cut off its end with "
+                "`truncate`"
+            )
         tokens = [*begin, *body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]
         return self._pooled(place, tokens, truncated, self._unpooled if isinstance(text, str) else 0)
 
@@ -129,13 +128,6 @@ class TextReader:
                 f"text {place} is token ids, which are taken as they are: no prompt is put before it"
             )
         return [int(each) for each in ids]
-
-    def _check_length(self, place: int, count: int, at_least: bool = False) -> None:
-        if count > self._most:
-            raise EmbeddingRefused(
-                f"text {place} has {'at least ' * at_least}{count} tokens, and {self._bound}: "
-                "shorten it, or cut off its end with `truncate`"
-            )
 
 
 def _special_tokens(tokenizer: SharedTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -11,6 +11,8 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
+from cortexmlx.models.adapters.apply import apply_adapter
+from cortexmlx.models.adapters.files import read_adapter
 from support.engine.core_driver import Driver
 from support.engine.judge import disagreement, greedy
 from support.folders import write_folder
@@ -156,6 +158,15 @@ def test_an_adapter_whose_numbers_are_none_is_damaged(tmp_path: Path, number: fl
     change(adapter, **{B: broken})
     with pytest.raises(ModelCorrupt, match=rf"1 of its 4 tensors hold what is no number.*{B}\. Copy it again"):
         load_model(folder, adapter=adapter)
+
+
+def test_files_that_change_before_they_are_applied_are_no_adapter(tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path / "m")
+    read = read_adapter(write_adapter(tmp_path / "a", folder))
+    write_adapter(tmp_path / "b", folder, seed=5)
+    (tmp_path / "b" / "adapters.safetensors").replace(read.weights)
+    with pytest.raises(ModelCorrupt, match=r"adapters\.safetensors has changed while it was read\. Load it again"):
+        apply_adapter(load_model(folder).model, read)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

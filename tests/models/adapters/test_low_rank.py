@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cortexmlx.errors import AdapterRefused, CortexError, ModelCorrupt, ModelNotFound
+from cortexmlx.models.adapters import files, low_rank
+from cortexmlx.models.adapters.files import Adapter
 from cortexmlx.models.adapters.low_rank import LowRank, read_low_rank
 from support.models.adapters import write_adapter, write_peft_adapter
 from support.models.tiny import write_tiny
@@ -103,6 +107,55 @@ def test_what_peft_says_beside_lora_is_refused_by_name(tmp_path: Path) -> None:
 def test_limits_come_before_the_numbers_are_read(adapter: Path) -> None:
     refused(adapter, AdapterRefused, "rank 4", "3 at most", "max_adapter_rank", most_rank=3)
     refused(adapter, AdapterRefused, "bytes", "adapter_memory", most_bytes=100)
+
+
+@pytest.mark.parametrize("name", ["adapters.safetensors", "adapter_config.json"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_files_that_change_while_they_are_read_are_no_adapter(
+    adapter: Path, monkeypatch: pytest.MonkeyPatch, name: str, in_place: bool
+) -> None:
+    """The new file has the same shapes and as many bytes."""
+    file, whole = adapter / name, low_rank._tensors
+
+    def tensors(read: Adapter) -> dict[str, low_rank.Matrix]:
+        found = whole(read)
+        time.sleep(0.02)  # a file system's clock may tick only every 10 ms
+        if in_place:
+            file.write_bytes(file.read_bytes())
+        else:
+            (adapter / "new").write_bytes(file.read_bytes())
+            (adapter / "new").replace(file)
+        return found
+
+    monkeypatch.setattr(low_rank, "_tensors", tensors)
+    refused(adapter, ModelCorrupt, f"{file} has changed while it was read. Load it again.")
+
+
+def test_a_file_that_is_changed_all_the_time_is_no_adapter(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_TRIES", 3)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: (adapter / "adapters.safetensors").touch())
+    (adapter / "adapters.safetensors").touch()
+    os.utime(adapter / "adapter_config.json", (1, 1))
+    refused(adapter, ModelCorrupt, "adapters.safetensors has changed while it was read. Load it again.")
+
+
+def test_all_of_an_adapter_is_of_one_folder(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that another folder takes after the configuration was read."""
+    other = write_adapter(tmp_path / "b", tmp_path / "m", scale=7.0, seed=4)
+    link, whole = tmp_path / "current", files.read_json_object
+    link.symlink_to("a")
+
+    def configuration(path: Path) -> dict[str, Any]:
+        found = whole(path)
+        link.unlink()
+        link.symlink_to("b")
+        return found
+
+    monkeypatch.setattr(files, "read_json_object", configuration)
+    found = read(link)
+    monkeypatch.undo()
+    assert found.digest == read(adapter).digest != read(other).digest
+    assert found.path == link, "what the user gave is what the user is told"
 
 
 def test_no_folder(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from cortexmlx import EmbeddingRefused, Engine, InvalidRequest, Reranking
 from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.serving.embedding.first_tokens import LONG
 from cortexmlx.serving.embedding.texts import PooledText, TextReader
 from support.embedding.models import write_embedding, write_reranker
 from support.embedding.numpy_transformer import NumpyTransformer
@@ -92,6 +94,26 @@ def test_a_document_that_is_too_long_is_refused_or_cut(tmp_path: Path) -> None:
         assert got.scores[1] == pytest.approx(got.scores[2], abs=1e-5)
         with pytest.raises(EmbeddingRefused, match=r"instruction and query have \d+ tokens.*takes 420"):
             engine.rerank("q" * 300, ["a"], truncate=True)
+
+
+def test_only_the_beginning_of_long_texts_is_tokenized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths, encode = [], SharedTokenizer.encode
+
+    def noted(self: SharedTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(SharedTokenizer, "encode", noted)
+    text = "ab c" * 500_000
+    with engine_of(write_reranker(tmp_path / "qwen3-reranker", max_position_embeddings=420)) as engine:
+        with pytest.raises(EmbeddingRefused, match=r"document 1 has at least \d+ tokens with the query.*truncate"):
+            engine.rerank("q", ["a", text])
+        for query, instruction in (text, None), ("q", text):
+            with pytest.raises(EmbeddingRefused, match=r"instruction and query have at least \d+ tokens.*takes 420"):
+                engine.rerank(query, ["a"], instruction=instruction, truncate=True)
+        got = engine.rerank("q", [text, "ab c" * 200], truncate=True)
+        assert got.scores[0] == pytest.approx(got.scores[1], abs=1e-5)
+    assert max(lengths) <= LONG
 
 
 @pytest.mark.parametrize(

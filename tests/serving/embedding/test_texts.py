@@ -14,6 +14,7 @@ from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.models.embedding.files import read_embedding
 from cortexmlx.models.folder import read_folder
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.serving.embedding.first_tokens import LONG
 from cortexmlx.serving.embedding.texts import TextReader
 from support.embedding.models import INSTRUCTION, put_end_token, write_embedding
 
@@ -71,6 +72,27 @@ def test_a_cut_text_keeps_its_special_tokens(tmp_path: Path) -> None:
     assert one.tokens == (*plain(tmp_path, "123"), END) and one.truncated and one.count == 4
     assert read.read(0, [1, 2, 3, 4, 5]).tokens == (1, 2, 3, 4)
     assert not read.read(0, "123").truncated
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_of_a_long_text_only_the_beginning_is_tokenized(
+    tmp_path: Path, lowercase: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_embedding(tmp_path, prompts={"p": "READ "}, lowercase=lowercase)
+    lengths, encode = [], SharedTokenizer.encode
+
+    def noted(self: SharedTokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    short, text = " A hat." * 100, " A hat." * 300_000
+    cut, refusing = reader(tmp_path, "p", truncate=True, most=90), reader(tmp_path, "p", most=90)
+    wanted = cut.read(0, short)
+    monkeypatch.setattr(SharedTokenizer, "encode", noted)
+    assert cut.read(0, text) == wanted and wanted.truncated and wanted.count == 90
+    with pytest.raises(EmbeddingRefused, match=r"text 5 has at least 9\d tokens, and no: shorten it"):
+        refusing.read(5, text)
+    assert max(lengths) <= LONG
 
 
 def test_a_prompt_alone_can_be_pooled_only_if_it_counts(tmp_path: Path) -> None:
