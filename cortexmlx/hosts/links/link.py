@@ -75,6 +75,8 @@ class Link:
         self._lost: str | None = None
         self._lost_host = name
         self._closed_here = False
+        self.ended_there = False
+        """Whether the link is lost because the other side ended it, and not because this side did."""
         self._actions: list[Callable[[HostLost], None]] = []
         self._watcher = threading.Thread(target=self._watch, name=f"heartbeats of {name}", daemon=True)
         self._watcher.start()
@@ -137,8 +139,9 @@ class Link:
             try:
                 yield
             except (StreamBroken, OSError) as error:
-                why = error if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
-                self._give_up(f"{self.name} {why}")
+                why = str(error) if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
+                there = why == ENDED or not isinstance(error, StreamBroken)
+                self._give_up(f"{self.name} {why}", ended_there=there)
                 raise self._error() from error
             except BaseException:
                 self._give_up(f"the link to {self.name} was interrupted in the middle of a message")
@@ -147,17 +150,21 @@ class Link:
     def _error(self) -> HostLost:
         return HostLost(self._lost or "", host=self._lost_host)
 
-    def _give_up(self, why: str, *, host: str | None = None, closed_here: bool = False) -> None:
+    def _give_up(
+        self, why: str, *, host: str | None = None, closed_here: bool = False, ended_there: bool = False
+    ) -> None:
         with self._state:
             if self._lost is not None:
                 return
-            self._lost, self._lost_host, self._closed_here = why, host or self.name, closed_here
+            self._lost, self._lost_host = why, host or self.name
+            self._closed_here, self.ended_there = closed_here, ended_there
             for connection in self._sockets:  # Wakes all threads that wait for them.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
-        self._give_up(self._why_lost())
+        why = self._why_lost()
+        self._give_up(why, ended_there=why.endswith(ENDED))
         with self._state:
             actions, self._actions = self._actions, []
         for action in [] if self._closed_here else actions:

@@ -107,14 +107,14 @@ class Ranks:
             if one is not None and id(one) not in messages:
                 messages[id(one)] = message = CALL.encode(Call(self._number, one))
         self._sending = True
-        for rank, (channel, name, one) in enumerate(zip(self.channels, self.names, each, strict=True)):
+        for rank, (channel, one) in enumerate(zip(self.channels, each, strict=True)):
             if one is not None:
                 self._calls.sent(rank, self._number, one, time.monotonic())
                 try:
                     channel.send(messages[id(one)])
                 except HostLost as error:
                     self._sending = False
-                    raise self._ended(named(error, name)) from error
+                    raise self._ended(self._of_channel(rank, error)) from error
         self._sending = False
         return self._number, message
 
@@ -171,7 +171,10 @@ class Ranks:
 
     def _was_told(self, rank: int, message: bytes) -> bool:
         """Pass on what a rank tells by itself. Return False if the message is something else. Raises HostLost."""
-        told = ANSWER.decode(message).value
+        try:
+            told = ANSWER.decode(message).value
+        except HostLost as error:
+            raise named(error, self.names[rank]) from error
         if not isinstance(told, AnyTold):
             return False
         if self.on_told is not None:
@@ -185,7 +188,7 @@ class Ranks:
         rank, message, at = self._heard(until)
         name = self.names[rank]
         if isinstance(message, Exception):
-            raise self._ended(named(message, name))
+            raise self._ended(self._of_channel(rank, message))
         try:
             answer = ANSWER.decode(message)
         except HostLost as error:
@@ -223,10 +226,14 @@ class Ranks:
             with suppress(queue.Empty):
                 rank, message, _ = self._arrived.get(timeout=0.02)
                 if isinstance(message, Exception):
-                    return named(message, self.names[rank])
+                    return self._of_channel(rank, message)
             known = any(channel.lost for channel in self.channels)
             if time.monotonic() >= failed + (_TOLD_SECONDS if known else _CAUSE_SECONDS):
                 return None
+
+    def _of_channel(self, rank: int, error: Exception) -> CortexError:
+        """Return the error of a rank's channel. A loss says itself whose it is, or that it is no worker's."""
+        return named(error, error.host if isinstance(error, HostLost) else self.names[rank])
 
     def _compare(self, name: str, answer: Answer) -> None:
         expected = self._digests.get(answer.number)
