@@ -166,6 +166,11 @@ class WatchedChannel:
         """As `Channel.processor_seconds`."""
         return self._link.processor_seconds
 
+    @property
+    def silent_seconds(self) -> float:
+        """As `Channel.silent_seconds`."""
+        return self._link.silent_seconds
+
     def send(self, message: Message) -> None:
         """As `Channel.send`."""
         try:

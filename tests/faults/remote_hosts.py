@@ -64,6 +64,7 @@ FAULTS = (
         "error.host if isinstance(error, HostLost) else self.names[rank]",
         "self.names[rank]",
     ),
+    Fault("who waits for a stopped rank hangs", RANKS, "each.silent_seconds > _BEATS_SECONDS for", "False for"),
     Fault("a failed rank goes on", SERVER, "if self._failed is not None:", "if False:"),
     Fault(
         "a refusal within a pass is an answer",

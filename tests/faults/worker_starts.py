@@ -47,6 +47,7 @@ FAULTS = (
     Fault("another rank's end is told of this one", GROUP, "lost if host == lost.host else", "lost if True else"),
     Fault("who ended because of others is blamed", PROCESSES, "if code != str(CONTROLLER_LOST) and", "if"),
     Fault("whom the launcher ended is blamed", PROCESSES, "(after and code in _BY_THE_LAUNCHER)", "False"),
+    Fault("a shell reads the temporary folder's name", PROCESSES, "shlex.quote(usual) == usual", "True"),
     Fault("the ring hides the cause", PROCESSES, "elif _RING.match(text):", "elif False:"),
     Fault("a cause that the ring began is hidden", PROCESSES, "*)+($|Socket|", "*)+(|Socket|"),
     Fault("the ring alone is not told", PROCESSES, "list(self._of_the_ring) or launchers", "launchers"),

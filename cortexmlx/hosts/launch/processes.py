@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -58,8 +59,10 @@ class Processes:
             raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
         self._hosts = hosts
         self._key = key.hex()
-        short = "/tmp" if hosts.backend == "mpi" else None  # Open MPI makes sockets in it, whose paths must be short
-        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=short))
+        usual = tempfile.gettempdir()
+        # Open MPI makes sockets in it, whose paths must be short. The scripts of `mlx.launch` do not quote its path.
+        plain = hosts.backend != "mpi" and shlex.quote(usual) == usual
+        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=usual if plain else "/tmp"))
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._of_the_ring: deque[str] = deque(maxlen=_LINES)
         self._tracebacks = 0

@@ -66,6 +66,7 @@ class Link:
         self.limits = limits
         self.processor_seconds: float | None = None
         """As `Channel.processor_seconds`."""
+        self._heard = time.monotonic()
         self._process = os.getpid()
         self._stream = FrameStream(messages, limits.message_bytes)
         self._sending = threading.Lock()
@@ -114,6 +115,11 @@ class Link:
     def lost(self) -> str | None:
         """Why the link is lost or closed, or None."""
         return self._lost
+
+    @property
+    def silent_seconds(self) -> float:
+        """As `Channel.silent_seconds`."""
+        return time.monotonic() - self._heard
 
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
         """Call `action` once when the link is lost: on another thread, soon after `silence_seconds`, even if no thread
@@ -192,7 +198,7 @@ class Link:
         return f"{self.name} {ENDED}"
 
     def _heard_of(self, processor_seconds: float) -> None:
-        self.processor_seconds = processor_seconds
+        self.processor_seconds, self._heard = processor_seconds, time.monotonic()
 
     def _await_last_messages(self) -> None:
         """Wait until all that arrived was received: the last message may be the reason why the other side ended."""

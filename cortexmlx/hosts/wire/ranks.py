@@ -34,6 +34,11 @@ _CLOSE_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 """How often a wait for answers is interrupted, to see who takes too long."""
 
+_BEATS_SECONDS = 2.0
+"""While no heartbeat of some rank came for so long, no rank counts as hanging: its link knows soon whether that one was
+stopped or is cut off, for which the others wait.
+"""
+
 _CAUSE_SECONDS = 1.0
 """How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
 their collective before its connection is known to be closed.
@@ -214,7 +219,7 @@ class Ranks:
                 return self._arrived.get(timeout=min(_LOOK_SECONDS, left))
             except queue.Empty:
                 overdue = self._calls.look(time.monotonic(), [each.processor_seconds for each in self.channels])
-                if overdue is not None:
+                if overdue is not None and not any(each.silent_seconds > _BEATS_SECONDS for each in self.channels):
                     raise self._ended(_hangs(overdue, self.names)) from None
                 if left <= _LOOK_SECONDS and until is not None:
                     raise self._ended(HostLost("some worker has not answered in time: it hangs")) from None

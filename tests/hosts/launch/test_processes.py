@@ -185,6 +185,17 @@ def test_news_are_awaited_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize("name", ["two words", "a$(b)", "it's", "a;b", "star*"])
+def test_a_folder_that_a_shell_would_misread_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """The scripts of `mlx.launch` do not quote it."""
+    (tmp_path / name).mkdir()
+    with running("input()", monkeypatch, tmp_path / name) as processes:
+        assert processes._folder.parent == Path("/tmp")
+    assert not processes._folder.exists()
+
+
 def test_a_launcher_that_does_not_exist_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "launch_command", lambda *_: ["/nowhere/mpirun"])

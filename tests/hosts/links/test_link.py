@@ -376,9 +376,10 @@ def test_heartbeats_tell_the_processor_time_however_they_are_cut() -> None:
 
 
 def test_each_side_of_a_link_knows_the_processor_time_of_the_other() -> None:
-    one, other = link_pair(LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.01))
+    one, other = link_pair(LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.4))
     assert soon(lambda: one.processor_seconds and other.processor_seconds)
     assert one.processor_seconds is not None and one.processor_seconds <= time.process_time()
+    assert soon(lambda: one.silent_seconds > 0.2) and soon(lambda: one.silent_seconds < 0.2)
     one.close()
     other.close()
 

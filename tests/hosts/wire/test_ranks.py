@@ -128,6 +128,18 @@ def test_a_rank_that_hangs_while_its_heartbeats_come_is_named(looking: None) -> 
         group.ranks.send(Forget())
 
 
+@pytest.mark.parametrize("silent", [0, 1])
+def test_no_rank_hangs_while_the_heartbeats_of_one_do_not_come(looking: None, silent: int) -> None:
+    """That one was stopped, and its link will say so. The other one waits for it."""
+    group = Group(2, IMPATIENT)
+    group.ends[silent].other.silent_seconds = 2.1
+    number, _ = group.ranks.send(Forget())
+    group.answer(0, None)
+    threading.Timer(0.5, group.ends[silent].close).start()
+    with pytest.raises(HostLost, match=f"rank {silent}: the connection is closed"):
+        group.ranks.answers(number, [0, 1])
+
+
 @pytest.mark.parametrize(
     ("busy", "who", "host"),
     [
