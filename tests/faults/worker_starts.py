@@ -7,6 +7,7 @@ from tests.faults.planted import Fault
 SUPERVISOR, PROCESSES = "cortexmlx/hosts/launch/supervisor.py", "cortexmlx/hosts/launch/processes.py"
 LAUNCHER, ADDRESSES = "cortexmlx/hosts/launch/launcher.py", "cortexmlx/hosts/launch/addresses.py"
 ASSIGNMENT, GROUP = "cortexmlx/hosts/launch/assignment.py", "cortexmlx/hosts/worker_group.py"
+LAUNCH = "cortexmlx/hosts/launch/mlx_launch.py"
 WORKER = "cortexmlx/hosts/worker.py"
 SPEC, PLAN = "cortexmlx/hosts/spec.py", "cli/planning/hosts.py"
 
@@ -14,6 +15,7 @@ TESTS = (
     "hosts/launch/test_supervisor.py",
     "hosts/launch/test_assignment.py",
     "hosts/launch/test_launcher.py",
+    "hosts/launch/test_mlx_launch.py",
     "hosts/launch/test_addresses.py",
     "hosts/launch/test_processes.py",
     "hosts/test_spec.py",
@@ -48,6 +50,7 @@ FAULTS = (
     Fault("who ended because of others is blamed", PROCESSES, "if code != str(CONTROLLER_LOST) and", "if"),
     Fault("whom the launcher ended is blamed", PROCESSES, "(after and code in _BY_THE_LAUNCHER)", "False"),
     Fault("a shell reads the temporary folder's name", PROCESSES, "shlex.quote(usual) == usual", "True"),
+    Fault("a worker that ended with 0 is awaited", LAUNCH, 'names["log"] = log_of_ends(names["log"])', "pass"),
     Fault("the ring hides the cause", PROCESSES, "elif _RING.match(text):", "elif False:"),
     Fault("a cause that the ring began is hidden", PROCESSES, "*)+($|Socket|", "*)+(|Socket|"),
     Fault("the ring alone is not told", PROCESSES, "list(self._of_the_ring) or launchers", "launchers"),

@@ -120,6 +120,12 @@ def test_no_worker_is_blamed_when_a_launcher_is_ended(which: str, number: signal
         assert soon(lambda: not alive(everything))
 
 
+@pytest.mark.usefixtures("temporary")
+def test_a_worker_that_ends_with_exit_code_0_is_not_awaited() -> None:
+    with pytest.raises(HostLost, match=r"\(this machine, rank 1: exit code 0\)$"):
+        WorkerGroup.open(TWO, worker=stub("exits-with-0"), seconds=PATIENCE)
+
+
 STOPPED = """
 import os, subprocess, sys
 sys.path.insert(0, {tests!r})

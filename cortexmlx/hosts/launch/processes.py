@@ -31,10 +31,11 @@ _LINE_CHARACTERS = 400
 
 _ENDED = (
     re.compile(r"Node with rank (?P<rank>\d+) exited with code (?P<code>-?\d+)"),  # mlx.launch
+    re.compile(r"Node with rank (?P<rank>\d+) completed"),  # mlx.launch, of exit code 0
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node .* exited on (?P<signal>signal \d+)"),  # mpirun
     re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\nExit code: +(?P<code>-?\d+)"),  # mpirun
 )
-_LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]|Node with rank \d+ (exited with code|was killed)")
+_LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]|Node with rank \d+ (exited with code|was killed|completed)")
 _RING = re.compile(r"^(\[ring\] *)+($|Socket|Sending|Receiving|Too many)")
 """What MLX's ring writes a dozen times on a rank whose neighbour has ended: never the cause."""
 _THREAD_FAILED = re.compile(r"^Exception in thread .*\(_thread_fn\)")
@@ -123,7 +124,7 @@ class Processes:
             rank, code = int(said["rank"]), said.get("code")
             after = place > 0 or self.launcher_failure is not None
             if code != str(CONTROLLER_LOST) and not (after and code in _BY_THE_LAUNCHER):
-                found.setdefault(rank, said.get("signal") or f"exit code {code}{self._hint(rank, code)}")
+                found.setdefault(rank, said.get("signal") or f"exit code {code or 0}{self._hint(rank, code)}")
         return found
 
     def orphaned_ranks(self) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import time
@@ -78,6 +79,12 @@ def test_the_end_of_a_rank_is_read_from_what_mlx_launch_writes(monkeypatch: pyte
     assert processes.last_lines == ["rank 1: no weights"]
 
 
+def test_a_rank_that_ended_with_exit_code_0_is_read_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "no weights\n\033[32m[INFO] Node with rank 1 completed \033[0m\n"
+    processes = said(text, monkeypatch, tmp_path)
+    assert processes.ended_ranks() == {1: "exit code 0"} and processes.last_lines == ["no weights"]
+
+
 def test_the_end_of_a_rank_is_read_from_what_mpirun_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     killed = (
         f"{DASHES}\nmpirun noticed that process rank 1 with PID 0 on node vm exited on signal 9 (Killed).\n{DASHES}\n"
@@ -145,6 +152,8 @@ def test_a_traceback_of_the_launcher_is_not_the_workers(monkeypatch: pytest.Monk
         processes = said(text, monkeypatch, tmp_path)
         assert processes.last_lines == [line.strip() for line in own]
         assert processes.ended_ranks() == {1: "exit code -9"} and processes.launcher_failure is None
+    begun, over = failed[: failed.index("    self.run")], failed[failed.index("    self.run") :]
+    assert said(begun + end + over, monkeypatch, tmp_path).ended_ranks() == {1: "exit code -9"}, "in between"
     thread = "Exception in thread Thread-1 (decode):\n" + first
     assert len(said(thread, monkeypatch, tmp_path).last_lines) == 4, "a worker's thread"
 
@@ -157,6 +166,19 @@ def test_a_failure_of_the_launcher_itself_is_no_rank_s(monkeypatch: pytest.Monke
     assert processes.launcher_failure == "OSError: [Errno 24] Too many open files"
     processes = said(f"{failed}[WARN] Node with rank 0 exited with code 1\n", monkeypatch, tmp_path)
     assert processes.ended_ranks() == {0: "exit code 1"}
+
+
+@pytest.mark.parametrize(("code", "number"), [(0, None), (9, None), (137, 9), (255, None)])
+def test_a_signal_that_ended_the_launcher_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, number: int | None
+) -> None:
+    with running(f"raise SystemExit({code})", monkeypatch, tmp_path) as processes:
+        assert soon(lambda: processes.ended)
+        assert processes.launcher_signal == number
+    with running("input(); input()", monkeypatch, tmp_path) as processes:
+        assert processes.launcher_signal is None
+        processes._supervisor.terminate()
+        assert soon(lambda: processes.ended) and processes.launcher_signal == signal.SIGTERM
 
 
 def test_a_login_that_fails_is_told_with_the_next_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
