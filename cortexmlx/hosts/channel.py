@@ -23,6 +23,10 @@ class Channel(Protocol):
         it has told none.
         """
 
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the newest heartbeat of the other side came."""
+
     def send(self, message: Message) -> None:
         """Send a message. Returns when the system has taken it. Raises HostLost."""
 

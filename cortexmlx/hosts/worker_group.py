@@ -17,7 +17,7 @@ from cortexmlx.hosts.launch.assignment import MEET, READY, Assignment
 from cortexmlx.hosts.launch.processes import Processes
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.links.handshake import new_key
-from cortexmlx.hosts.links.link import Link
+from cortexmlx.hosts.links.link import DEFAULT_LIMITS, Link
 from cortexmlx.hosts.links.listener import Listener
 from cortexmlx.hosts.spec import Hosts
 
@@ -94,7 +94,9 @@ class WorkerGroup:
             task = Assignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
             self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
             links = listener.accept(deadline, check=self._check_started)
-            self.channels = tuple(WatchedChannel(link, self._processes, self.names) for link in links)
+            self.channels = tuple(
+                WatchedChannel(rank, links, self._processes, self.names) for rank in range(len(links))
+            )
             self._meet(deadline)
         except BaseException as error:
             said = _said(self._processes) if isinstance(error, HostLost) and self._processes is not None else ""
@@ -146,9 +148,11 @@ class WorkerGroup:
 class WatchedChannel:
     """A link whose errors say how the worker ended, and what it wrote at last."""
 
-    def __init__(self, link: Link, processes: Processes, names: Sequence[str]) -> None:
-        self.name = link.name
-        self._link = link
+    def __init__(self, rank: int, links: Sequence[Link], processes: Processes, names: Sequence[str]) -> None:
+        """`links` are those of all ranks: which of them was ended where tells why."""
+        self._link = links[rank]
+        self.name = self._link.name
+        self._links = links
         self._processes = processes
         self._names = names
 
@@ -161,6 +165,11 @@ class WatchedChannel:
     def processor_seconds(self) -> float | None:
         """As `Channel.processor_seconds`."""
         return self._link.processor_seconds
+
+    @property
+    def silent_seconds(self) -> float:
+        """As `Channel.silent_seconds`."""
+        return self._link.silent_seconds
 
     def send(self, message: Message) -> None:
         """As `Channel.send`."""
@@ -185,17 +194,23 @@ class WatchedChannel:
         self._link.close()
 
     def _why(self, lost: HostLost) -> HostLost:
-        return why(lost, self._processes, self._names)
+        return why(lost, self._processes, self._names, lambda rank: self._links[rank].ended_there)
 
 
-def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
+def why(
+    lost: HostLost, processes: Processes, names: Sequence[str], ended_there: Callable[[int], bool] = lambda rank: True
+) -> HostLost:
     """Return an error with what is known of the workers: which ended first, how, and the last lines of their output.
+    `ended_there` says whether the worker of a rank ended its link.
 
     The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
     of another. The launcher's order tells less: it looks at each worker ten times a second.
     """
     processes.await_news()
     ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
+    told = None if ended else _of_no_worker(processes, len(names), ended_there)
+    if told is not None:
+        return HostLost(told)
     host = lost.host if lost.host in ended else next(iter(ended), lost.host)
     if host is None or host not in ended:
         told = str(lost)
@@ -204,6 +219,20 @@ def why(lost: HostLost, processes: Processes, names: Sequence[str]) -> HostLost:
     else:
         told = f"{lost if host == lost.host else f'{host} ended'} ({ended[host]})"
     return HostLost(told + _said(processes), host=host)
+
+
+def _of_no_worker(processes: Processes, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
+    """Say why workers ended that did not fail; None: it is not known."""
+    if processes.launcher_signal is not None:
+        return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
+    if processes.launcher_failure is not None:
+        return f"the launcher of the workers on this machine failed: {processes.launcher_failure}"
+    if any(rank < ranks and ended_there(rank) for rank in processes.orphaned_ranks()):
+        return (
+            f"the workers heard nothing of this process for {DEFAULT_LIMITS.silence_seconds:g} s: "
+            "it was stopped, or the network was cut"
+        )
+    return None
 
 
 def _said(processes: Processes) -> str:

@@ -58,6 +58,13 @@ FAULTS = (
     Fault(
         "how a dead rank ended is not waited for", RANKS, "_TOLD_SECONDS if known else", "_CAUSE_SECONDS if known else"
     ),
+    Fault(
+        "a loss that is nobody's is a rank's",
+        RANKS,
+        "error.host if isinstance(error, HostLost) else self.names[rank]",
+        "self.names[rank]",
+    ),
+    Fault("who waits for a stopped rank hangs", RANKS, "each.silent_seconds > _BEATS_SECONDS for", "False for"),
     Fault("a failed rank goes on", SERVER, "if self._failed is not None:", "if False:"),
     Fault(
         "a refusal within a pass is an answer",

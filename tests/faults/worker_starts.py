@@ -7,6 +7,7 @@ from tests.faults.planted import Fault
 SUPERVISOR, PROCESSES = "cortexmlx/hosts/launch/supervisor.py", "cortexmlx/hosts/launch/processes.py"
 LAUNCHER, ADDRESSES = "cortexmlx/hosts/launch/launcher.py", "cortexmlx/hosts/launch/addresses.py"
 ASSIGNMENT, GROUP = "cortexmlx/hosts/launch/assignment.py", "cortexmlx/hosts/worker_group.py"
+LAUNCH = "cortexmlx/hosts/launch/mlx_launch.py"
 WORKER = "cortexmlx/hosts/worker.py"
 SPEC, PLAN = "cortexmlx/hosts/spec.py", "cli/planning/hosts.py"
 
@@ -14,11 +15,13 @@ TESTS = (
     "hosts/launch/test_supervisor.py",
     "hosts/launch/test_assignment.py",
     "hosts/launch/test_launcher.py",
+    "hosts/launch/test_mlx_launch.py",
     "hosts/launch/test_addresses.py",
     "hosts/launch/test_processes.py",
     "hosts/test_spec.py",
     "hosts/test_worker.py",
     "hosts/test_worker_group.py",
+    "hosts/test_worker_group_blame.py",
     "cli/planning/test_hosts.py",
 )
 """The tests that judge these faults."""
@@ -31,8 +34,8 @@ FAULTS = (
     Fault(
         "a supervisor leaves files",
         SUPERVISOR,
-        "ignore_errors=True)\n    return 0 if",
-        "onerror=print) if 0 else 0\n    return 0 if",
+        "ignore_errors=True)\n    if code is",
+        "onerror=print) if 0 else 0\n    if code is",
     ),
     Fault("Ctrl-C reaches the workers", PROCESSES, "start_new_session=True", "start_new_session=False"),
     Fault("a key is kept in the output", PROCESSES, '.replace(self._key, "...")', ""),
@@ -45,7 +48,45 @@ FAULTS = (
     Fault("the launcher's order before the links'", GROUP, "lost.host if lost.host in ended else next", "next"),
     Fault("another rank's end is told of this one", GROUP, "lost if host == lost.host else", "lost if True else"),
     Fault("who ended because of others is blamed", PROCESSES, "if code != str(CONTROLLER_LOST) and", "if"),
-    Fault("whom the launcher ended is blamed", PROCESSES, "(place and code in _BY_THE_LAUNCHER)", "False"),
+    Fault("whom the launcher ended is blamed", PROCESSES, "(after and code in _BY_THE_LAUNCHER)", "False"),
+    Fault("a shell reads the temporary folder's name", PROCESSES, "shlex.quote(usual) == usual", "True"),
+    Fault("a worker that ended with 0 is awaited", LAUNCH, 'names["log"] = log_of_ends(names["log"])', "pass"),
+    Fault("the ring hides the cause", PROCESSES, "elif _RING.match(text):", "elif False:"),
+    Fault("a cause that the ring began is hidden", PROCESSES, "*)+($|Socket|", "*)+(|Socket|"),
+    Fault("the ring alone is not told", PROCESSES, "list(self._of_the_ring) or launchers", "launchers"),
+    Fault("few lines of many are looked at", PROCESSES, "whole[-_LINES_LOOKED_AT:]", "whole[-_LINES:]"),
+    Fault("a traceback of the launcher is the workers'", PROCESSES, "self._tracebacks += 1", "pass"),
+    Fault("a traceback of the launcher never ends", PROCESSES, "self._tracebacks -= 1", "pass"),
+    Fault("two tracebacks of the launcher mix", PROCESSES, "self._tracebacks -= 1", "self._tracebacks = 0"),
+    Fault("a rank's end hides in a traceback", PROCESSES, " or _LAUNCHERS.search(text)):", "):"),
+    Fault(
+        "whom a failing launcher ended is blamed",
+        PROCESSES,
+        "place > 0 or self.launcher_failure is not None",
+        "place > 0",
+    ),
+    Fault(
+        "a launcher that fails later is the cause",
+        PROCESSES,
+        "if self.launcher_failure is None and not any(self._ends()):",
+        "if self.launcher_failure is None:",
+    ),
+    Fault("an ended launcher is not told", GROUP, "if processes.launcher_signal is not None:", "if False:"),
+    Fault(
+        "a launcher's exit code is a signal", PROCESSES, "number = -code if code < 0 else code - 128", "number = code"
+    ),
+    Fault("a terminated supervisor is not told", SUPERVISOR, "return 128 + number if number else 0", "return 0"),
+    Fault("a failed launcher is not told", GROUP, "if processes.launcher_failure is not None:", "if False:"),
+    Fault(
+        "a worker is blamed when the controller was stopped",
+        GROUP,
+        "if any(rank < ranks and ended_there(rank) for rank in processes.orphaned_ranks()):",
+        "if False:",
+    ),
+    Fault(
+        "links that were ended here tell of a stop", GROUP, "rank < ranks and ended_there(rank) for", "rank < ranks for"
+    ),
+    Fault("a launcher's end comes before a worker's", GROUP, "None if ended else _of_no_worker", "_of_no_worker"),
     Fault("a worker fails when its controller is lost", WORKER, "return CONTROLLER_LOST", "raise"),
     Fault("every lost host is the controller", WORKER, "if link.lost is None:", "if False:"),
     Fault("a key of any length", ASSIGNMENT, "if len(key) == KEY_BYTES:", "if True:"),

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.hosts.launch import processes
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.spec import Hosts
-from cortexmlx.hosts.worker_group import WorkerGroup, why
+from cortexmlx.hosts.worker_group import WorkerGroup
 from support.hosts.launch.groups import answers, stub
 from support.hosts.launch.processes import alive, commands
 from support.hosts.mpi import mpi
@@ -87,35 +86,6 @@ def test_a_killed_worker_is_named_with_what_it_wrote_and_the_group_starts_again(
         group.reopen()
         assert group.epoch == 2 and not alive(everything)
         assert not set(answers(group).values()) & set(before.values())
-
-
-@dataclass
-class Told:
-    """What the launcher has told of workers."""
-
-    ended: dict[int, str]
-    last_lines: tuple[str, ...] = ()
-
-    def await_news(self) -> None:
-        """It is all there."""
-
-    def ended_ranks(self) -> dict[int, str]:
-        return self.ended
-
-
-@pytest.mark.parametrize(
-    ("ended", "host", "said"),
-    [
-        ({1: "exit code -9"}, "b", "b is gone (exit code -9)"),
-        ({0: "exit code 1", 1: "exit code -9"}, "b", "b is gone (exit code -9)"),
-        ({0: "exit code 1"}, "b", "a ended (exit code 1)"),
-        ({0: "exit code 1"}, None, "None is gone (a: exit code 1)"),
-        ({}, "b", "b is gone"),
-    ],
-)
-def test_the_worker_that_ended_first_is_blamed(ended: dict[int, str], host: str | None, said: str) -> None:
-    error = why(HostLost(f"{host} is gone", host=host), Told(ended), ("a", "b"))  # type: ignore[arg-type]
-    assert str(error) == said and error.host == (said[0] if host else "a")
 
 
 @pytest.mark.slow

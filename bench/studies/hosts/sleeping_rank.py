@@ -35,6 +35,7 @@ class SocketChannel:
         self.name = name
         self.lost: str | None = None
         self.processor_seconds: float | None = None
+        self.silent_seconds = 0.0
         self._end = end
 
     def send(self, message: Message) -> None:

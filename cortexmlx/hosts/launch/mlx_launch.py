@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
+from typing import Any
 
 LONGEST_SECONDS = 0.1
 """The longest wait: input for the workers, such as the group's key, may be there."""
@@ -26,11 +27,24 @@ def patient_select(
     return readable, select.select([], writes, [], 0)[1], wrong
 
 
+def log_of_ends(log: Callable[..., None]) -> Callable[..., None]:
+    """Return a `log` that also tells without `--verbose` that a rank ended with exit code 0. `mlx.launch` does not end
+    for that, so nobody would know that a worker which is awaited has ended.
+    """
+
+    def tell(verbose: bool, *values: object, **options: Any) -> None:
+        log(verbose or str(values[0]).startswith("Node with rank"), *values, **options)
+
+    return tell
+
+
 def main() -> int | None:
     """Run `mlx.launch` with this process's arguments."""
     (command,) = entry_points(group="console_scripts", name="mlx.launch")
     launch = command.load()
-    sys.modules[launch.__module__].__dict__["select"] = patient_select
+    names = sys.modules[launch.__module__].__dict__
+    names["select"] = patient_select
+    names["log"] = log_of_ends(names["log"])
     result: int | None = launch()
     return result
 

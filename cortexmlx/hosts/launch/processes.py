@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,14 +25,21 @@ from cortexmlx.hosts.launch.launcher import launch_command, shared_cores, usable
 from cortexmlx.hosts.spec import Hosts
 
 _LINES = 60
+_LINES_LOOKED_AT = 1000
+"""Of what comes at once. Most of it may be MLX's complaints about a lost neighbour."""
 _LINE_CHARACTERS = 400
 
 _ENDED = (
     re.compile(r"Node with rank (?P<rank>\d+) exited with code (?P<code>-?\d+)"),  # mlx.launch
+    re.compile(r"Node with rank (?P<rank>\d+) completed"),  # mlx.launch, of exit code 0
     re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node .* exited on (?P<signal>signal \d+)"),  # mpirun
     re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\nExit code: +(?P<code>-?\d+)"),  # mpirun
 )
-_LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]")
+_LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]|Node with rank \d+ (exited with code|was killed|completed)")
+_RING = re.compile(r"^(\[ring\] *)+($|Socket|Sending|Receiving|Too many)")
+"""What MLX's ring writes a dozen times on a rank whose neighbour has ended: never the cause."""
+_THREAD_FAILED = re.compile(r"^Exception in thread .*\(_thread_fn\)")
+"""How the traceback of a thread of `mlx.launch` begins. Each of them runs one rank."""
 
 _NEWS_SECONDS = 1.5
 _SSH_FAILED = "255"
@@ -52,9 +60,16 @@ class Processes:
             raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
         self._hosts = hosts
         self._key = key.hex()
-        short = "/tmp" if hosts.backend == "mpi" else None  # Open MPI makes sockets in it, whose paths must be short
-        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=short))
+        usual = tempfile.gettempdir()
+        # Open MPI makes sockets in it, whose paths must be short. The scripts of `mlx.launch` do not quote its path.
+        plain = hosts.backend != "mpi" and shlex.quote(usual) == usual
+        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=usual if plain else "/tmp"))
         self._lines: deque[str] = deque(maxlen=_LINES)
+        self._of_the_ring: deque[str] = deque(maxlen=_LINES)
+        self._tracebacks = 0
+        """How many tracebacks of the launcher's threads have begun in the output and are not over."""
+        self.launcher_failure: str | None = None
+        """The exception that ended a thread of the launcher before any rank was told to have ended; None: none did."""
         self._news_until = 0.0
         try:
             command = launch_command(hosts, self._folder, variables, worker)
@@ -89,7 +104,9 @@ class Processes:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines of output: those of the workers, or the launcher's own if these are all there is."""
+        """The last lines of output: those of the workers, or the launcher's own if these are all there is. Those of
+        MLX's ring are among them only if the workers wrote nothing else.
+        """
         lines = list(self._lines)
         own, inside = [], False
         for line in lines:
@@ -97,16 +114,29 @@ class Processes:
                 inside = not inside
             elif not inside and not _LAUNCHERS.search(line):
                 own.append(line)
-        return own or ([] if any(self._ends()) else [line for line in lines if not line.startswith("---")])
+        launchers = [] if any(self._ends()) else [line for line in lines if not line.startswith("---")]
+        return own or list(self._of_the_ring) or launchers
 
     def ended_ranks(self) -> dict[int, str]:
         """Return which ranks ended by a failure of their own, and how, as far as the launcher has told."""
         found: dict[int, str] = {}
         for place, said in enumerate(self._ends()):
             rank, code = int(said["rank"]), said.get("code")
-            if code != str(CONTROLLER_LOST) and not (place and code in _BY_THE_LAUNCHER):
-                found.setdefault(rank, said.get("signal") or f"exit code {code}{self._hint(rank, code)}")
+            after = place > 0 or self.launcher_failure is not None
+            if code != str(CONTROLLER_LOST) and not (after and code in _BY_THE_LAUNCHER):
+                found.setdefault(rank, said.get("signal") or f"exit code {code or 0}{self._hint(rank, code)}")
         return found
+
+    def orphaned_ranks(self) -> set[int]:
+        """Return which ranks ended because their links to the controller did, as far as the launcher has told."""
+        return {int(said["rank"]) for said in self._ends() if said.get("code") == str(CONTROLLER_LOST)}
+
+    @property
+    def launcher_signal(self) -> int | None:
+        """The signal that ended the launcher or its supervisor; None: none did, as far as is known."""
+        code = self._supervisor.poll() or 0
+        number = -code if code < 0 else code - 128
+        return number if 0 < number < signal.NSIG else None
 
     def _ends(self) -> Iterator[dict[str, str]]:
         """What the launcher has told of ranks that ended, in its order: `rank`, and `code` or `signal`."""
@@ -157,13 +187,22 @@ class Processes:
             while data := os.read(output.fileno(), 65536):
                 *whole, rest = (rest + data).split(b"\n")
                 rest = rest[-4 * _LINE_CHARACTERS :]
-                for line in whole[-_LINES:]:
+                for line in whole[-_LINES_LOOKED_AT:]:
                     self._keep(line)
         self._keep(rest)
 
     def _keep(self, line: bytes) -> None:
         text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
         text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-        text = "".join(c if c.isprintable() else " " for c in text).strip()[-_LINE_CHARACTERS:]
-        if text:
+        text = "".join(c if c.isprintable() else " " for c in text)
+        indented, text = text.startswith(" "), text.strip()[-_LINE_CHARACTERS:]
+        if _THREAD_FAILED.match(text):
+            self._tracebacks += 1
+        elif _RING.match(text):
+            self._of_the_ring.append(text)
+        elif text and (not self._tracebacks or _LAUNCHERS.search(text)):
             self._lines.append(text)
+        elif text and not indented and not text.startswith("Traceback "):
+            self._tracebacks -= 1  # the exception itself is the last line of its traceback
+            if self.launcher_failure is None and not any(self._ends()):
+                self.launcher_failure = text

@@ -44,12 +44,14 @@ def main(folder: str, command: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         return 127
     assert child.stdin is not None
-    _pass_on(child, child.stdin.fileno(), woken)
+    number = _pass_on(child, child.stdin.fileno(), woken)
     code = child.poll()
     with suppress(OSError):
         _end_family()
     shutil.rmtree(folder, ignore_errors=True)
-    return 0 if code is None else code if code >= 0 else 128 - code
+    if code is None:
+        return 128 + number if number else 0
+    return code if code >= 0 else 128 - code
 
 
 def _wake_only(number: int, frame: object) -> None:
@@ -62,18 +64,19 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _pass_on(child: subprocess.Popen[bytes], to: int, woken: int) -> None:
-    """Pass the input on, until it or the child ends, or a signal asks to end."""
+def _pass_on(child: subprocess.Popen[bytes], to: int, woken: int) -> int:
+    """Pass the input on, until it or the child ends, or a signal asks to end. Return the signal's number, or 0."""
     while child.poll() is None:
         ready = select.select([0, woken], [], [])[0]
         if 0 in ready:
             data = os.read(0, 4096)
             if not data:
-                return
+                return 0
             with suppress(OSError):
                 os.write(to, data)
-        if woken in ready and set(os.read(woken, 512)) - {signal.SIGCHLD}:
-            return
+        if woken in ready and (numbers := set(os.read(woken, 512)) - {signal.SIGCHLD}):
+            return min(numbers)
+    return 0
 
 
 def _end_family() -> None:

@@ -66,6 +66,7 @@ class Link:
         self.limits = limits
         self.processor_seconds: float | None = None
         """As `Channel.processor_seconds`."""
+        self._heard = time.monotonic()
         self._process = os.getpid()
         self._stream = FrameStream(messages, limits.message_bytes)
         self._sending = threading.Lock()
@@ -75,6 +76,8 @@ class Link:
         self._lost: str | None = None
         self._lost_host = name
         self._closed_here = False
+        self.ended_there = False
+        """Whether the link is lost because the other side ended it, and not because this side did."""
         self._actions: list[Callable[[HostLost], None]] = []
         self._watcher = threading.Thread(target=self._watch, name=f"heartbeats of {name}", daemon=True)
         self._watcher.start()
@@ -113,6 +116,11 @@ class Link:
         """Why the link is lost or closed, or None."""
         return self._lost
 
+    @property
+    def silent_seconds(self) -> float:
+        """As `Channel.silent_seconds`."""
+        return time.monotonic() - self._heard
+
     def when_lost(self, action: Callable[[HostLost], None]) -> None:
         """Call `action` once when the link is lost: on another thread, soon after `silence_seconds`, even if no thread
         sends or receives. It is not called after this side's own `close`, and at once if the link is lost already.
@@ -137,8 +145,9 @@ class Link:
             try:
                 yield
             except (StreamBroken, OSError) as error:
-                why = error if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
-                self._give_up(f"{self.name} {why}")
+                why = str(error) if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
+                there = why == ENDED or not isinstance(error, StreamBroken)
+                self._give_up(f"{self.name} {why}", ended_there=there)
                 raise self._error() from error
             except BaseException:
                 self._give_up(f"the link to {self.name} was interrupted in the middle of a message")
@@ -147,17 +156,21 @@ class Link:
     def _error(self) -> HostLost:
         return HostLost(self._lost or "", host=self._lost_host)
 
-    def _give_up(self, why: str, *, host: str | None = None, closed_here: bool = False) -> None:
+    def _give_up(
+        self, why: str, *, host: str | None = None, closed_here: bool = False, ended_there: bool = False
+    ) -> None:
         with self._state:
             if self._lost is not None:
                 return
-            self._lost, self._lost_host, self._closed_here = why, host or self.name, closed_here
+            self._lost, self._lost_host = why, host or self.name
+            self._closed_here, self.ended_there = closed_here, ended_there
             for connection in self._sockets:  # Wakes all threads that wait for them.
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _watch(self) -> None:
-        self._give_up(self._why_lost())
+        why = self._why_lost()
+        self._give_up(why, ended_there=why.endswith(ENDED))
         with self._state:
             actions, self._actions = self._actions, []
         for action in [] if self._closed_here else actions:
@@ -185,7 +198,7 @@ class Link:
         return f"{self.name} {ENDED}"
 
     def _heard_of(self, processor_seconds: float) -> None:
-        self.processor_seconds = processor_seconds
+        self.processor_seconds, self._heard = processor_seconds, time.monotonic()
 
     def _await_last_messages(self) -> None:
         """Wait until all that arrived was received: the last message may be the reason why the other side ended."""

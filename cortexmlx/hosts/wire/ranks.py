@@ -34,6 +34,11 @@ _CLOSE_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 """How often a wait for answers is interrupted, to see who takes too long."""
 
+_BEATS_SECONDS = 2.0
+"""While no heartbeat of some rank came for so long, no rank counts as hanging: its link knows soon whether that one was
+stopped or is cut off, for which the others wait.
+"""
+
 _CAUSE_SECONDS = 1.0
 """How long a rank's failure waits for the news that another rank is lost. If a process dies, its neighbours may fail in
 their collective before its connection is known to be closed.
@@ -107,14 +112,14 @@ class Ranks:
             if one is not None and id(one) not in messages:
                 messages[id(one)] = message = CALL.encode(Call(self._number, one))
         self._sending = True
-        for rank, (channel, name, one) in enumerate(zip(self.channels, self.names, each, strict=True)):
+        for rank, (channel, one) in enumerate(zip(self.channels, each, strict=True)):
             if one is not None:
                 self._calls.sent(rank, self._number, one, time.monotonic())
                 try:
                     channel.send(messages[id(one)])
                 except HostLost as error:
                     self._sending = False
-                    raise self._ended(named(error, name)) from error
+                    raise self._ended(self._of_channel(rank, error)) from error
         self._sending = False
         return self._number, message
 
@@ -171,7 +176,10 @@ class Ranks:
 
     def _was_told(self, rank: int, message: bytes) -> bool:
         """Pass on what a rank tells by itself. Return False if the message is something else. Raises HostLost."""
-        told = ANSWER.decode(message).value
+        try:
+            told = ANSWER.decode(message).value
+        except HostLost as error:
+            raise named(error, self.names[rank]) from error
         if not isinstance(told, AnyTold):
             return False
         if self.on_told is not None:
@@ -185,7 +193,7 @@ class Ranks:
         rank, message, at = self._heard(until)
         name = self.names[rank]
         if isinstance(message, Exception):
-            raise self._ended(named(message, name))
+            raise self._ended(self._of_channel(rank, message))
         try:
             answer = ANSWER.decode(message)
         except HostLost as error:
@@ -211,7 +219,7 @@ class Ranks:
                 return self._arrived.get(timeout=min(_LOOK_SECONDS, left))
             except queue.Empty:
                 overdue = self._calls.look(time.monotonic(), [each.processor_seconds for each in self.channels])
-                if overdue is not None:
+                if overdue is not None and not any(each.silent_seconds > _BEATS_SECONDS for each in self.channels):
                     raise self._ended(_hangs(overdue, self.names)) from None
                 if left <= _LOOK_SECONDS and until is not None:
                     raise self._ended(HostLost("some worker has not answered in time: it hangs")) from None
@@ -223,10 +231,14 @@ class Ranks:
             with suppress(queue.Empty):
                 rank, message, _ = self._arrived.get(timeout=0.02)
                 if isinstance(message, Exception):
-                    return named(message, self.names[rank])
+                    return self._of_channel(rank, message)
             known = any(channel.lost for channel in self.channels)
             if time.monotonic() >= failed + (_TOLD_SECONDS if known else _CAUSE_SECONDS):
                 return None
+
+    def _of_channel(self, rank: int, error: Exception) -> CortexError:
+        """Return the error of a rank's channel. A loss says itself whose it is, or that it is no worker's."""
+        return named(error, error.host if isinstance(error, HostLost) else self.names[rank])
 
     def _compare(self, name: str, answer: Answer) -> None:
         expected = self._digests.get(answer.number)

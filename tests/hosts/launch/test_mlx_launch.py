@@ -28,9 +28,18 @@ def test_a_pipe_that_can_be_written_to_ends_no_wait() -> None:
             os.close(end)
 
 
-def test_it_takes_the_place_of_what_the_launcher_waits_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_the_place_of_what_the_launcher_waits_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert launch.select is select.select, "MLX waits in another way now: see whether it still takes a core"
     monkeypatch.setattr(launch, "select", launch.select)  # put back afterwards
     monkeypatch.setattr("sys.argv", ["mlx.launch", "--print-python"])
+    monkeypatch.setattr(launch, "log", launch.log)
     mlx_launch.main()
     assert launch.select is patient_select
+    assert capsys.readouterr().err == ""
+    launch.log(False, "Running", "a command")
+    launch.log(False, "Node with rank 1 completed")
+    launch.log(True, "Connecting")
+    said = capsys.readouterr().err
+    assert "Running" not in said and "[INFO] Node with rank 1 completed" in said and "Connecting" in said

@@ -65,7 +65,7 @@ def test_it_ends_children_that_ignore_signals_sit_in_other_sessions_or_are_stopp
             process.stdin.close()
         else:
             process.send_signal(signal.SIGTERM)
-        process.wait()
+        assert process.wait() == (0 if how == "closed" else 128 + signal.SIGTERM)
     assert not alive(everything) and not folder.exists()
 
 

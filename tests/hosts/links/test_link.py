@@ -150,7 +150,7 @@ def test_the_loss_of_a_link_is_final() -> None:
         with pytest.raises(HostLost, match="one ended or closed its connection") as raised:
             use()
         assert raised.value.host == "one" and raised.value is not lost[0]
-    assert str(lost[0]) == one.lost and len(lost) == 1
+    assert str(lost[0]) == one.lost and len(lost) == 1 and one.ended_there and not other.ended_there
     one.when_lost(lost.append)
     assert len(lost) == 2
     one.close()
@@ -197,7 +197,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next() -> None:
         other.receive()
     with pytest.raises(HostLost, match="no whole message"):
         one.receive()
-    one.close()
+    assert not one.ended_there
     other.close()
 
 
@@ -376,9 +376,10 @@ def test_heartbeats_tell_the_processor_time_however_they_are_cut() -> None:
 
 
 def test_each_side_of_a_link_knows_the_processor_time_of_the_other() -> None:
-    one, other = link_pair(LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.01))
+    one, other = link_pair(LinkLimits(silence_seconds=PATIENCE, beat_seconds=0.4))
     assert soon(lambda: one.processor_seconds and other.processor_seconds)
     assert one.processor_seconds is not None and one.processor_seconds <= time.process_time()
+    assert soon(lambda: one.silent_seconds > 0.2) and soon(lambda: one.silent_seconds < 0.2)
     one.close()
     other.close()
 

@@ -87,6 +87,24 @@ def test_a_lost_rank_is_named_though_how_it_ended_is_known_later(monkeypatch: py
         group.ranks.answers(number, [0, 1])
 
 
+def test_a_loss_that_is_no_rank_s_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answered in (False, True):
+        group = Group(2)
+        number, _ = group.ranks.send(Forget())
+        monkeypatch.setattr(group.ends[1].other, "_error", lambda: HostLost("the launcher was ended"))
+        if answered:
+            group.answer(0, Failed(HostLost("RuntimeError: the ring broke")))
+        group.ends[1].close()
+        with pytest.raises(HostLost, match=r"^the launcher was ended$") as raised:
+            group.ranks.answers(number, [0, 1])
+        assert raised.value.host is None
+        group = Group(1)
+        monkeypatch.setattr(group.ends[0].other, "_error", lambda: HostLost("the launcher was ended"))
+        group.ends[0].close()
+        with pytest.raises(HostLost, match=r"^the launcher was ended$"):
+            group.ranks.send(Forget())
+
+
 IMPATIENT = HangLimits(0.05, 0.05)
 
 
@@ -108,6 +126,18 @@ def test_a_rank_that_hangs_while_its_heartbeats_come_is_named(looking: None) -> 
     assert "If it is only slow, give it more time: CORTEXMLX_HANG_SECONDS=" in str(raised.value)
     with pytest.raises(HostLost, match="rank 1 hangs"):
         group.ranks.send(Forget())
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_no_rank_hangs_while_the_heartbeats_of_one_do_not_come(looking: None, silent: int) -> None:
+    """That one was stopped, and its link will say so. The other one waits for it."""
+    group = Group(2, IMPATIENT)
+    group.ends[silent].other.silent_seconds = 2.1
+    number, _ = group.ranks.send(Forget())
+    group.answer(0, None)
+    threading.Timer(0.5, group.ends[silent].close).start()
+    with pytest.raises(HostLost, match=f"rank {silent}: the connection is closed"):
+        group.ranks.answers(number, [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ class QueueChannel:
         self.name = name
         self.sent: list[bytes] = []
         self.processor_seconds: float | None = None
+        self.silent_seconds = 0.0
         self.other: QueueChannel
         self._arrived: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._closed = False
