@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from cortexmlx.hosts.launch import processes
 from cortexmlx.kv import sizing
 from support.hosts.thread_workers import ThreadWorkers, thread_workers
+from support.patience import PATIENCE
 from support.store.stored import reading_pays
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of its own for temporary files, in which nothing may be left."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's last words are awaited, however slow the machine is."""
+    monkeypatch.setattr(processes, "_NEWS_SECONDS", PATIENCE)
 
 
 @pytest.fixture

@@ -10,45 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import HostLost, HostRefused
-from cortexmlx.hosts.launch import processes
 from cortexmlx.hosts.launch.versions import versions
 from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup
-from support.hosts.launch.groups import answers, stub
+from support.hosts.launch.groups import TWO, answers, started, stub
 from support.hosts.launch.processes import alive, commands
 from support.hosts.mpi import mpi
 from support.patience import PATIENCE, soon
 
-TWO = Hosts.parse("2")
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of its own for temporary files, in which nothing may be left."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    assert list(folder.iterdir()) == []
-
-
-@pytest.fixture
-def news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher's last words are awaited, however slow the machine is."""
-    monkeypatch.setattr(processes, "_NEWS_SECONDS", PATIENCE)
-
-
-def started(group: WorkerGroup) -> int:
-    """The process group of what a group of workers started."""
-    assert group._processes is not None
-    return group._processes._supervisor.pid
+pytestmark = pytest.mark.usefixtures("temporary")
 
 
 def test_workers_start_answer_and_end_and_nothing_is_left(temporary: Path) -> None:

@@ -6,45 +6,19 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.launch import processes
-from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup, why
-from support.hosts.launch.groups import stub
+from support.hosts.launch.groups import TWO, started, stub
 from support.hosts.launch.processes import alive, commands
 from support.patience import PATIENCE, soon
 
-TWO = Hosts.parse("2")
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of its own for temporary files, in which nothing may be left."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    assert list(folder.iterdir()) == []
-
-
-@pytest.fixture
-def news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher's last words are awaited, however slow the machine is."""
-    monkeypatch.setattr(processes, "_NEWS_SECONDS", PATIENCE)
-
-
-def started(group: WorkerGroup) -> int:
-    """The process group of what a group of workers started."""
-    assert group._processes is not None
-    return group._processes._supervisor.pid
+pytestmark = pytest.mark.usefixtures("temporary")
 
 
 @dataclass
@@ -120,7 +94,6 @@ def test_no_worker_is_blamed_when_a_launcher_is_ended(which: str, number: signal
         assert soon(lambda: not alive(everything))
 
 
-@pytest.mark.usefixtures("temporary")
 def test_a_worker_that_ends_with_exit_code_0_is_not_awaited() -> None:
     with pytest.raises(HostLost, match=r"\(this machine, rank 1: exit code 0\)$"):
         WorkerGroup.open(TWO, worker=stub("exits-with-0"), seconds=PATIENCE)
@@ -130,10 +103,9 @@ STOPPED = """
 import os, subprocess, sys
 sys.path.insert(0, {tests!r})
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup
-from support.hosts.launch.groups import stub
-with WorkerGroup.open(Hosts.parse("2"), worker=stub(), seconds=600) as group:
+from support.hosts.launch.groups import TWO, answers, stub
+with WorkerGroup.open(TWO, worker=stub(), seconds=600) as group:
     answers(group)
     print("ready", flush=True)
     for channel in group.channels:

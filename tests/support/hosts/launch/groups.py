@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.hosts.spec import Hosts
 from cortexmlx.hosts.worker_group import WorkerGroup
+
+TWO = Hosts.parse("2")
 
 STUB = Path(__file__).with_name("stub_worker.py")
 
@@ -14,6 +17,12 @@ STUB = Path(__file__).with_name("stub_worker.py")
 def stub(fault: str = "none") -> list[str]:
     """The command line of a stub worker."""
     return [sys.executable, "-P", str(STUB), fault]
+
+
+def started(group: WorkerGroup) -> int:
+    """The process group of what a group of workers started."""
+    assert group._processes is not None
+    return group._processes._supervisor.pid
 
 
 def answers(group: WorkerGroup) -> dict[int, int]:
