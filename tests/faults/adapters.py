@@ -56,7 +56,7 @@ FAULTS = (
         "a file's time ticks too seldom",
         FILES,
         "        time.sleep(_SETTLED)\n    raise",
-        "        return state\n    raise",
+        "        return stamp\n    raise",
     ),
     # slots
     Fault(

@@ -18,6 +18,7 @@ from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.adapters.peft import MODEL_FILE, is_number, is_peft, is_rank, renamed, scale_of
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.safetensors_check import read_header
+from cortexmlx.store.file_hash import FileStamp, stamp_of
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"
@@ -26,9 +27,6 @@ _SETTLED = 0.05
 """Seconds after a change of a file in which a further change may not show in its time."""
 
 _TRIES = 20
-
-FileState = tuple[int, int, int]
-"""What differs for a file that was changed: inode, bytes, and time of the last change in ns."""
 
 
 class AdapterKind(str, Enum):
@@ -65,15 +63,15 @@ class Adapter:
     """Whether the file stores all matrices transposed."""
     base: str | None = None
     """The model that it was trained on; None if its folder does not say."""
-    states: Mapping[Path, FileState] = field(default_factory=dict, repr=False)
-    """The states of its files before they were read."""
+    stamps: Mapping[Path, FileStamp] = field(default_factory=dict, repr=False)
+    """Those of its files before they were read."""
 
     def check_unchanged(self) -> None:
         """Raise ModelCorrupt if its files have changed since `read_adapter` began: what was read may be half old and
         half new.
         """
-        for file, state in self.states.items():
-            if _state(file) != state:
+        for file, stamp in self.stamps.items():
+            if _stamp(file) != stamp:
                 raise changed(file)
 
     @property
@@ -101,11 +99,11 @@ def read_adapter(path: str | Path) -> Adapter:
         raise ModelNotFound(f"cannot look at {str(path)!r:.200}: {error.strerror}.") from error
     given, folder = folder, Path(os.path.realpath(folder))
     files = [folder / name for name in (CONFIG_FILE, WEIGHTS_FILE, MODEL_FILE)]
-    states = {file: state for file in files if (state := _settled_state(file)) is not None}
+    stamps = {file: stamp for file in files if (stamp := _settled(file)) is not None}
     config = read_json_object(folder / CONFIG_FILE)
     adapter = _of_peft(folder, config) if is_peft(config) else _of_mlx_lm(folder, config)
     read = (folder / CONFIG_FILE, adapter.weights)
-    adapter = replace(adapter, path=given, states={file: states[file] for file in read if file in states})
+    adapter = replace(adapter, path=given, stamps={file: stamps[file] for file in read if file in stamps})
     rank = adapter.settings.get("rank")
     for name, shape in adapter.shapes.items():
         if rank is not None and name.endswith((".lora_a", ".lora_b")) and rank not in shape:
@@ -125,24 +123,23 @@ def changed(file: Path) -> ModelCorrupt:
     return ModelCorrupt(f"{file} has changed while it was read. Load it again.")
 
 
-def _settled_state(file: Path) -> FileState | None:
-    """Return the state of a file; None if there is none. If it has just been changed, wait until a further change would
+def _settled(file: Path) -> FileStamp | None:
+    """Return the stamp of a file; None if there is none. If it has just been changed, wait until a further change would
     show. Raises ModelCorrupt if it is changed all the time.
     """
     for _ in range(_TRIES):
-        state = _state(file)
-        if state is None or not 0 <= time.time() - state[2] / 1e9 < _SETTLED:
-            return state
+        stamp = _stamp(file)
+        if stamp is None or not 0 <= time.time() - stamp.modified_ns / 1e9 < _SETTLED:
+            return stamp
         time.sleep(_SETTLED)
     raise changed(file)
 
 
-def _state(file: Path) -> FileState | None:
+def _stamp(file: Path) -> FileStamp | None:
     try:
-        found = file.stat()
+        return stamp_of(file)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _of_mlx_lm(folder: Path, config: dict[str, Any]) -> Adapter:
