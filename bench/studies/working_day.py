@@ -1,0 +1,336 @@
+"""Measure whether memory stays flat through hours of mixed work.
+
+`python -m cortexmlx.bench.studies.working_day [MODEL ...] [--hours H] [--seed S]`
+
+A server in this process has several models, of which two fit into its budget, so they are loaded and unloaded all the
+time. Four clients send chats that grow, streams that they cut, batches, forms, embeddings and requests for adapters.
+One model has a draft model, all have a disk tier, and memory pressure is reported every minute. Without a MODEL, the
+models have random weights. With MODELs, these are asked, too.
+
+Every ten seconds the study notes the memory of the process and MLX's active and cached memory. It prints a line every
+tenth of the time, and a report at the end: the slope of each after the first tenth (ten minutes at most). On a Mac it
+also forwards the system's own memory pressure, and counts the sleeps of the machine; what to do meanwhile is printed.
+Exit status 1 if a request fails, or if memory grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.cpu import blas
+
+blas.preload()  # before mlx is imported
+
+import mlx.core as mx  # noqa: E402
+import numpy as np  # noqa: E402
+
+from cortexmlx.bench.measure.random_model import write_random_model  # noqa: E402
+from cortexmlx.bench.studies.adapters.random_adapters import ATTENTION, layer_sizes, write_adapter  # noqa: E402
+from cortexmlx.bench.studies.layer_kinds import KINDS  # noqa: E402
+from cortexmlx.engine import Engine  # noqa: E402
+
+SAMPLE_SECONDS = 10.0
+SETTLED = 600.0
+"""Seconds of work after which memory must not grow any more."""
+MOST_GROWTH = 0.02
+"""The part of a mean that may come to it in an hour."""
+SMALL: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256, "head_dim": 16,
+                         "sliding_window_pattern": 2}  # fmt: skip
+WORDS = [word.strip(".,`()") for word in (__doc__ or "").split()]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "kind": {"enum": ["cat", "dog"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+
+
+def process_bytes() -> int:
+    """Return the memory of this process: its physical footprint on a Mac, its resident memory elsewhere."""
+    if sys.platform == "darwin":
+        said = subprocess.run(["footprint", "-f", "bytes", "-p", str(os.getpid())], capture_output=True, text=True)
+        return int(said.stdout.split("Footprint:")[1].split()[0])
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass
+class Day:
+    """What was done, and the memory that it took."""
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+    samples: list[tuple[float, int, int, int]] = field(default_factory=list)
+    """Seconds since the beginning; bytes of the process, active in MLX, cached by MLX."""
+    done: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning. A Mac's clock stands still while it sleeps."""
+        return time.monotonic() - self.began
+
+    @property
+    def over(self) -> bool:
+        """Whether the time has passed."""
+        return self.elapsed >= self.seconds
+
+    def sample(self) -> None:
+        """Note the memory of now."""
+        self.samples.append((self.elapsed, process_bytes(), mx.get_active_memory(), mx.get_cache_memory()))
+
+    def slopes(self) -> dict[str, tuple[float, float, float]]:
+        """Return for each kind of memory its mean in MB, its growth in MB an hour, and that growth's standard error.
+
+        Models come and go, so neighbouring samples are alike. The error is that of means over a twentieth of the time.
+        """
+        settled = min(SETTLED, self.seconds / 10)
+        table = np.array([sample for sample in self.samples if sample[0] >= settled])
+        told = {}
+        for kind, column in zip(("process", "active", "cached"), table.T[1:], strict=True):
+            parts = [(h.mean(), y.mean()) for h, y in _parts(table[:, 0] / 3600, column / 1e6)]
+            hours, megabytes = np.array(parts).T
+            spread = hours - hours.mean()
+            slope = float(spread @ megabytes / (spread @ spread))
+            rest = megabytes - megabytes.mean() - slope * spread
+            error = float(np.sqrt(rest @ rest / (len(parts) - 2) / (spread @ spread)))
+            told[kind] = (float(megabytes.mean()), slope, error)
+        return told
+
+    def grows(self) -> list[str]:
+        """Return the kinds of memory that grow by more than `MOST_GROWTH` an hour, and more than chance would."""
+        return [k for k, (mean, slope, error) in self.slopes().items() if slope > max(MOST_GROWTH * mean, 3 * error)]
+
+    def report(self) -> str:
+        """Return what was done and measured, as Markdown."""
+        work = ", ".join(f"{count:,} {what}" for what, count in sorted(self.done.items()))
+        lines = [f"{self.elapsed / 3600:.2f} hours: {work}; {len(self.faults)} faults.", ""]
+        lines += ["| memory | mean MB | MB an hour | standard error |", "|---|---:|---:|---:|"]
+        lines += [f"| {k} | {m:,.0f} | {s:+.1f} | {e:.1f} |" for k, (m, s, e) in self.slopes().items()]
+        return "\n".join([*lines, *(f"- {fault}" for fault in self.faults[:20])])
+
+
+def _parts(hours: Any, column: Any) -> Iterator[tuple[Any, Any]]:
+    return zip(np.array_split(hours, 20), np.array_split(column, 20), strict=True)
+
+
+class Client:
+    """One client, which chooses what to ask next by its own dice."""
+
+    def __init__(self, day: Day, url: str, models: list[str], embedder: str, seed: int) -> None:
+        import httpx2
+
+        self._day, self._models, self._embedder = day, models, embedder
+        self._dice = random.Random(seed)
+        self._http = httpx2.Client(base_url=url, timeout=600, trust_env=False)
+        self._chats: dict[str, list[dict[str, str]]] = {}
+
+    def run(self) -> None:
+        """Ask until the day is over."""
+        acts: list[tuple[int, Callable[[str], None]]] = [
+            (8, self.chat), (3, self.cut), (3, self.choices), (3, self.form), (3, self.vectors), (1, self.refused)
+        ]  # fmt: skip
+        weights, functions = zip(*acts, strict=True)
+        with self._http:
+            while not self._day.over:
+                act = self._dice.choices(functions, weights)[0]
+                model = self._dice.choice(self._models)
+                for _ in range(self._dice.randrange(2, 9)):  # of one model, or there would be nothing but loads
+                    self._try(act, model)
+
+    def _try(self, act: Callable[[str], None], model: str) -> None:
+        try:
+            act(model)
+            self._day.done[act.__name__] += 1
+        except Exception as error:
+            self._day.faults.append(f"{self._day.elapsed:.0f} s, {act.__name__} of {model}: {error!r:.300}")
+            self._chats.pop(model, None)
+
+    def _text(self, words: int) -> str:
+        return " ".join(self._dice.choice(WORDS) for _ in range(words))
+
+    def _ask(self, path: str, expected: int = 200, **body: Any) -> Any:
+        reply = self._http.post(path, json=body)
+        if reply.status_code != expected:
+            raise RuntimeError(f"{path}: {reply.status_code} {reply.text[:200]}")
+        return reply.json()
+
+    def chat(self, model: str) -> None:
+        """Take the next turn of a chat, which begins anew when it is long."""
+        turns = self._chats.setdefault(model, [{"role": "system", "content": self._text(60)}])
+        turns.append({"role": "user", "content": self._text(self._dice.randrange(3, 40))})
+        told = self._ask("/v1/chat/completions", model=model, messages=turns, max_tokens=32, temperature=0.7)
+        turns.append({"role": "assistant", "content": told["choices"][0]["message"]["content"] or "-"})
+        if sum(len(turn["content"]) for turn in turns) > 6_000:
+            del self._chats[model]
+
+    def cut(self, model: str) -> None:
+        """Go away in the midst of a stream."""
+        messages = [{"role": "user", "content": self._text(20)}]
+        body = {"model": model, "messages": messages, "max_tokens": 200, "stream": True}
+        with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            for _, _line in zip(range(self._dice.randrange(1, 30)), reply.iter_lines(), strict=False):
+                pass
+
+    def choices(self, model: str) -> None:
+        """Ask for several answers, with their likeliest tokens."""
+        self._ask(
+            "/v1/completions", model=model, prompt=[self._text(9), self._text(30)], n=3, logprobs=2, max_tokens=16
+        )
+
+    def form(self, model: str) -> None:
+        """Ask for JSON of a schema."""
+        form = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
+        messages = [{"role": "user", "content": self._text(9)}]
+        told = self._ask("/v1/chat/completions", model=model, messages=messages, response_format=form, max_tokens=120)
+        choice = told["choices"][0]
+        if choice["finish_reason"] == "stop" and set(json.loads(choice["message"]["content"])) != {"name", "kind"}:
+            raise RuntimeError(f"not of the schema: {choice['message']['content']!r}")
+
+    def vectors(self, model: str) -> None:
+        """Ask for embeddings of some texts."""
+        texts = [self._text(self._dice.randrange(1, 60)) for _ in range(8)]
+        if len(self._ask("/v1/embeddings", model=self._embedder, input=texts)["data"]) != len(texts):
+            raise RuntimeError("a vector is missing")
+
+    def refused(self, model: str) -> None:
+        """Ask for what no context holds."""
+        self._ask("/v1/completions", 400, model=model, prompt="a" * 200_000, max_tokens=9)
+
+
+def _write_models(folder: Path) -> dict[str, dict[str, Any]]:
+    """Write the random models, and return the options of an engine for each."""
+    options: dict[str, dict[str, Any]] = {}
+    for kind in ("full", "windows", "hybrid"):
+        path = write_random_model(folder / kind, {**SMALL, **KINDS[kind], "max_position_embeddings": 8_192})
+        options[kind] = {"model": str(path), "kv_memory": "48MB", "kv_store": str(folder / f"disk-{kind}")}
+    full = Path(options["full"]["model"])
+    with Engine(str(full), kv_memory="8MB") as engine:
+        sizes = layer_sizes(engine, ATTENTION)
+    written = {name: str(write_adapter(folder / name, sizes, 4, seed)) for seed, name in enumerate("ab")}
+    options["full"] |= {"adapters": written}
+    options["drafted"] = {"model": str(full), "kv_memory": "48MB", "draft": str(full)}
+    pooling = {"word_embedding_dimension": SMALL["hidden_size"], "pooling_mode_lasttoken": True}
+    embedder = write_random_model(folder / "embedder", SMALL)
+    modules = [{"idx": i, "path": p, "type": f"sentence_transformers.models.{k}"} for i, (p, k) in
+               enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])]  # fmt: skip
+    (embedder / "1_Pooling").mkdir()
+    (embedder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (embedder / "modules.json").write_text(json.dumps(modules))
+    options["embedder"] = {"model": str(embedder), "kv_memory": "16MB"}
+    return options
+
+
+@contextlib.contextmanager
+def _serving(options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Engine]]]:
+    """Serve the models, of which two are in memory at a time, and yield the address and the engines that are open."""
+    from cortexmlx.server import ModelPool, ServedModel, app
+    from cortexmlx.server.web.listening import Listening, bound
+
+    engines: dict[str, Engine] = {}
+
+    def opener(name: str) -> Callable[[Any], Engine]:
+        def open_engine(on_progress: Any) -> Engine:
+            given = dict(options[name])
+            engines[name] = Engine(given.pop("model"), on_progress=on_progress, **given)
+            return engines[name]
+
+        return open_engine
+
+    models = [
+        ServedModel(name, opener(name), memory=1, adapters=tuple(given.get("adapters", ())))
+        for name, given in options.items()
+    ]
+    with ModelPool(models, memory=2, idle=30) as pool:
+        listening = Listening(app(pool, stored_count=64), bound("127.0.0.1", 0), grace=1)
+        thread = threading.Thread(target=listening.run)
+        thread.start()
+        try:
+            yield listening.url, engines
+        finally:
+            listening.stop()
+            thread.join()
+
+
+def _press(day: Day, engines: dict[str, Engine], dice: random.Random, last: int) -> int:
+    """Report pressure to an open engine: the system's own on a Mac when it changes, and now and then some of ours."""
+    from cortexmlx.errors import EngineClosed
+
+    level = last
+    if sys.platform == "darwin":
+        told = subprocess.run(["sysctl", "-n", "kern.memorystatus_vm_pressure_level"], capture_output=True, text=True)
+        level = int(told.stdout or 1)
+    ours = dice.random() < SAMPLE_SECONDS / 60
+    for engine in list(engines.values()):
+        with contextlib.suppress(EngineClosed):
+            if level > 1 and level != last:
+                engine.on_memory_pressure("warning" if level == 2 else "critical")
+            elif ours:
+                engine.on_memory_pressure(dice.choice(["warning", "critical"]))
+    day.done["pressures"] += ours
+    day.done["pressures of the system"] += level != last
+    return level
+
+
+def work(hours: float, seed: int, given: list[str], folder: Path) -> Day:
+    """Do the day's work in `folder`, and return it."""
+    options = _write_models(folder)
+    options |= {name: {"model": name, "kv_store": str(folder / "disk-given")} for name in given}
+    asked = [*(name for name in options if name != "embedder"), "full:a", "full:b"]
+    day = Day(hours * 3600)
+    dice = random.Random(seed)
+    with _serving(options) as (url, engines):
+        clients = [threading.Thread(target=Client(day, url, asked, "embedder", seed + i).run) for i in range(4)]
+        for client in clients:
+            client.start()
+        level, wall, steady, tenths = 1, time.time(), time.monotonic(), 0
+        while not day.over:
+            time.sleep(min(SAMPLE_SECONDS, max(day.seconds / 100, 0.05)))
+            day.sample()
+            level = _press(day, engines, dice, level)
+            day.done["sleeps"] += time.time() - wall > time.monotonic() - steady + 60  # the other clock stood still
+            wall, steady = time.time(), time.monotonic()
+            if (reached := int(day.elapsed / day.seconds * 10)) > tenths:
+                tenths = reached
+                now = " / ".join(f"{size / 1e6:,.0f}" for size in day.samples[-1][1:])
+                print(f"{day.elapsed / 60:.0f} min: {now} MB process / active / cached", flush=True)
+        for client in clients:
+            client.join()
+    return day
+
+
+def main() -> int:
+    """Work, and print the report."""
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.bench.studies.working_day",
+                                     description=(__doc__ or "").split("\n")[0])  # fmt: skip
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--hours", type=float, default=8.0)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    if not asked.hours > 0:
+        parser.error("--hours must be above 0")
+    if sys.platform == "darwin":
+        print("Meanwhile let the Mac sleep and wake, open large apps, and run: sudo memory_pressure -S -l critical")
+    with tempfile.TemporaryDirectory(prefix="cortexmlx-day-") as folder:
+        day = work(asked.hours, asked.seed, asked.models, Path(folder))
+    print(day.report())
+    if grows := day.grows():
+        print(f"Memory grows: {', '.join(grows)}.")
+    return int(bool(day.faults or grows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
