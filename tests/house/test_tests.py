@@ -26,7 +26,6 @@ TESTED_WITH = {
     "bench/studies/embeddings/__main__.py": "tests/bench/studies/embeddings/test_throughput.py",
     "bench/studies/embeddings/model_folder.py": "tests/bench/studies/embeddings/test_throughput.py",
     "bench/studies/hosts/mute_worker.py": "tests/bench/studies/hosts/test_parts_of_a_step.py",
-    "bench/studies/hosts/sleeping_rank.py": "tests/bench/studies/hosts/test_wire.py",
     "cli/__init__.py": "tests/cli/test_cli_model.py",
     "cli/chat/slash/command.py": "tests/cli/chat/slash/test_commands.py",
     "cli/embed/files.py": "tests/cli/embed/test_command.py",
