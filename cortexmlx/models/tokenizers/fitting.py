@@ -76,8 +76,10 @@ class Fitting:
             text = self._render(messages)
         except Exception:
             return -1
+        if not isinstance(text, str):
+            return 0
         place = count = 0
-        for word in repair.words if isinstance(text, str) else ():
+        for word in repair.words:
             found = text.find(word, place)
             place, count = (place, count) if found < 0 else (found + len(word), count + 1)
         return count
