@@ -117,7 +117,8 @@ def _least_repaired(messages: Conversation, accepts: Callable[[Conversation], bo
         if accepts(repaired(needed)):
             for repair in REPAIRS[::-1]:
                 fewer = [each for each in needed if each is not repair]
-                needed = fewer if accepts(repaired(fewer)) else needed
+                same = repaired(fewer) == repaired(needed)
+                needed = fewer if same or accepts(repaired(fewer)) else needed
             return repaired(needed)
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.fitting import Fitting
+from cortexmlx.models.tokenizers.folder import load_tokenizer
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import render
+from cortexmlx.serving.prompt import render as prompt_of
 from support.models import loop_templates
 from support.models.loop_templates import ALL
+from support.models.thinking import write_thinking
 
 GENERATION = re.compile(r"(<\|im_start\|>assistant\n|<\|assistant\|>|\]~b\]ai\n|<\|start\|>assistant|<\|im_assistant\|>"
                         r"assistant<\|im_middle\|>|<start_of_turn>model\n|<\|turn>model\n|<｜Assistant｜>|"
@@ -130,6 +135,15 @@ def test_a_conversation_that_no_repair_helps_is_refused_in_the_templates_words()
     hopeless = "{{ raise_exception('not today: ' ~ messages | length) }}"
     with pytest.raises(InvalidRequest, match="not today: 3"):
         fitted(hopeless, system("a"), system("b"), user("c"))
+
+
+def test_all_messages_are_fitted_before_a_template_reads_them(tmp_path: Path) -> None:
+    """Every prompt of messages goes this way: those of the library, of the chat, and of all protocols."""
+    folder = write_thinking(tmp_path / "tiny", loop_templates.QWEN35)
+    tokenizer = SharedTokenizer(load_tokenizer(folder, {257})[0])
+    said = [{"role": "developer", "content": "a"}, system("b"), user("c"), answer("d"), system("e"), user("f")]
+    one = [system("a\n\nb"), user("c"), answer("d"), user("<system>\ne\n</system>\nf")]
+    assert prompt_of(tokenizer, said) == plainly(loop_templates.QWEN35, one)
 
 
 # -- calls and their results ------------------------------------------------------------------------------------------
