@@ -91,6 +91,11 @@ def plain_message(message: Mapping[str, object]) -> dict[str, object]:
     return {**message, "content": "".join(_text_of(part, place) for place, part in enumerate(content))}
 
 
+def tagged(tag: str, text: str) -> str:
+    """Return a text in tags that say whose it is, where it is a part of another's message."""
+    return f"<{tag}>\n{text}\n</{tag}>"
+
+
 def meant(name: str, known: Collection[str]) -> str:
     """Return a question that names the known name most like `name`, or an empty text if none is like it."""
     from difflib import get_close_matches

@@ -62,7 +62,7 @@ def _adapter(said: Mapping[str, Any], defaults: Defaults) -> str | None:
 
 def no_adapter(name: str, known: Collection[str], field: str) -> InvalidRequest:
     """Return the error of a name for which there is no adapter."""
-    there = f"there are {', '.join(map(repr, known))}" if known else "none are loaded, and --adapters loads some"
+    there = f"there are {', '.join(map(repr, known))}" if known else "none are loaded (--adapters)"
     return InvalidRequest(f"there is no adapter {name!r:.80}{meant(name[:80], known)}: {there}", field=field)
 
 

@@ -114,9 +114,7 @@ class EmbeddingPaths:
         except TimeoutError as error:
             if isinstance(error, RequestTimeout):
                 raise
-            raise RequestTimeout(
-                f"not all was computed within {timeout:g} s: ask for less, or raise --timeout"
-            ) from None
+            raise RequestTimeout(f"not all was computed within {timeout:g} s: ask for less") from None
 
 
 async def _reply(size: int, parts: Callable[[], tuple[Body, str, Iterable[Body]]]) -> Response:

@@ -156,7 +156,7 @@ class Models:
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
         told, shown = ", ".join(map(repr, listed)), name[:_SHOWN]
         why = f"there is no model {shown!r}{suggested(shown, listed)}: this server has {told}"
-        raise Refused(404, f"{why}. --alias, --any-name and --adapters give others", "model_not_found")
+        raise Refused(404, why, "model_not_found")
 
     def _adapted(self, name: str) -> Meant | None:
         """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name, as in vLLM, if one

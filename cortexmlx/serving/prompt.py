@@ -42,7 +42,7 @@ class Reader(Protocol):
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[dict[str, Any]],
         variables: TemplateVars = NO_VARIABLES,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str | list[int]:
@@ -230,6 +230,8 @@ def _said(number: int, message: Message) -> dict[str, Any]:
     said = {name: value for name, value in plain_message(message).items() if value is not None}
     if not isinstance(said.get("role"), str):
         raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
+    if said["role"] == "developer":
+        said["role"] = "system"
     if not said.keys() - _NAMES:
         raise InvalidRequest(f"message {number}, of the role {said['role']!r:.40}, has no `content`: give it a text")
     content = said.get("content", "")

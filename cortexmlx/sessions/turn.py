@@ -92,9 +92,11 @@ def anchor_of(
     has no thoughts, or the place is not a cut.
     """
     last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].get("role") == "user"), None)
-    if thoughts is None or last is None or last == len(messages) - 1:
+    if thoughts is None or last is None:
         return 0
-    asked = render(messages[: last + 1])
+    said = (place for place in range(last, len(messages)) if messages[place].get("role") not in ("user", "system"))
+    end = next(said, None)
+    asked = None if end is None else render(messages[:end])
     cut = None if asked is None else next((tokens for place, tokens in read.cuts if place == len(asked)), None)
     if asked is None or cut is None or cut == len(read.tokens) or not read.text.startswith(asked):
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 FORMAT, READER = "cortexmlx/calls/format.py", "cortexmlx/calls/reader.py"
+FITTING = "cortexmlx/models/tokenizers/fitting.py"
 ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
 STREAM, CODER = "cortexmlx/serving/text/stream.py", "cortexmlx/calls/qwen_coder.py"
 
@@ -14,6 +15,7 @@ TESTS = (
     "structured/test_lark.py",
     "protocols/openai/test_tools.py",
     "engine/test_tools.py",
+    "models/tokenizers/test_fitting.py",
     "sessions/test_tool_rounds.py",
     "cli/chat/tools",
     "cli/chat/test_talk_tools.py",
@@ -133,6 +135,10 @@ FAULTS = (
         "            self._messages, self._transcript, self._offered, self.unread = before\n",
         "",
     ),
+    Fault("a reminder ends a loop", FITTING, 'if _is(moved[-1], "user", "tool") and', 'if _is(moved[-1], "user") and'),
+    Fault("a late refusal changes early turns", FITTING, "dict.fromkeys((turns[low], 0))", "(0,)"),
+    Fault("two calls of Kimi have one id", FITTING, ".isdecimal()) or id in used:", ".isdecimal()):"),
+    Fault("a template loses messages in silence", FITTING, "if found < 0 else", "if False else"),
     Fault("undo takes the last round only", "cortexmlx/sessions/turn.py", " and not calls:", ":"),
     Fault("calls run unasked", DISPLAY, "if not self._ask_first or call.name in self._allowed:", "if True:"),
     Fault("one consent is for all functions", DISPLAY, "self._allowed.add(call.name)", "self._ask_first = False"),

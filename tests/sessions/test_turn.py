@@ -115,6 +115,10 @@ def test_the_anchor_is_before_the_thoughts_that_the_last_question_opened() -> No
     text = "uq<th>ctr<"
     read = asked.read(text, encode)
     assert anchor_of(read, [user, called, tool], thoughts, render, encode) == len("uq")
+    system = {"role": "system", "content": ""}
+    reminded = Transcript().read(render([user, system]), encode).wrote("th>c", encode("th>c"))
+    reminded = reminded.read("uqs<th>ctr<", encode)
+    assert anchor_of(reminded, [user, system, called, tool], thoughts, render, encode) == len("uqs"), "of the question"
     assert anchor_of(read, [user, called, tool], None, render, encode) == 0, "a model without thoughts"
     assert anchor_of(read, [user], thoughts, render, encode) == 0, "the end"
     assert anchor_of(read, [called, tool], thoughts, render, encode) == 0, "no question"

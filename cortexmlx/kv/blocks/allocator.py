@@ -256,11 +256,11 @@ class KVBlockAllocator:
     def _full(self, n: int) -> KVCacheFull:
         total, free = self._total_blocks, self._free_blocks
         if n > total:
-            advice = "the arena can never hold it, so raise --kv-memory or shorten the prompt"
+            advice = "the arena can never hold it, so raise the KV memory (--kv-memory) or shorten the prompt"
         elif n > free:
-            advice = "wait for running requests to end, or raise --kv-memory"
+            advice = "wait for running requests to end, or raise the KV memory (--kv-memory)"
         else:
-            advice = "take several shorter runs, free blocks in between, or raise --kv-memory"
+            advice = "take several shorter runs, free blocks in between, or raise the KV memory (--kv-memory)"
         return KVCacheFull(
             f"asked for a run of {n} KV blocks, {free} of {total} are free and the longest free run has "
             f"{self._free_runs.longest()}: {advice}"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from cortexmlx.calls.format import CallFormat
@@ -14,6 +14,7 @@ from cortexmlx.messages import NO_VARIABLES, THINKING, TemplateVars
 from cortexmlx.models.tokenizers.base import Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import encode_with
 from cortexmlx.models.tokenizers.detokenize import Detokenizer
+from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core, no_bound
 from cortexmlx.models.tokenizers.templates import (
     accepted_variables,
@@ -151,15 +152,16 @@ class SharedTokenizer:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[dict[str, Any]],
         variables: TemplateVars = NO_VARIABLES,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str | list[int]:
         """Return the messages rendered by the chat template, with the beginning of the answer.
 
         The result is a text in which all special tokens are written out. It is a list of ids if the tokenizer renders
-        and encodes in one call. `variables` are the template's. Raises InvalidRequest for variables that the template
-        does not read.
+        and encodes in one call. `variables` are the template's. Messages that the template refuses, or of which it
+        would lose a part, are repaired: see `Fitting`. Raises InvalidRequest for variables that the template does not
+        read.
         """
         options = {
             **(accepted_variables(variables, self.template_vars) if variables else {}),
@@ -169,6 +171,13 @@ class SharedTokenizer:
             options["tools"] = list(tools)
         if isinstance(self._tokenizer, Tokenizer):  # as mlx-lm's wrapper does for other tokenizers
             options = {THINKING: self.thoughts is not None, **options}
+        return self._fitting.rendered(messages, partial(self._rendered, options))
+
+    @cached_property
+    def _fitting(self) -> Fitting:
+        return Fitting(partial(self._rendered, {"add_generation_prompt": True}))
+
+    def _rendered(self, options: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
         if not self._takes_turns:
             text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
             return text

@@ -282,8 +282,8 @@ def _is_read(name: str, value: object, names: frozenset[str]) -> bool:
 def render_error(error: Exception) -> InvalidRequest:
     """Return the error for a conversation that a template refuses or cannot render."""
     return InvalidRequest(
-        f"the model's chat template cannot render these messages: {one_line(error)}. Change them, or give a plain text "
-        "(--raw), which goes without the template."
+        f"the model's chat template cannot render these messages: {one_line(error).rstrip('.')}. Change them, or give "
+        "a plain text (--raw), which goes without the template."
     )
 
 

@@ -1,7 +1,8 @@
-"""The conversation in a body of Anthropic's API, `system` and `messages`, as chat templates read it.
+"""The conversation in a body of Anthropic's API, `system` and `messages`, as messages of the OpenAI API.
 
-Chat templates know a system message only at the beginning, and want users and assistants in turns. So neighbouring
-messages of one role are one, and a later system message becomes a part of the user's, in `<system>` tags.
+Neighbouring messages of one role are one turn. What a user says in a turn with results is a part of a result, in
+`<user>` tags, since the loop of calls goes on: agents put reminders there. A user's message would end the loop, and
+many chat templates leave out the thoughts of loops that have ended.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.messages import tagged
 from cortexmlx.protocols.fields import check_fields, checked, inside
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.seal import Seal
@@ -66,12 +68,15 @@ class _Turn:
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
+    """What the user says beside a result."""
     more: dict[str, str] = field(default_factory=dict)
 
     def message(self) -> dict[str, Any]:
         """Return it as a message of the OpenAI API. An assistant's texts have no line breaks between them."""
         message: dict[str, Any] = {"role": self.role, **self.more}
-        message["content"] = "".join(self.texts) if self.role == "assistant" else _lines(self.texts)
+        said = [tagged("user", _lines(self.beside))] if any(self.beside) else []
+        message["content"] = "".join(self.texts) if self.role == "assistant" else _lines([*self.texts, *said])
         if self.thoughts:
             message["reasoning_content"] = "".join(self.thoughts)
         if self.calls:
@@ -86,7 +91,6 @@ class _Turns:
         self._turns: list[_Turn] = []
         self._seal = seal
         self._called: dict[str, str] = {}
-        self._waiting: list[str] = []
 
     @property
     def begun(self) -> bool:
@@ -104,33 +108,33 @@ class _Turns:
         return [f"messages[{turn.place}]" for turn in self._turns]
 
     def system(self, place: int, texts: list[str]) -> None:
-        """Add texts of a system message to the user's turn before it, or else to the one after it."""
-        tagged = f"<system>\n{_lines(texts)}\n</system>"
-        if self._turns[-1].role == "assistant":
-            self._waiting.append(tagged)
-        else:
-            self._turn("user", place).texts.append(tagged)
+        """Add texts of a system message. How templates want to read them is not known here."""
+        self._turn("system", place).texts += texts
 
     def user(self, place: int, content: object) -> None:
-        """Add what a user says, after the results of calls. Raises InvalidRequest."""
-        texts, results = self._waiting, []
-        self._waiting = []
+        """Add what a user says, and the results of calls. Raises InvalidRequest."""
+        since: list[_Turn] = []
+        while self._turns and self._turns[-1].role != "assistant":
+            since.insert(0, self._turns.pop())
+        results = [turn for turn in since if turn.role == "tool"]
+        before = [] if results else [text for turn in since if turn.role == "user" for text in turn.texts]
+        began, texts = len(results), list[str]()
         for path, block, kind in _blocks(content):
             with inside(path):
                 if kind == "tool_result":
                     results.append(self._result(place, block))
                 else:
-                    texts.append(_text(block, kind))
-        if results and self._is_last("user"):  # results come right after their calls
-            texts = [*self._turns.pop().texts, *texts]
-        self._turns += results
-        if texts or not results:
+                    (results[-1].beside if results else texts).append(_text(block, kind))
+        if not results:
+            self._turns += since
             self._turn("user", place).texts += texts
+            return
+        if not began:
+            results[0].beside[:0] = [*before, *texts]
+        self._turns += [*results, *(turn for turn in since if turn.role == "system")]
 
     def assistant(self, place: int, content: object) -> None:
         """Add what an assistant says, thinks and calls. Raises InvalidRequest."""
-        if self._waiting:
-            self.user(place, [])
         turn = self._turn("assistant", place)
         for path, block, kind in _blocks(content):
             with inside(path):
@@ -143,19 +147,14 @@ class _Turns:
 
     def end(self, place: int) -> None:
         """Check that an answer may follow. Raises InvalidRequest."""
-        if self._waiting:
-            self.user(place, [])
         if not self.begun:
             raise InvalidRequest("`messages` has no user's message", field="messages")
         if self._turns[-1].role == "assistant":
             raise InvalidRequest(_ANSWERED, field=f"messages[{place}]")
 
-    def _is_last(self, role: str) -> bool:
-        return self.begun and self._turns[-1].role == role
-
     def _turn(self, role: str, place: int) -> _Turn:
         """Return the last turn if it has this role, or else a new one."""
-        if not self._is_last(role):
+        if not self.begun or self._turns[-1].role != role:
             self._turns.append(_Turn(role, place))
         return self._turns[-1]
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, PromptTooLong, RequestTimeout
+from cortexmlx.errors import (
+    CortexError,
+    EngineClosed,
+    InvalidRequest,
+    KVCacheFull,
+    PromptTooLong,
+    RequestTimeout,
+    message_for_client,
+)
 from cortexmlx.protocols.reply import Body
 
 _BY_STATUS = {
@@ -49,7 +57,7 @@ def _type_of(error: CortexError) -> str:
 
 def _message(error: CortexError) -> str:
     """Return the message. Agents recognise a prompt that is too long by its first words, and then shorten it."""
-    message = str(error)
+    message = message_for_client(error)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"
     if isinstance(error, InvalidRequest) and error.field and not message.startswith(error.field):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from cortexmlx.errors import CortexError, EmbeddingRefused, InvalidRequest, PromptTooLong, UnknownAdapter
+from cortexmlx.errors import (
+    CortexError,
+    EmbeddingRefused,
+    InvalidRequest,
+    PromptTooLong,
+    UnknownAdapter,
+    message_for_client,
+)
 from cortexmlx.protocols.reply import Body
 
 
@@ -25,7 +32,7 @@ def error_body(error: CortexError) -> Body:
     """Return the body of an error. `param` is the path of the wrong field, if the error names one."""
     return {
         "error": {
-            "message": str(error),
+            "message": message_for_client(error),
             "type": "invalid_request_error" if is_refusal(error) else "server_error",
             "param": error.field if isinstance(error, InvalidRequest) else None,
             "code": _code(error),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cortexmlx.models.tokenizers.fitting import named_ids
 from cortexmlx.request import Message
 from cortexmlx.server.transcripts.answered import THOUGHTS, Answered
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
@@ -84,6 +85,8 @@ class Remembered:
         if alone is None or common_length(alone, text) < place + len(end):
             return None
         said = text[begin:place]
+        if named_ids(said) != named_ids(own.text):
+            return None  # the results of its calls have the ids that the template writes
         if own.thinking.strip():
             silent = render((*before, {**message, THOUGHTS: ""}))
             if own.thinking.strip() not in said or silent is None or silent.startswith(alone[: place + len(end)]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -60,24 +61,17 @@ def test_the_system_prompt_comes_first_without_the_line_for_billing() -> None:
     assert roles(HI, system=blocks[:1]) == roles(HI, system="") == [("user", "hi")]
 
 
-def test_a_later_system_message_is_a_part_of_the_users_turn() -> None:
+def test_a_later_system_message_stands_where_it_was_said() -> None:
     system = {"role": "system", "content": [text("be brief", citations=None)]}
-    tagged = "<system>\nbe brief\n</system>"
-    assert roles(HI, system) == [("user", f"hi\n{tagged}")]
-    assert roles(HI, system, HI) == [("user", f"hi\n{tagged}\nhi")]
-    assert roles(HI, assistant(text("a")), system, HI) == [
-        ("user", "hi"),
-        ("assistant", "a"),
-        ("user", f"{tagged}\nhi"),
-    ]
-    assert roles(HI, assistant(text("a")), system)[-1] == ("user", tagged)
-    assert roles(HI, assistant(text("a")), system, assistant(text("b")), HI)[2] == ("user", tagged)
+    said = [HI, system, HI, assistant(text("a")), system, system]
+    assert [role for role, _ in roles(*said)] == ["user", "system", "user", "assistant", "system"]
+    assert roles(*said)[-1] == ("system", "be brief\nbe brief")
     assert roles(system, HI, system="s") == [("system", "s\nbe brief"), ("user", "hi")]
 
 
 def test_a_system_message_that_is_cleared_is_not_read() -> None:
     once = {"role": "system", "content": "now", "clear_at": "next_user_message"}
-    assert roles(HI, once) == [("user", "hi\n<system>\nnow\n</system>")]
+    assert roles(HI, once) == [("user", "hi"), ("system", "now")]
     assert roles(HI, once, assistant(text("a")), HI) == [("user", "hi"), ("assistant", "a"), ("user", "hi")]
 
 
@@ -100,16 +94,16 @@ def test_calls_and_results_are_those_that_templates_read() -> None:
     assert said[1] == {"role": "assistant", "content": "I look", "tool_calls": calls}
     assert said[2:] == [
         {"role": "tool", "tool_call_id": "2", "name": "g", "content": "r"},
-        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "a\nb"},
-        {"role": "user", "content": "go"},
+        {"role": "tool", "tool_call_id": "1", "name": "f", "content": "a\nb\n<user>\ngo\n</user>"},
     ]
 
 
 def test_results_come_right_after_their_calls() -> None:
     system = {"role": "system", "content": "s"}
-    for between in (system, user(text("wait"))):
+    for between, after in ((system, [("system", "s")]), (user(text("wait")), [])):
         said = roles(HI, assistant(use("1")), between, user(result("1"), text("go")))
-        assert [role for role, _ in said] == ["user", "assistant", "tool", "user"] and said[3][1].endswith("\ngo")
+        assert [role for role, _ in said[:3]] == ["user", "assistant", "tool"] and said[3:] == after
+        assert said[2][1].startswith("r\n<user>\n") and said[2][1].endswith("\ngo\n</user>")
 
 
 def test_the_model_is_told_of_a_tool_that_failed() -> None:
@@ -208,14 +202,15 @@ MESSAGE = st.one_of(
 
 
 @given(st.lists(MESSAGE, max_size=6))
-def test_users_and_assistants_take_turns_and_results_follow_calls(messages: list[Any]) -> None:
+def test_neighbours_are_one_and_results_follow_calls(messages: list[Any]) -> None:
     said = read(HI, assistant(use("1")), *messages, HI)
     kinds = [each["role"] for each in said]
-    assert kinds[-1] == "user"
+    assert kinds[-1] != "assistant"
     for before, after in pairwise(kinds):
         assert before != after or before == "tool"
-        assert (before, after) != ("user", "tool")
+        assert (before, after) not in (("user", "tool"), ("system", "tool"), ("tool", "user"))
     told = "".join(each["content"] for each in said).replace("Error: ", "")
+    told = re.sub("</?user>", "", told)
     sent = [block for each in messages if isinstance(each["content"], list) for block in each["content"]]
     for letter in "abr":
         own = sum((block.get("text") or block.get("content")) == letter for block in sent)

@@ -10,11 +10,14 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.tokenizers.fitting import Fitting
+from cortexmlx.models.tokenizers.templates import render
 from cortexmlx.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.transcripts.reading import Reading
 from cortexmlx.server.transcripts.table import Table
 from cortexmlx.tools.call import ToolCall
+from support.models.loop_templates import KIMI
 
 WORDS = [">", "<", "a", "b", "ab", "bb", "aab", " ", "u", "m", "t", "c", "0", "(", ")", "  "]
 END = 0
@@ -268,3 +271,38 @@ def test_an_answer_is_known_only_after_the_messages_that_it_answered() -> None:
     other, same = ({"role": "assistant", "content": each} for each in ("no", "ok"))
     tokens, text = after(Marked(), [empty, USER], " ok", [USER, other, same, USER])
     assert tokens == text, "the second message after the question is not its answer"
+
+
+def test_a_call_has_the_id_of_its_result_where_the_model_counted_otherwise() -> None:
+    class Kimi:
+        eos_token_ids = frozenset({END})
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [ord(sign) for sign in text]
+
+        def token_bytes(self, token: int) -> bytes:
+            return b"<|im_end|>" if token == END else chr(token).encode()
+
+        def render(self, messages: Sequence[Message]) -> str:
+            def written(said: Any) -> str:
+                return render(KIMI, said, None, {"add_generation_prompt": True})
+
+            text = Fitting(written).rendered([dict(each) for each in messages], written)
+            assert isinstance(text, str)
+            return text
+
+    reader = Kimi()
+    for counted, own in (("0", True), ("7", False)):
+        table = Table(1 << 20)
+        first = Reading(table, "", [USER], PARAMS)
+        first.tokens(reader, reader.render([USER]), reader.render)
+        call = f"functions.f:{counted}<|tool_call_argument_begin|>" + '{"x":  1}'  # with two spaces
+        raw = f"<think></think><|tool_calls_section_begin|><|tool_call_begin|>{call}<|tool_call_end|>"
+        raw += "<|tool_calls_section_end|>"
+        calls = (ToolCall("call_1", "f", '{"x":  1}'),)
+        ids, usage, timings = (*reader.encode(raw), END), Usage(1, 1), Timings(0, 0, 0, 0, 0)
+        done = Completion("", ids, FinishReason.TOOL_CALLS, usage, timings, raw_text=raw, tool_calls=calls)
+        first.ended(done)
+        again = Reading(table, "", [USER, sent_back(done), {**TOOL, "tool_call_id": "call_1"}], PARAMS)
+        text = "".join(map(chr, again.tokens(reader, reader.render(again.messages), reader.render)))
+        assert text.count("functions.f:0") == 2 and ('"x":  1' in text) is own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import takewhile
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
@@ -94,7 +93,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     messages, paths = messages_of(told, offered, defaults.seal)
     if not messages:
         raise InvalidRequest("`input` has thoughts only: send a message, too", field="input")
-    read = _with_one_system_prompt([*_instructions(said), *read_messages(messages, paths)])
+    read = [*_instructions(said), *read_messages(messages, paths)]
     variables = parameters.template_variables(said, defaults.template_vars, effort=_effort(said, defaults))
     store = defaults.earlier is not None and parameters.flag({"store": True, **accepted}, "store")
     kept = tuple(kept_form(item) for item in items) if store else ()
@@ -175,14 +174,3 @@ def _instructions(said: Mapping[str, Any]) -> list[Message]:
         if not isinstance(instructions, str | None):
             raise InvalidRequest(f"`instructions` must be a text, not {type(instructions).__name__}")
         return [{"role": "system", "content": checked_text(instructions)}] if instructions else []
-
-
-def _with_one_system_prompt(messages: list[Message]) -> list[Message]:
-    """Return messages that begin with one system message where they began with several: agents send instructions in
-    pieces, and many chat templates take one.
-    """
-    first = list(takewhile(lambda message: message["role"] == "system", messages))
-    if len(first) < 2:
-        return messages
-    texts = [str(message["content"]) for message in first]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *messages[len(first) :]]

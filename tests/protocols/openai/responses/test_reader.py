@@ -97,11 +97,3 @@ def test_an_effort_is_left_out_where_the_template_knows_none(known: Any, effort:
 def test_sealed_thoughts_are_asked_for_where_there_is_a_seal() -> None:
     asked = {"input": "hi", "include": [responses.ENCRYPTED]}
     assert details_of(responses.read(asked, Defaults(SamplingParams(), seal=Seal(b"s", "a")))).sealed
-
-
-def test_instructions_in_pieces_are_one_system_prompt() -> None:
-    pieces = [{"role": "developer", "content": "b"}, {"role": "system", "content": "c"}]
-    later = {"role": "developer", "content": "d"}
-    assert prompts_of({"input": [*pieces, USER, later], "instructions": "a"}) == (
-        [{"role": "system", "content": "a\n\nb\n\nc"}, USER, {"role": "system", "content": "d"}],
-    )
