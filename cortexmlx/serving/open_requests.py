@@ -213,6 +213,12 @@ class OpenRequests:
             if answer is not None and answer.of_request.handle.cancelling:
                 self.cancel(answer.of_request.handle.id)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """After how many seconds a request is late, at the earliest: 0 if one is late; None: no request has a time."""
+        pending = self._deadlines.pending
+        return max(0.0, pending[0][0] - time.perf_counter()) if pending else None
+
     def expire(self, now: float) -> None:
         """Fail the requests whose time is over."""
         if not self._deadlines.pending:
