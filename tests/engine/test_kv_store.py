@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx import Engine, RequestTimeout, StoreState
 from cortexmlx.request import RequestState
 from support.engine.core_driver import Driver
 from support.models.quantized_models import wide
 from support.models.tiny import tokens_of
-from support.patience import PATIENCE, soon
+from support.patience import PATIENCE
 from support.store.damage import DAMAGES
 from support.store.restarts import LONG, check_restarts
 from support.store.stored import Stored, reading_pays
@@ -173,19 +172,6 @@ def test_a_prompt_that_is_cancelled_while_it_is_read_leaves_nothing(tiny: Any, t
         assert list(driver.result(other).token_ids) == theirs("llama", [*LONG, 5], 10)
         driver.core.check_invariants()
         assert driver.core.cache.stats().used_blocks == 0
-
-
-def test_a_prompt_that_waits_for_a_read_is_late_in_time(tiny: Any, tmp_path: Path) -> None:
-    """Nothing else wakes the engine's thread then."""
-    with Stored(tiny("llama"), tmp_path) as driver:
-        driver.ask(LONG)
-    with Engine(str(tiny("llama")), kv_store=tmp_path, block_size=8, max_rows=4, prefill_budget=32) as engine:
-        assert soon(lambda: engine.stats().kv_store.state is StoreState.OPEN)
-        read: list[Any] = []
-        engine.inspect(lambda core: setattr(core.disk._store, "read", read.append))
-        with pytest.raises(RequestTimeout, match="it was queued"):
-            engine.generate(LONG, max_tokens=3, timeout=0.05)
-        assert len(read) == 1
 
 
 def test_a_step_that_fails_forgets_what_it_was_to_load(tiny: Any, theirs: Any, tmp_path: Path) -> None:

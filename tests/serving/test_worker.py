@@ -172,6 +172,13 @@ def test_an_interrupt_of_who_asks_leaves_no_question_behind(worker: Worker) -> N
     assert not worker._asking
 
 
+def test_an_idle_engine_wakes_up_when_a_request_is_late(worker: Worker) -> None:
+    """As while all requests wait for the disk, or for lost workers: no call comes."""
+    core: Any = worker.core
+    worker.ask(lambda core: setattr(core, "seconds_left", 0.001))
+    assert core.enough.wait(PATIENCE)
+
+
 @pytest.fixture
 def little_time_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_CALLS_SECONDS", "_TOGETHER_SECONDS"):
