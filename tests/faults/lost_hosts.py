@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "the old workers are asked on",
         CORE,
-        "        self.runner = self.model.runner\n        self.cache.pools",
-        "        self.cache.pools",
+        "        self.runner = self.model.runner\n        self.cache.states",
+        "        self.cache.states",
     ),
 )
