@@ -344,7 +344,7 @@ class Engine(HasAdapters, EmbeddingCalls):
 
     def stats(self) -> EngineStats:
         """Return counters, and values of this moment. Raises EngineClosed."""
-        return self._worker.ask(lambda core: core.stats(), instead=lambda core: core.recovery.stats)
+        return self._worker.ask(lambda core: core.stats())
 
     def blocks(self) -> BlockMap:
         """Return the state of every block of the KV arena, a few times per second at most. Raises EngineClosed."""

@@ -109,8 +109,14 @@ class LogitsProcessorError(CortexError):
 
 
 class StructuredOutputError(CortexError):
-    """An answer cannot have the form that was asked for: its grammar became too complex, it left no token to choose, or
-    the answer was cut before its form was complete. Only this request is affected.
+    """An answer does not have the form that was asked for: it left no token to choose, the answer was cut before its
+    form was complete, or the grammar's parser failed. Only this request is affected.
+    """
+
+
+class FormRefused(StructuredOutputError):
+    """The form that was asked for became too complex while the answer was written, or no text fits it. The same request
+    fails again: simplify the schema or the expression, or the schemas of the tools.
     """
 
 

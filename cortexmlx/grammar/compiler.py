@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.deep_stack import on_deep_stack
-from cortexmlx.grammar.matcher import Grammar
+from cortexmlx.grammar.matcher import Grammar, Raised
 from cortexmlx.grammar.sources import source_of
 from cortexmlx.models.messages import one_line
 from cortexmlx.request import QueuedRequest
@@ -101,7 +101,7 @@ class GrammarCompiler:
         self, vocabulary: _Vocabulary, output: StructuredOutput | None, thoughts: Thoughts | None, calls: Calls | None
     ) -> Grammar:
         source = source_of(output, thoughts, vocabulary.table.drops_space, vocabulary.specials, calls)
-        grammar = on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.tokenizer.vocab_size))
+        grammar = on_deep_stack(lambda: Grammar(vocabulary.tokenizer, source, vocabulary.raised))
         if grammar.error:
             raise self._refused(vocabulary, output, calls, grammar.error)
         return grammar
@@ -184,27 +184,42 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """A vocabulary as llguidance takes it. The attributes without an underscore are read by llguidance, too."""
+    """A vocabulary that llguidance knows. Call it to tokenize a text."""
 
     def __init__(self, table: TokenTable, encode: Callable[..., list[int]]) -> None:
         from llguidance import LLTokenizer
-        from llguidance._tokenizer import TokenizerWrapper
 
         self.table = table
         self.specials = {
             table.pieces[t].decode("utf-8", "replace"): t for t in sorted(table.special) if _within(t, table)
         }
-        self.tokens = table.pieces
-        self.eos_token_id = min(table.ends)
-        self.bos_token_id = None
-        self.special_token_ids = sorted(t for t in table.special | table.ends if _within(t, table))
+        self.raised = Raised()
         self._encode = encode
-        self.tokenizer: LLTokenizer = LLTokenizer(TokenizerWrapper(self), eos_token=sorted(table.ends))
+        self.tokenizer: LLTokenizer = LLTokenizer(_Callback(self), eos_token=sorted(table.ends))  # type: ignore[arg-type]
 
     def __call__(self, text: str) -> list[int]:
-        if not isinstance(text, str):
-            raise TypeError("a text is needed")  # llguidance tries bytes first
         return self._encode(text, add_special_tokens=False)
+
+
+class _Callback:
+    """A vocabulary in the place of llguidance's `TokenizerWrapper`. What the tokenizer raises is kept."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: _Vocabulary) -> None:
+        self.tokens = vocabulary.table.pieces
+        self.eos_token_id = min(vocabulary.table.ends)
+        special = vocabulary.table.special | vocabulary.table.ends
+        self.special_token_ids = sorted(t for t in special if _within(t, vocabulary.table))
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: str) -> list[int]:
+        try:
+            return self._vocabulary(text)
+        except BaseException as error:
+            self._vocabulary.raised.error = error
+            raise
 
 
 def _within(token: int, table: TokenTable) -> bool:

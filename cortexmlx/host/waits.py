@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 LONGEST_SECONDS = 0.25
@@ -29,13 +30,8 @@ def wait_until(changed: threading.Condition, condition: Callable[[], bool], time
     return True
 
 
-def take_from(items: queue.SimpleQueue[T], instead: Callable[[], T | None] = lambda: None) -> T:
-    """Wait for the next item of a queue, and return it. If `instead()`, which is called now and then, has something,
-    return that.
-    """
+def take_from(items: queue.SimpleQueue[T]) -> T:
+    """Wait for the next item of a queue, and return it."""
     while True:
-        try:
+        with suppress(queue.Empty):
             return items.get(timeout=LONGEST_SECONDS)
-        except queue.Empty:
-            if (other := instead()) is not None:
-                return other

@@ -92,11 +92,9 @@ class WorkerGroup:
         try:
             where = tuple((host, port) for host, port in listener.addresses)
             task = Assignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
-            self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
+            processes = self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
             links = listener.accept(deadline, check=self._check_started)
-            self.channels = tuple(
-                WatchedChannel(rank, links, self._processes, self.names) for rank in range(len(links))
-            )
+            self.channels = tuple(WatchedChannel(rank, links, processes, self.names) for rank in range(len(links)))
             self._meet(deadline)
         except BaseException as error:
             said = _said(self._processes) if isinstance(error, HostLost) and self._processes is not None else ""

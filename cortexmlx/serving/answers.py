@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cortexmlx.errors import CortexError, LogitsProcessorError, NoTokenToChoose, StructuredOutputError
-from cortexmlx.grammar.matcher import Matcher
+from cortexmlx.errors import (
+    CortexError,
+    FormRefused,
+    LogitsProcessorError,
+    NoTokenToChoose,
+    StructuredOutputError,
+)
+from cortexmlx.grammar.matcher import Matcher, is_forms_own
 from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.progress import Progress
 from cortexmlx.request import Completion, FinishReason, QueuedRequest, RequestState, Timings, TokenEvent, Usage
@@ -308,11 +314,11 @@ def no_token(job: Job, has_grammar: bool) -> CortexError:
 
 
 def no_form(job: Job, why: str) -> StructuredOutputError:
-    """Return the error for an answer that its grammar cannot continue."""
-    return StructuredOutputError(
-        f"the answer cannot have the form that was asked for, after {job.generated} tokens of it: {why}. Simplify the "
-        "schema or the expression, or the schemas of the tools"
-    )
+    """Return the error for an answer that its grammar cannot continue: FormRefused if the form itself is to blame."""
+    message = f"the answer cannot have the form that was asked for, after {job.generated} tokens of it: {why}. "
+    if is_forms_own(why):
+        return FormRefused(f"{message}Simplify the schema or the expression, or the schemas of the tools")
+    return StructuredOutputError(f"{message}Ask again")
 
 
 def _likelihood(completion: Completion) -> float:

@@ -59,6 +59,7 @@ class EngineCore:
         somebody waits for the engine while it opens.
         """
         self.config = config
+        self._wake = wake
         self._job_numbers = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
         self._at_work, self._step_seconds = False, 0.0
@@ -83,7 +84,7 @@ class EngineCore:
         self.cache = self.model.begin_cache(blocks)
         self.scheduler = self.model.begin_scheduler(self.cache)
         self.measured = Measurements()
-        self.recovery = Recovery(self)
+        self.recovery = Recovery(self, self._wake)
         self.requests = OpenRequests(
             self.scheduler,
             self.measured,
@@ -102,8 +103,8 @@ class EngineCore:
         """Plan and start the next step, then take the results of the one before it."""
         try:
             with self.measured.busy:
-                if self.recovery.open or self.recovery.reopened():
-                    self.requests.expire(time.perf_counter())
+                self.requests.expire(time.perf_counter())
+                if self.recovery.ready():
                     self._prepare()
                     self.speculation.draft()
                     plan = self._plan()
@@ -117,8 +118,14 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do until the next request."""
-        return self.scheduler.idle and not self._in_flight
+        """Whether there is nothing to do until the next call, or until the time of a request is over."""
+        waits = self.recovery.starting or (self.scheduler.idle and not self._in_flight)
+        return waits and self.requests.seconds_left != 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """After how many seconds a request is late, at the earliest; None: no request has a time."""
+        return self.requests.seconds_left
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
         """Queue a request, whose answers end at `stops` and follow `grammar`. One that cannot run fails at once."""
@@ -160,19 +167,24 @@ class EngineCore:
         self._in_flight.clear()
         self.requests.forget()
         self.cache.pools.expect_back()
+        self.model.reopen()
         self.model.begin_anew()
         self.runner = self.model.runner
         self.draft = begun_anew(self.draft)
         self._begin_empty(self.cache.pools.max_blocks)
         self.pins.move_to(self.cache)
 
-    def reopen(self) -> None:
-        """See `Recoverable`: begin the model anew, with an empty arena and no row."""
+    def let_go(self) -> None:
+        """See `Recoverable`."""
         self._in_flight.clear()
         self._collected = None
-        self.cache.states.take()
+
+    def reopen(self) -> None:
+        """See `Recoverable`."""
         self.model.begin_anew()
         self.runner = self.model.runner
+        self.cache.states.take()
+        self.scheduler.forget_loads()  # what was read for requests that came meanwhile was in the old workers
         self.cache.pools.give_all_back()
         granted(self.runner.begin(self.cache.pools.blocks))
 
@@ -192,7 +204,7 @@ class EngineCore:
         """If nothing is running, move cached blocks together, so that the free blocks are one run. Return how many
         moved.
         """
-        return self._unless_refused(self._move_together()) or 0 if self.idle else 0
+        return self._unless_refused(self._move_together()) or 0 if self.idle and self.recovery.open else 0
 
     def tidy(self) -> bool:
         """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena,

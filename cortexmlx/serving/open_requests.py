@@ -12,7 +12,7 @@ import numpy as np
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores, Vector
 from cortexmlx.execution.logits import NO_TOKEN
-from cortexmlx.grammar.matcher import Grammar, Mask, fill_masks
+from cortexmlx.grammar.matcher import NO_TEXT, Grammar, Mask, fill_masks
 from cortexmlx.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import Job, JobId
@@ -26,8 +26,6 @@ from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import Detokenizer, TextStream
-
-_NOTHING = "no token is allowed"
 
 
 class OpenRequests:
@@ -118,7 +116,7 @@ class OpenRequests:
             own = [] if answer.matcher is None else list(islice(masks, len(places)))
             if answer.job.id not in self.answers:
                 continue  # it failed with another answer of its request
-            if answer.matcher is not None and (error := answer.matcher.error or ("" if own[0].any() else _NOTHING)):
+            if answer.matcher is not None and (error := answer.matcher.error or ("" if own[0].any() else NO_TEXT)):
                 self.fail(answer.of_request, no_form(answer.job, error))
                 continue
             closing = [] if answer.budget is None else answer.budget.masks()[: len(places)]
@@ -175,7 +173,7 @@ class OpenRequests:
         logprob = None if job.params.logprobs is None else logprob_of(token, index, job.params.logprobs, result)
         stopped = answer.take(token, now, logprob, stop_token)
         self._measured.token(now, before, answer.started, answer.request.submitted)
-        if answer.matcher is not None and not stop_token and answer.matcher.take(token):
+        if answer.matcher is not None and answer.matcher.take(token):  # an end that it refuses is an error
             return True
         return stopped
 
@@ -214,6 +212,12 @@ class OpenRequests:
             answer = self.answers.get(segment.job)
             if answer is not None and answer.of_request.handle.cancelling:
                 self.cancel(answer.of_request.handle.id)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """After how many seconds a request is late, at the earliest: 0 if one is late; None: no request has a time."""
+        pending = self._deadlines.pending
+        return max(0.0, pending[0][0] - time.perf_counter()) if pending else None
 
     def expire(self, now: float) -> None:
         """Fail the requests whose time is over."""

@@ -261,6 +261,9 @@ class OpenedModel:
         )
         return Scheduler(cache, scheduling)
 
+    def reopen(self) -> None:
+        """Do nothing: there are no workers."""
+
     def begin_anew(self) -> None:
         """Drop everything in flight. `begin_cache` must follow, which makes the arena anew."""
         self.runner.forget()

@@ -148,11 +148,9 @@ class Worker:
         question: Callable[[EngineCore], T],
         *,
         any_error: bool = False,
-        instead: Callable[[EngineCore], T | None] = lambda core: None,
     ) -> T:
         """Run `question` on the engine's thread between two steps and return its answer. Raises what it raises, and
-        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine. If
-        `instead` has an answer meanwhile, return that: it runs on the caller's thread.
+        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
         """
         self.check_elsewhere()
         answer: _Answer = queue.SimpleQueue()
@@ -170,7 +168,7 @@ class Worker:
                 self._asking.add(answer)
                 self._calls.put(run)
             value: T
-            value, error = take_from(answer, lambda: None if (told := instead(self.core)) is None else (told, None))
+            value, error = take_from(answer)
         finally:
             self._asking.discard(answer)
         if error is not None:
@@ -298,15 +296,15 @@ class Worker:
             answer.put((None, error))
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, and
-        carry it out together with all queued ones. Return False to stop.
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, or until
+        a request is late, and carry it out together with all queued ones. Return False to stop.
         """
         wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
         until, together = time.perf_counter() + wait, 0
         while (idle := self.core.idle) or together or time.perf_counter() < until:
             more = idle and self._calls.empty() and self.core.tidy()
             try:
-                call = self._calls.get(block=idle and not more)
+                call = self._calls.get(block=idle and not more, timeout=self.core.seconds_left if idle else None)
             except queue.Empty:
                 if more:
                     continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import jsonschema
@@ -11,9 +12,18 @@ import numpy as np
 import pytest
 from openai.types.chat import ChatCompletion
 
-from cortexmlx import Engine, FinishReason, InvalidRequest, SamplingParams, StructuredOutput, StructuredOutputError
+from cortexmlx import (
+    Engine,
+    FinishReason,
+    FormRefused,
+    InvalidRequest,
+    SamplingParams,
+    StructuredOutput,
+    StructuredOutputError,
+)
+from cortexmlx.grammar import matcher
 from cortexmlx.grammar.compiler import GrammarCompiler
-from cortexmlx.grammar.matcher import MOST_ITEMS
+from cortexmlx.grammar.matcher import MOST_ITEMS, only
 from cortexmlx.models.tokenizers.shared import TokenTable
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.openai import chat_completions, completions, responses
@@ -223,6 +233,81 @@ def test_what_leaves_no_token_fails_its_request_alone(ignore_eos: bool, tiny: An
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
 
 
+def test_a_form_that_is_not_whole_never_ends_as_if_it_were(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a mask says: the matcher of the answer itself judges its end."""
+    driver = Driver(tiny("llama"), tokens=512)
+    handle = driver.add(tokens_of(9, seed=1), 30, structured=PERSON, ignore_eos=False)
+    driver.step(4)
+    monkeypatch.setattr(open_requests, "fill_masks", lambda asked: only(EOS, 320)[None].repeat(9, axis=0))
+    driver.finish()
+    with pytest.raises(StructuredOutputError, match="cannot have the form"):
+        driver.result(handle)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_were_whole(
+    kind: type[BaseException], tiny: Any
+) -> None:
+    """llguidance swallows it. It may be raised for a step, for a drafted one, and on threads of llguidance's own."""
+    driver = Driver(tiny("llama"), tokens=512)
+    prompt, asked = tokens_of(20), {"ignore_eos": False, "structured": PERSON}
+    whole = driver.result_of(prompt, 60, **asked)
+    vocabulary = driver.grammars._vocabulary
+    assert whole.finish_reason is FinishReason.STOP and vocabulary is not None
+    encode, calls, outcomes = vocabulary._encode, [0], []
+
+    def faulty(text: str, **options: Any) -> list[int]:
+        calls[0] -= 1
+        if calls[0] == 0:
+            raise kind("thrown")
+        return encode(text, **options)
+
+    vocabulary._encode = faulty
+    for at in range(1, 24, 3):
+        calls[0] = at
+        handles = [driver.add(prompt, 60, **asked) for _ in range(2)]
+        try:
+            driver.finish()
+        except KeyboardInterrupt:
+            driver.core.begin_anew()
+            outcomes.append("interrupted")
+            continue
+        for handle in handles:
+            try:
+                assert driver.result(handle).text == whole.text
+            except StructuredOutputError as error:
+                outcomes.append(str(error))
+    calls[0] = -1
+    assert driver.result_of(prompt, 60, **asked).text == whole.text
+    assert outcomes and all(told == "interrupted" or "llguidance failed, as the log tells" in told for told in outcomes)
+    assert ("interrupted" in outcomes) is (kind is KeyboardInterrupt)
+    assert not any("panic" in told or "backtrace" in told for told in outcomes)
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_a_form_that_becomes_too_complex_is_refused(
+    drafted: bool, tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask after the second token fails, also where that token is a draft, so that a copy of the matcher fails."""
+    monkeypatch.setattr(matcher, "MOST_ITEMS", 400)
+    letters, capitals = ascii_lowercase, ascii_uppercase
+    branches = {"x": [f'"{c}" y' for c in letters], "y": [f'"{c}" z' for c in capitals], "z": ['"0"', '"1" x']}
+    rules = "\n".join(f"{name}: {' | '.join(parts)}" for name, parts in branches.items())
+    driver = Driver(tiny("llama"), tokens=512, forced_tokens=False)
+    prompt = tokens_of(9, seed=1)
+    free = driver.add(prompt, 30)
+    lost = driver.add(prompt, 30, structured=StructuredOutput.grammar(f'start: "-" "+" x\n{rules}'), ignore_eos=False)
+    while not driver.core.idle:
+        for job in driver.core.scheduler.jobs:
+            if drafted and job.id == lost.id - 1:
+                driver.core.scheduler.draft(job.id, driver.encode("-+aB0")[job.generated :])
+        driver.step()
+    with pytest.raises(FormRefused, match="after 2 tokens of it: parser error: Too many items"):
+        driver.result(lost)
+    assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
+    assert not drafted or driver.core.stats().steps_by_reason["verify"]
+
+
 @pytest.mark.parametrize("forced_tokens", [False, True])
 def test_a_forced_text_without_end_fails_its_request_alone(forced_tokens: bool, tiny: Any, theirs: Any) -> None:
     objects = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
@@ -238,7 +323,7 @@ def test_a_forced_text_without_end_fails_its_request_alone(forced_tokens: bool, 
     free = driver.add(prompt, 30)
     lost = driver.add(prompt, 30, structured=endless)
     driver.finish()
-    with pytest.raises(StructuredOutputError, match=f"Too many items .limit {MOST_ITEMS}"):
+    with pytest.raises(FormRefused, match=f"Too many items .limit {MOST_ITEMS}"):
         driver.result(lost)
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
     assert driver.core.requests._constrainable == 0
@@ -255,7 +340,7 @@ def test_answers_of_one_request_that_fail_in_the_same_step_fail_it_once(
     driver.step(4)
     monkeypatch.setattr(open_requests, "fill_masks", lambda asked: np.zeros((len(asked), 10), np.uint32))
     driver.finish()
-    with pytest.raises(StructuredOutputError, match="no token is allowed"):
+    with pytest.raises(StructuredOutputError, match="no text fits it"):
         driver.result(lost)
     assert list(driver.result(free).token_ids) == theirs("llama", prompt, 30)
     assert driver.core.requests._constrainable == 0

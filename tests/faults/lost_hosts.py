@@ -29,7 +29,9 @@ FAULTS = (
     Fault(
         "workers of one machine have all of it each", MODEL, "info.memory_bytes // beside[machine]", "info.memory_bytes"
     ),
-    Fault("a loss that a step has met is met again", MODEL, "if epoch == self._group.epoch:", "if epoch:"),
+    Fault(
+        "a loss that a step has met is met again", MODEL, "if core.recovery.open and epoch ==", "if epoch or epoch =="
+    ),
     Fault("a loss in the middle of a plan ends the plan", MODEL, "except HostLost:", "except HostRefused:"),
     Fault("other weights are not noticed", GROUP, "info.identity != self._loaded.identity", "not info.identity"),
     Fault("workers that are not there are told", GROUP, "if len(held) < len(self.names):", "if False:"),
@@ -49,7 +51,7 @@ FAULTS = (
     Fault(
         "the old workers are asked on",
         CORE,
-        "        self.runner = self.model.runner\n        self.cache.pools",
-        "        self.cache.pools",
+        "        self.runner = self.model.runner\n        self.cache.states",
+        "        self.cache.states",
     ),
 )

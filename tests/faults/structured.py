@@ -41,9 +41,21 @@ FAULTS = (
         "            rows += [p and p - 1 for p in places[: len(own)]]\n",
     ),
     Fault("masks in another order than rows", REQUESTS, "np.stack(allowed)", "np.stack(allowed[::-1])"),
+    Fault("tokens are not followed", REQUESTS, "is not None and answer.matcher.take(token):", "is not None and False:"),
     Fault(
-        "tokens are not followed", REQUESTS, "not stop_token and answer.matcher.take(token)", "not stop_token and False"
+        "any end of an answer will do",
+        REQUESTS,
+        "and answer.matcher.take(token):",
+        "and not stop_token and answer.matcher.take(token):",
     ),
+    Fault(
+        "a matcher's copy that fails allows the end",
+        MATCHER,
+        "            if inner.is_error():\n",
+        "            if False:\n",
+    ),
+    Fault("an interrupt in the tokenizer is lost", COMPILER, "self._vocabulary.raised.error = error", "pass"),
+    Fault("the trace of a panic is told", MATCHER, 'if error.startswith("panic"):', "if False:"),
     Fault("a complete form does not end its answer", MATCHER, " or bool(self.inner.is_stopped())", ""),
     Fault(
         "a refused token is no error",

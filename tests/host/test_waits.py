@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.host import waits
 from cortexmlx.host.waits import take_from, wait_until
 from cortexmlx.request import RequestId
 from cortexmlx.serving.as_completed import AsCompleted
@@ -94,12 +93,3 @@ def test_items_are_taken_in_order() -> None:
     assert [take_from(items) for _ in range(3)] == [0, 1, 2]
     threading.Timer(0.3, items.put, [7]).start()
     assert take_from(items) == 7
-
-
-def test_a_wait_ends_with_what_there_is_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waits, "LONGEST_SECONDS", 0.001)
-    items: queue.SimpleQueue[str] = queue.SimpleQueue()
-    found = iter([None, None, "instead"])
-    assert take_from(items, lambda: next(found)) == "instead"
-    items.put("item")
-    assert take_from(items, lambda: "instead") == "item"

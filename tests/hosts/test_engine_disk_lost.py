@@ -127,6 +127,7 @@ def test_what_was_read_before_a_loss_is_read_again(
         workers[0].lose(1)
         if moment == "asked":
             driver.core.recovery.recover(HostLost("rank 1 was killed", host="rank 1"))
+            driver.await_start()
             assert not driver.core.idle, "its prompt waits for nothing of what is lost"
         driver.finish()
         assert list(driver.result(handle).token_ids) == theirs("llama", LONG, 10)
@@ -154,6 +155,7 @@ def test_an_idle_engine_that_loses_a_rank_while_it_copies_goes_on(
         monkeypatch.setattr(group_store.GroupStore, "keep", loses)
         while driver.core.tidy():
             pass
+        driver.await_start()
         assert workers[0].epoch == 2 and times[0] >= 2
         driver.join()
         assert driver.ask(LONG)[0] == theirs("llama", LONG, 10)

@@ -29,7 +29,7 @@ class FakeCore:
     """A core that counts. It has work for ever once a request has come, and answers none."""
 
     def __init__(self, config: Any, wake: Any, waiting: Any) -> None:
-        self.idle = True
+        self.idle, self.seconds_left = True, None
         self.waiting = waiting
         self.steps = 0
         self.cancelled: list[int] = []
@@ -170,6 +170,13 @@ def test_an_interrupt_of_who_asks_leaves_no_question_behind(worker: Worker) -> N
         worker.ask(lambda core: None)
     worker._calls = usual
     assert not worker._asking
+
+
+def test_an_idle_engine_wakes_up_when_a_request_is_late(worker: Worker) -> None:
+    """As while all requests wait for the disk, or for lost workers: no call comes."""
+    core: Any = worker.core
+    worker.ask(lambda core: setattr(core, "seconds_left", 0.001))
+    assert core.enough.wait(PATIENCE)
 
 
 @pytest.fixture

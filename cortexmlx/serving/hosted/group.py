@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cortexmlx.errors import CortexError, HostLost, HostRefused
+from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.disk.pieces import Arrived
 from cortexmlx.hosts.disk.group_store import GroupStore, Later
@@ -45,7 +45,7 @@ OnLost = Callable[[int, HostLost], None]
 
 class HostGroup:
     """Starts the workers, and has each open its part of the model. It says in words what computes attention in them
-    (`AttentionInUse`). Only the engine's thread may use it.
+    (`AttentionInUse`). One thread at a time may use it: the engine's, or the one that starts lost workers.
     """
 
     def __init__(self, config: EngineConfig, loaded: LoadedModel, on_lost: OnLost) -> None:
@@ -60,6 +60,7 @@ class HostGroup:
         self._limits = hang_limits()
         self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report)
         self._runner: RemoteRunner | None = None
+        self._ended = False
         self.infos: tuple[RankInfo, ...] = ()
         """What each worker tells about its part."""
         self.machines: tuple[str, ...] = tuple(host.ssh for host in self._workers.hosts.hosts)
@@ -78,11 +79,11 @@ class HostGroup:
     def open(self) -> None:
         """Start the workers, and open the parts. Raises HostLost, HostRefused and what opening a part raises."""
         try:
-            self._workers.reopen()
-            epoch = self.epoch
-            self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
-            self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
             with self._reporting():
+                self._workers.reopen()
+                epoch = self.epoch
+                self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
+                self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
                 self.infos = self._runner.open(self._options)
             for name, info in zip(self.names, self.infos, strict=True):
                 self._check(name, info)
@@ -106,7 +107,8 @@ class HostGroup:
     def arrange(self, parts: Sequence[Part]) -> Runner:
         """Let each worker make its runner for its layers of all groups. Return the runner of all."""
         runner = self._opened
-        runner.arrange(parts)
+        with self._reporting():  # a worker computes a token: it reads its weights
+            runner.arrange(parts)
         return runner
 
     def piece_store(
@@ -130,6 +132,10 @@ class HostGroup:
             HostStats(name, info.weight_bytes, bytes_.arena, bytes_.active)
             for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
         )
+
+    def end_starts(self) -> None:
+        """End a start on another thread soon, with EngineClosed, and every later one. Any thread may call it."""
+        self._ended = True
 
     def close(self) -> None:
         """End all workers. Safe to call again."""
@@ -188,6 +194,8 @@ class HostGroup:
             reporter.join()
 
     def _report(self) -> None:
+        if self._ended:
+            raise EngineClosed("the engine was closed while its workers were started")
         if self._config.on_progress is not None:
             self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
 

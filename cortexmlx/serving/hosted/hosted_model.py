@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -60,13 +61,15 @@ class HostedModel:
         """
         self._config = config
         self._wake = wake
+        self._opening = threading.Lock()
         self.runner: Runner
         self.disk: StoreConnector | None = None
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
         self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
         try:
             self._group.open()
-            self._parts = self._arranged()
+            self._groups = [info.groups for info in self._group.infos]
+            self._parts, self.runner = self._arranged()
             self.loaded = self._whole(loaded)
             self.info = self._sized()
             if config.kv_store is not None and config.prefix_cache:
@@ -77,15 +80,14 @@ class HostedModel:
             raise
 
     def _noticed(self, core: Any, epoch: int, lost: HostLost) -> None:
-        """Recover from a loss that was noticed outside of a step, unless a step has met it since."""
-        if epoch == self._group.epoch:
+        """Recover from a loss that was noticed outside of a step, unless a step or a start has met it since."""
+        if core.recovery.open and epoch == self._group.epoch:
             core.recovery.recover(lost)
 
-    def _arranged(self) -> tuple[Part, ...]:
-        """Let the workers make their runners. Return the layer groups of each, in one order."""
+    def _arranged(self) -> tuple[tuple[Part, ...], Runner]:
+        """Let the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
         parts = in_one_order(info.groups for info in self._group.infos)
-        self.runner = self._group.arrange(parts)
-        return parts
+        return parts, self._group.arrange(parts)
 
     def _whole(self, files: LoadedModel) -> LoadedModel:
         """Return the model that the parts are together."""
@@ -175,16 +177,22 @@ class HostedModel:
             self.begin_store,
         )
 
-    def begin_anew(self) -> None:
+    def reopen(self) -> None:
         """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
-        `runner` is another one then, without an arena. Raises HostLost if that fails again and again, and HostRefused
-        if the parts are not the same any more.
+        Raises HostLost if that fails again and again, and HostRefused if the parts are not the same any more.
+
+        It takes long, and needs no mlx. So any thread may call it, while the engine's thread may `release` the model.
         """
-        before = self._group.infos
-        self._group.reopen()
-        if [info.groups for info in self._group.infos] != [info.groups for info in before]:
-            raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
-        self._arranged()
+        with self._opening:
+            self._group.reopen()
+            if [info.groups for info in self._group.infos] != self._groups:
+                self._group.close()
+                raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
+            _, self._reopened = self._arranged()
+
+    def begin_anew(self) -> None:
+        """Begin with the workers that `reopen` started: `runner` is another one, without an arena."""
+        self.runner = self._reopened
         if self.disk is not None:
             self._pieces.abandon()
             self._pieces = self._piece_store()
@@ -206,7 +214,9 @@ class HostedModel:
         """End all workers. Safe to call again."""
         disk, self.disk = self.disk, None
         try:
-            if disk is not None:
-                disk.close()
+            self._group.end_starts()
+            with self._opening:
+                if disk is not None:
+                    disk.close()
         finally:
             self._group.close()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.serving.loading.served_model import Call, ServedModel
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.open_requests import OpenRequests
-from cortexmlx.stats import EngineStats
 
 log = logging.getLogger("cortexmlx")
 
@@ -28,36 +30,37 @@ class Recoverable(Protocol):
     scheduler: Scheduler
     requests: OpenRequests
     measured: Measurements
+    model: ServedModel
+
+    def let_go(self) -> None:
+        """Drop what is in flight in the lost workers. The rows must have been restarted."""
 
     def reopen(self) -> None:
-        """Start the workers anew, with an empty arena. The rows must have been restarted. Raises HostLost, HostRefused
-        or MemoryRefused.
-        """
+        """Begin with the new workers, and an empty arena. Raises HostLost or MemoryRefused."""
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error."""
-
-    def stats(self) -> EngineStats:
-        """Return the engine's statistics."""
 
 
 class Recovery:
     """Continues after HostLost. As a context manager, it does so for what is raised within it: the running requests
     fail, or begin again with `resume_lost`. The waiting ones wait until the workers are back.
 
-    A model in this process never raises HostLost.
+    A start takes seconds to minutes. So another thread waits for the workers, and the engine's thread ends requests
+    that are late or cancelled, and takes new ones. A model in this process never raises HostLost.
     """
 
-    def __init__(self, core: Recoverable) -> None:
+    def __init__(self, core: Recoverable, wake: Callable[[Call], None]) -> None:
+        """`wake(call)` has a call carried out between two steps."""
         self._core = core
+        self._wake = wake
         self.losses = 0
         """How often the workers were lost."""
         self._in_a_row = 0
         self._finished = 0
         self.open = True
         """Whether there are workers. If not, the next request has them started."""
-        self.stats: EngineStats | None = None
-        """While the workers are started anew: the engine's statistics of just before. Any thread may read it."""
+        self._starting: threading.Thread | None = None
 
     def __enter__(self) -> None:
         pass
@@ -71,7 +74,7 @@ class Recovery:
         return True
 
     def recover(self, lost: HostLost) -> None:
-        """Fail or restart the requests that run, and start the workers anew. If that fails, all requests fail."""
+        """Fail or restart the requests that run, and have the workers started. If that fails, all requests fail."""
         core, finished = self._core, self._core.measured.requests_finished
         self._in_a_row = 1 if finished != self._finished else self._in_a_row + 1
         self._finished = finished
@@ -82,24 +85,50 @@ class Recovery:
             self._fail_running(lost)
         core.scheduler.restart_rows()
         core.scheduler.forget_loads()  # what was read for them was in the workers
-        self.reopened()
+        self._start()
 
-    def reopened(self) -> bool:
-        """Start the workers anew, and return whether there are any now. If not, all requests fail. Call it before a
-        step if the workers are not `open`.
-        """
+    @property
+    def starting(self) -> bool:
+        """Whether the workers are being started."""
+        return self._starting is not None
+
+    def ready(self) -> bool:
+        """Return whether a step may begin. If there are no workers, have them started."""
+        if not (self.open or self.starting):
+            self._start()
+        return self.open
+
+    def _start(self) -> None:
         self.open = False
-        self.stats = self._core.stats()
+        self._core.let_go()
+        self._starting = thread = threading.Thread(target=self._reopen, name="cortexmlx starts workers", daemon=True)
+        thread.start()
+
+    def _reopen(self) -> None:
+        """Start the workers: on the thread that waits for them."""
+        me, raised = threading.current_thread(), None
         try:
+            self._core.model.reopen()
+        except BaseException as error:
+            raised = error
+        self._wake(lambda core: core.recovery.end_start(me, raised))
+
+    def end_start(self, thread: threading.Thread, raised: BaseException | None) -> None:
+        """Go on after the start of a `thread`, which has `raised` something. Does nothing if the engine has begun anew
+        since.
+        """
+        if thread is not self._starting:
+            return
+        self._starting = None
+        try:
+            if raised is not None:
+                raise raised
             self._core.reopen()
             self.open = True
-        except (CortexError, OSError) as error:
+        except Exception as error:
             log.error("the workers cannot be started again: %s", error)
             lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error}")
             self._core.fail_all(lost)
-        finally:
-            self.stats = None
-        return self.open
 
     def _fail_running(self, lost: HostLost) -> None:
         answers = self._core.requests.answers

@@ -76,6 +76,11 @@ class ServedModel(Protocol):
     def begin_store(self) -> None:
         """Let the store read and write, once the first cache has begun."""
 
+    def reopen(self) -> None:
+        """Start all workers anew, if the model is in workers. `begin_anew` must follow. It takes long: any thread may
+        call it. Raises HostLost and HostRefused.
+        """
+
     def begin_anew(self) -> None:
         """Forget everything but the model, since an exception may have landed anywhere. `begin_cache` must follow."""
 

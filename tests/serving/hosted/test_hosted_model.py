@@ -95,12 +95,12 @@ def test_workers_with_another_model_than_before_are_refused(
     opened: Callable[..., tuple[HostedModel, Copies]],
 ) -> None:
     model, group = opened(("a", "b"))
-    model.begin_anew()
+    model.reopen()
     assert group.epoch == 2
     groups = group.infos[0].groups
     group.own = ({}, {"groups": tuple(replace(g, layers=(*g.layers, 7)) for g in groups)})
     with pytest.raises(HostRefused, match="another model now"):
-        model.begin_anew()
+        model.reopen()
 
 
 def test_a_group_that_cannot_be_used_is_ended(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine
-from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
+from cortexmlx import Engine, FinishReason
+from cortexmlx.errors import EngineClosed, HostLost, HostRefused, InvalidRequest, RequestTimeout
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.hosts.local_group import LocalGroup
@@ -107,7 +107,8 @@ def test_a_group_that_is_lost_while_idle_is_started_again_before_the_next_reques
 ) -> None:
     driver = Driver(tiny("llama"), hosts=1)
     groups[0].lose("worker 1 was killed", notice=True)
-    driver.calls.get()(driver.core)
+    for _ in range(2):  # the loss, and the end of the start
+        driver.calls.get(timeout=PATIENCE)(driver.core)
     assert groups[0].epoch == 2
     assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
 
@@ -131,19 +132,61 @@ def test_a_request_that_is_sent_before_a_loss_is_noticed_fails_or_begins_again(
     assert [list(tokens) for tokens in driver.answers(PROMPTS[1:2], 30)] == [expected]
 
 
-def test_statistics_are_told_while_workers_are_started_anew(tiny: Any, groups: list[LocalGroup]) -> None:
+def test_everything_is_heard_while_workers_are_started_anew(tiny: Any, theirs: Any, groups: list[LocalGroup]) -> None:
     with Engine(str(tiny("llama")), hosts=1) as engine:
         engine.generate(PROMPTS[0], max_tokens=3, ignore_eos=True)
+        engine.pin(PROMPTS[2])
         groups[0].may_start.clear()
         groups[0].lose("worker 1 was killed", notice=True)
         assert soon(lambda: groups[0].starts == 2)
-        handle = engine.submit(PROMPTS[0], max_tokens=3, ignore_eos=True)
+        waiting = [engine.submit(prompt, max_tokens=30, ignore_eos=True) for prompt in PROMPTS]
+        with pytest.raises(RequestTimeout):
+            engine.generate(PROMPTS[0], max_tokens=3, timeout=0.01)
+        cancelled = engine.submit(PROMPTS[0], max_tokens=3)
+        cancelled.cancel()
+        assert cancelled.result(PATIENCE).finish_reason is FinishReason.CANCELLED
+        for level in ("warning", "critical"):
+            engine.on_memory_pressure(level)
+        engine.inspect(lambda core: core.compact())
+        engine.check_invariants()
         stats = engine.stats()
-        assert (stats.host_losses, stats.requests_finished, stats.rows_running) == (1, 1, 0)
+        assert (stats.host_losses, stats.rows_running, stats.rows_waiting) == (1, 0, 3)
+        assert engine.blocks().total == stats.total_blocks
         assert groups[0].epoch == 1, "they are not there yet"
         groups[0].may_start.set()
-        assert len(handle.result(PATIENCE).token_ids) == 3
-        assert engine.stats().requests_finished == 2
+        answers = [list(handle.result(PATIENCE).token_ids) for handle in waiting]
+        assert answers == [theirs("llama", prompt, 30) for prompt in PROMPTS]
+        assert engine.stats().host_losses == 1 and groups[0].epoch == 2
+        engine.check_invariants()
+
+
+def test_an_engine_is_closed_while_workers_are_started_anew(tiny: Any, groups: list[LocalGroup]) -> None:
+    with Engine(str(tiny("llama")), hosts=1) as engine:
+        groups[0].may_start.clear()
+        groups[0].lose("worker 1 was killed", notice=True)
+        assert soon(lambda: groups[0].starts == 2)
+        handle = engine.submit(PROMPTS[0], max_tokens=3)
+    assert groups[0].closed and groups[0].epoch == 1
+    with pytest.raises(EngineClosed):
+        handle.result(PATIENCE)
+
+
+def test_workers_that_are_lost_as_soon_as_they_are_started(tiny: Any, theirs: Any, groups: list[LocalGroup]) -> None:
+    """Their loss, and a second notice of the first one, begin no other start. The next request does."""
+    driver = Driver(tiny("llama"), hosts=1)
+    for _ in range(2):
+        groups[0].lose("worker 1 was killed", notice=True)
+    for _ in range(2):
+        driver.calls.get(timeout=PATIENCE)(driver.core)
+    waiting = driver.add(PROMPTS[0], 30)
+    assert soon(lambda: groups[0].epoch == 2 and not driver.calls.empty())
+    groups[0].lose("worker 1 was killed again", notice=True)
+    driver.finish()
+    with pytest.raises(HostLost, match="killed again"):
+        driver.result(waiting)
+    assert groups[0].epoch == 2 and driver.core.stats().host_losses == 1
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
+    assert groups[0].epoch == 3
 
 
 def test_statistics_are_told_when_workers_cannot_be_started(tiny: Any, groups: list[LocalGroup]) -> None:
@@ -164,8 +207,6 @@ def test_a_loss_that_a_step_has_met_already_is_not_noticed_again(tiny: Any, grou
     handle = driver.add(PROMPTS[0], 30)
     driver.step(3)
     groups[0].lose("worker 1 was killed", notice=True)
-    driver.step()
-    assert groups[0].epoch == 2
     driver.finish()
     assert len(driver.result(handle).token_ids) == 30 and groups[0].epoch == 2
 

@@ -40,6 +40,7 @@ from cortexmlx import (
     EngineStats,
     FinishReason,
     ForkedProcess,
+    FormRefused,
     GroupBlocks,
     HostLost,
     HostRefused,
@@ -327,6 +328,7 @@ def fails(engine: Engine) -> None:
         PinRefused,
         LogitsProcessorError,
         NoTokenToChoose,
+        FormRefused,
         StructuredOutputError,
         EmbeddingRefused,
     )

@@ -74,10 +74,16 @@ class Driver:
         return self.tokenizer.encode(text, special)
 
     def step(self, count: int = 1) -> None:
-        """Some steps, or fewer if there is nothing left to do."""
+        """Some steps, or fewer if there is nothing left to do. Workers that are lost in one are there after it."""
         for _ in range(count):
             if not self.core.idle:
                 self.core.step()
+                self.await_start()
+
+    def await_start(self) -> None:
+        """Wait until lost workers are started again, if they are being started."""
+        while self.core.recovery.starting:
+            self.calls.get(timeout=PATIENCE)(self.core)
 
     def finish(self) -> None:
         """Steps until everything has ended."""
@@ -87,7 +93,7 @@ class Driver:
             while not self.calls.empty():
                 self.calls.get()(self.core)
             if self.core.idle and not self.core.scheduler.jobs:
-                return
+                return self.await_start()
             self.core.step()
         raise AssertionError("the core never comes to an end")
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.errors import CortexError, EngineClosed, HostLost
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.hosts.options import RankInfo
@@ -66,6 +66,7 @@ class LocalGroup:
         self.may_start = threading.Event()
         """Starts wait for it."""
         self.may_start.set()
+        self.ended = False
         self.starts = 0
         """How often a start was asked for."""
         self.names = ("worker 1",)
@@ -75,11 +76,15 @@ class LocalGroup:
     def open(self) -> None:
         self.starts += 1
         assert self.may_start.wait(PATIENCE)
+        if self.ended:
+            raise EngineClosed("closed while it was started")
         if self.refusals:
             raise self.refusals.popleft()
         self.epoch += 1
         self.lost = None
-        config, self._loaded = self._config, load_model(self._config.model)
+        config = self._config
+        if self.epoch == 1:  # later starts are on another thread, where mlx cannot be used
+            self._loaded = load_model(config.model)
         self._mode = execution_mode(self._loaded.model, config.kv_bits, config.kv_group_size)
         loaded = self._loaded
         info = RankInfo(
@@ -121,6 +126,10 @@ class LocalGroup:
 
     def stats(self) -> tuple[HostStats, ...]:
         return (HostStats("worker 1", self.infos[0].weight_bytes, 0, 0),)
+
+    def end_starts(self) -> None:
+        self.ended = True
+        self.may_start.set()
 
     def close(self) -> None:
         self.closed += 1
