@@ -60,7 +60,10 @@ def main() -> int:
                         except Exception:
                             failed += 1
                             where = plan.sites[at] if at < len(plan.sites) else "nowhere"
-                            print(f"FAILED: {name}, {error} x {times} at {at} ({where})\n{traceback.format_exc()}")
+                            print(
+                                f"FAILED: {name}, {error} x {times} at {at} ({where})\n{traceback.format_exc()}",
+                                flush=True,
+                            )
             outcomes += mine
             print(f"{name}: {len(counted.sites)} allocations, {dict(mine)}, {failed} failed so far", flush=True)
     took = time.perf_counter() - began

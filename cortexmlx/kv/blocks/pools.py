@@ -154,7 +154,7 @@ class BlockPools:
         self._look_suffices = True
 
     def look_again(self) -> None:
-        """`ask_again` if that costs nothing, because `may_resize` knows: no growth that it allowed was refused since."""
+        """`ask_again` if that costs nothing: since the last time, `may_resize` has known of each refusal in advance."""
         if self._look_suffices:
             self.ask_again()
 
