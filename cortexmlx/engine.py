@@ -229,7 +229,7 @@ class Engine(HasAdapters, EmbeddingCalls):
         arguments.checked_function("on_window", on_window)
         self._worker.check_open()
         core = self._worker.core
-        size = window_size(context, core.scheduler.limits.scored(core.cache.tables.capacity_tokens))
+        size = window_size(context, core.scheduler.limits.scored(core.cache.tables.configured_tokens))
         complete = partial(self.as_completed, cache=False)
         return measure(Text.read(text, self._tokenizer), complete, size, stride, on_window)
 
@@ -363,7 +363,7 @@ class Engine(HasAdapters, EmbeddingCalls):
         With `keep_last`, only `max_request_tokens` and the largest number that can be counted bound it.
         """
         scheduler = self._worker.core.scheduler
-        return scheduler.limits.room(0, scheduler.cache.tables.capacity_tokens)
+        return scheduler.limits.room(0, scheduler.cache.tables.configured_tokens)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the engine's requests and blocks do not fit together: for tests, and when in doubt.

@@ -102,8 +102,8 @@ class Outcome:
 
     @property
     def kept(self) -> bool:
-        """Whether the difference is within 2 % and the constant."""
-        return abs(self.peak - self.planned) <= 0.02 * self.planned + CONSTANT
+        """Whether the peak is not above the plan by more than 2 % and the constant."""
+        return self.peak - self.planned <= 0.02 * self.planned + CONSTANT
 
 
 def measure(setting: Setting) -> Outcome:

@@ -36,6 +36,8 @@ class Run:
     tail_bytes: int
     prefill_bytes: int
     """Temporary memory of the largest step with a piece of a prompt."""
+    verify_bytes: int
+    """Temporary memory of the largest step that verifies drafts."""
     decode_bytes: int
     """Temporary memory of the largest decode step, without its new tail."""
     growth_bytes: int
@@ -70,12 +72,19 @@ def plan_runs(
         fitting = [tokens for tokens in lengths if tokens <= skeleton.context_length]
     else:
         fitting = [min(tokens, config.keep.most) for tokens in lengths]
-    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, tokens) for tokens in fitting)
+    drafts = config.speculate and not config.reproducible
+    runs = (plan_run(skeleton, way, here.weight_bytes, load, memory, tokens, drafts) for tokens in fitting)
     return tuple(run for run in runs if run is not None)
 
 
 def plan_run(
-    skeleton: Skeleton, way: ExecutionMode, weights: int, load: sizing.Load, memory: int, tokens: int
+    skeleton: Skeleton,
+    way: ExecutionMode,
+    weights: int,
+    load: sizing.Load,
+    memory: int,
+    tokens: int,
+    drafts: bool = True,
 ) -> Run | None:
     """Return the run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run at once as
     fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds no block.
@@ -98,13 +107,14 @@ def plan_run(
         skeleton.vocab_size,
         replace(load, rows=rows),
         tokens,
+        drafts,
     )
     tail = sizing.tail_bytes(way.groups, rows) // 2
     before = _before_it_grew(blocks, load.block_size)
     growth = max(_slab_bytes(group, count, load.block_size) for group, count in zip(groups, before, strict=True))
     states, kept = rows * state, snapshots * state
-    peak = weights + arena + states + kept + max(step.prefill, tail + step.decode, growth)
-    return Run(tokens, rows, weights, arena, states, kept, tail, step.prefill, step.decode, growth, peak)
+    peak = weights + arena + states + kept + max(step.prefill, step.verify, tail + step.decode, growth)
+    return Run(tokens, rows, weights, arena, states, kept, tail, step.prefill, step.verify, step.decode, growth, peak)
 
 
 def _before_it_grew(blocks: Counts, block_size: int) -> Counts:

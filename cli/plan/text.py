@@ -96,8 +96,10 @@ def _runs(runs: Sequence[Run]) -> Iterator[str]:
         if run.states_bytes or run.snapshot_bytes:
             yield line("states", format_bytes(run.states_bytes + run.snapshot_bytes), "of the rows, and snapshots")
         yield line("prefill step", format_bytes(run.prefill_bytes), "the largest, which comes and goes")
+        if run.verify_bytes:
+            yield line("verify step", format_bytes(run.verify_bytes), "or this, with drafts to verify")
         yield line("decode step", format_bytes(run.tail_bytes + run.decode_bytes), "or this, with the tail")
-        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory, within 2 % plus 8 MiB")
+        yield line("peak", format_bytes(run.peak_bytes), "of MLX's memory at most, but for 2 % plus 8 MiB")
 
 
 def _hosts(spread: HostsFigures, machine: str) -> Iterator[str]:

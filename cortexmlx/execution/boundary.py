@@ -143,7 +143,9 @@ class Runner(Protocol):
         """Begin with an empty arena of `blocks` blocks. The old arena is given back first."""
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Return whether the system would give the memory for `blocks` blocks now."""
+        """Return whether an arena may be resized to `blocks` blocks: the system would give the memory now, or there is
+        no arena that could stay instead.
+        """
 
     def resize(self, blocks: Counts) -> Refused | None:
         """Give each layer group its number of `blocks`. The content of blocks that stay is kept."""

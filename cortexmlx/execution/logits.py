@@ -167,7 +167,8 @@ def masked(logits: mx.array, mask: TokenMask) -> mx.array:
     bit.
     """
     rows, vocab = logits.shape
-    bits = mx.array(mask.allowed)[:, :, None] >> mx.arange(32, dtype=mx.uint32)
+    # By bytes: as words, each token would take four bytes twice.
+    bits = mx.array(mask.allowed.astype("<u4").view(np.uint8))[:, :, None] >> mx.arange(8, dtype=mx.uint8)
     allowed = (bits & 1).reshape(len(mask.rows), -1)[:, :vocab].astype(mx.bool_)
     if len(mask.rows) == rows and (mask.rows == np.arange(rows)).all():
         return mx.where(allowed, logits, -mx.inf)

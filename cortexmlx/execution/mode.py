@@ -71,9 +71,9 @@ class ExecutionMode(Protocol):
         would depend on how prompts are cut.
         """
 
-    def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
+    def begin(self, blocks: Counts, prefix: PrefixCache, anew: bool = False) -> KVCache:
         """Let the runner begin an empty arena of at most `blocks` blocks. Return the owner of these blocks. Raises
-        MemoryRefused.
+        MemoryRefused, unless it begins `anew`: then the next step has the arena made.
         """
 
 
@@ -112,8 +112,8 @@ class PagedMode:
         )
         return self._runner
 
-    def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
-        return begin_paged(self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize)
+    def begin(self, blocks: Counts, prefix: PrefixCache, anew: bool = False) -> KVCache:
+        return begin_paged(self._runner, self.groups, blocks, prefix, self._snapshots, self._runner.can_resize, anew)
 
 
 def begin_paged(
@@ -123,13 +123,16 @@ def begin_paged(
     prefix: PrefixCache,
     snapshots: int | None,
     may_resize: Callable[[Counts], bool],
+    anew: bool,
 ) -> KVCache:
     """Let a runner begin an empty arena of at most `blocks` blocks of `groups`, with `snapshots` snapshots if there are
-    states. Return the owner of these blocks. Raises MemoryRefused.
+    states. `anew` and the rest: see `ExecutionMode.begin`.
     """
     size = prefix.block_size
     first = tuple(first_blocks(count, size) for count in blocks)
-    granted(runner.begin(first))
+    refused = runner.begin(first)
+    if refused is not None:
+        first = (1,) * len(first) if anew else granted(refused)
     pools = BlockPools(
         paged(groups),
         first,
@@ -196,7 +199,7 @@ class SerialMode:
         self._runner = SerialRunner(self._model, self.groups, block_size, vocab_size)
         return self._runner
 
-    def begin(self, blocks: Counts, prefix: PrefixCache) -> KVCache:
+    def begin(self, blocks: Counts, prefix: PrefixCache, anew: bool = False) -> KVCache:
         self._runner.begin((1,))
         resize = self._runner.can_resize
         pools = BlockPools(COUNTED, 1, prefix.block_size, max_blocks=blocks, prefix=prefix, may_resize=resize)

@@ -364,8 +364,10 @@ class ModelRunner:
         self.memory.begin(blocks)
 
     def can_resize(self, blocks: Counts) -> bool:
-        """Return whether the system would give the memory now."""
-        return self.arena.can_resize(blocks)
+        """Return whether the system would give the memory now. An arena without blocks has nothing to lose: it is to be
+        made, and a refusal counts as that of a step, which is tried again.
+        """
+        return not min(self.blocks) or self.arena.can_resize(blocks)
 
     @refusable
     def resize(self, blocks: Counts) -> None:

@@ -24,7 +24,7 @@ from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, of_each
-from cortexmlx.machine import obtainable
+from cortexmlx.machine import is_refusal, obtainable
 
 Slab = tuple[mx.array, ...]
 
@@ -73,6 +73,14 @@ class KVArena:
         self.groups = tuple(groups)
         self.block_size = block_size
         self.group_of: dict[int, int] = {layer: g for g, group in enumerate(groups) for layer in group.layers}
+        self._empty: dict[int, Slab] = {
+            layer: tuple(
+                mx.zeros((group.spec.kv_heads, 0, width), getattr(mx, dtype)) for width, dtype in group.spec.slab_arrays
+            )
+            for group in groups
+            for layer in group.layers
+        }
+        """Slabs without slots, made in advance: to give memory back must not take any."""
         self._slabs: dict[int, Slab] = {}
         self.blocks: Counts
         self.release()
@@ -197,7 +205,9 @@ class KVArena:
         flight.
 
         Layers are resized one after the other, so at most one slab exists twice. Raises MemoryRefused if the system
-        does not give the memory for all layers; then the arena has not changed.
+        does not give the memory for all layers; then the arena has not changed. Whatever else it raises, the arena has
+        given all bytes back, as after `release`: there are never layers of different sizes. That is also its last
+        resort if the memory for the old sizes is refused.
         """
         wanted = of_each(self.groups, blocks)
         mx.synchronize()
@@ -205,8 +215,10 @@ class KVArena:
             raise self._stays(wanted)
         try:
             self._bring_slabs_to(wanted)
-        except (RuntimeError, MemoryError) as error:
-            self._bring_slabs_to(self.blocks)
+        except BaseException as error:
+            if not (is_refusal(error) and self._bring_back()):
+                self.release()
+                raise
             raise self._stays(wanted) from error
         self.blocks = wanted
 
@@ -214,9 +226,7 @@ class KVArena:
         """Give all bytes back, with their content, also after a step that failed while it wrote. The arena has no
         blocks until `resize`.
         """
-        for layer in self.group_of:
-            arrays, heads = self.spec(layer).slab_arrays, self.spec(layer).kv_heads
-            self._slabs[layer] = tuple(mx.zeros((heads, 0, width), getattr(mx, dtype)) for width, dtype in arrays)
+        self._slabs.update(self._empty)
         self.blocks = (0,) * len(self.groups)
 
     def close(self) -> None:
@@ -224,7 +234,8 @@ class KVArena:
         self._slabs.clear()
 
     def _bring_slabs_to(self, blocks: Sequence[int]) -> None:
-        """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones.
+        """Resize every slab that has another size to `blocks` blocks, and keep the content of the first ones. How many
+        it has is its own matter: an attempt that failed may have left some slabs shorter, and others longer.
 
         MLX's cache is cleared first each time. It has the slab of the layer before, and buffers of other sizes. MLX
         copies an array at a write if its buffer is more than 16,384 bytes larger (`is_donatable`), and the cache gives
@@ -232,12 +243,21 @@ class KVArena:
         """
         for layer, slab in self._slabs.items():
             mx.clear_cache()
-            group = self.group_of[layer]
-            slots, keep = (
-                (blocks[group] + 2) * self.block_size,
-                min(blocks[group], self.blocks[group]) * self.block_size,
+            slots, others = (blocks[self.group_of[layer]] + 2) * self.block_size, 2 * self.block_size
+            self._slabs[layer] = tuple(
+                a if a.shape[1] == slots else _resized(a, slots, max(0, min(slots, a.shape[1]) - others)) for a in slab
             )
-            self._slabs[layer] = tuple(a if a.shape[1] == slots else _resized(a, slots, keep) for a in slab)
+        for layer, slab in self._slabs.items():
+            if any(a.shape[1] != (blocks[self.group_of[layer]] + 2) * self.block_size for a in slab):
+                raise KVBlockError(f"the slabs of layer {layer} have other sizes than its group: please report it")
+
+    def _bring_back(self) -> bool:
+        """Bring all slabs back to the size of before, and return whether the system gave the memory for that."""
+        try:
+            self._bring_slabs_to(self.blocks)
+        except Exception:
+            return False
+        return True
 
     def _growth(self, blocks: Sequence[int]) -> int:
         """Return how many bytes more than now `blocks` blocks take, at least 0."""
@@ -248,7 +268,7 @@ class KVArena:
         counts = " and ".join(str(n) for n in dict.fromkeys(self.blocks))
         return _refused(
             self._growth(blocks),
-            f"it stays at {counts} blocks of {self.block_size} tokens; free memory and make a new engine",
+            f"it stays at {counts} blocks of {self.block_size} tokens for now; free memory and ask again",
         )
 
     def copy_blocks(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:

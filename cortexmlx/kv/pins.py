@@ -65,12 +65,13 @@ class Pins:
     def _check(self, chain: PinnedKeys) -> None:
         cache = self._cache
         for group, keys in enumerate(chain.of_groups):
-            have, most = cache.pools.pinned_keys(group), int(cache.pools.max_blocks[group] * SHARE)
+            have, of_group = cache.pools.pinned_keys(group), cache.pools.configured_blocks[group]
+            most = int(of_group * SHARE)
             new = len(set(keys) - have)
             if new and len(have) + new > most:
                 raise PinRefused(
                     f"the pin takes {new} blocks of {cache.block_size} tokens beside {len(have)} that are pinned, and "
-                    f"pins may have {most} of {cache.pools.max_blocks[group]}: unpin something, or raise the KV memory "
+                    f"pins may have {most} of {of_group}: unpin something, or raise the KV memory "
                     "(--kv-memory)"
                 )
         snapshots = cache.states.snapshots

@@ -9,6 +9,7 @@ from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.sizing import row_blocks
+from cortexmlx.kv.spec import Counts
 
 _UNLIMITED = 1 << 40
 """Tokens of a sequence whose length costs no memory: more than any model's context."""
@@ -110,7 +111,15 @@ class SequenceTables:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one sequence alone could have."""
-        pairs = zip(self._pools.max_blocks, self.most_blocks, strict=True)
+        """Tokens that one sequence alone could have now. The system may refuse the cache more memory for a while."""
+        return self._tokens_in(self._pools.max_blocks)
+
+    @property
+    def configured_tokens(self) -> int:
+        """Tokens that one sequence alone could have if the system gives the memory."""
+        return self._tokens_in(self._pools.configured_blocks)
+
+    def _tokens_in(self, blocks: Counts) -> int:
+        pairs = zip(blocks, self.most_blocks, strict=True)
         counts = (_UNLIMITED if most is not None and most <= n else n * self._block_size for n, most in pairs)
         return min(counts)

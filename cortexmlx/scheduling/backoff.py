@@ -1,4 +1,4 @@
-"""Backoff: after memory was refused, steps get fewer rows and prompt tokens for a while. Without mlx."""
+"""After memory was refused: smaller steps for a while, and growth that is asked for again. Without mlx."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from cortexmlx.scheduling.latency import LEAST_PIECE
 
 STEPS_TO_RELAX = 64
 """After this many good steps in a row, twice as much is tried."""
+
+MOST_STEPS = 64 * STEPS_TO_RELAX
+"""After this many steps at most, growth that was refused is asked for again."""
 
 
 class Backoff:
@@ -45,3 +48,26 @@ class Backoff:
 
     def _compare(self) -> None:
         self.holds_back = (self.rows, self.tokens) != (self.most_rows, self.most_tokens)
+
+
+class GrowthRetry:
+    """When a cache that was refused memory asks for it again while requests run: after `STEPS_TO_RELAX` good steps, and
+    after each further refusal in a row twice as many, up to `MOST_STEPS`. A refusal may cost all rows a new beginning.
+    """
+
+    def __init__(self) -> None:
+        self._wait = self._good = 0
+
+    def refuse(self) -> None:
+        """Note a refusal."""
+        self._wait, self._good = min(max(STEPS_TO_RELAX, 2 * self._wait), MOST_STEPS), 0
+
+    def is_due(self) -> bool:
+        """Note a good step. Return whether growth may be asked for again from now on."""
+        if not self._wait:
+            return False
+        self._good += 1
+        due = self._good == self._wait
+        if self._good >= 2 * self._wait:  # nothing was refused since
+            self._wait = 0
+        return due

@@ -32,6 +32,8 @@ class RunningSet:
         self.share_prefixes = share_prefixes
         self.jobs: list[Job] = []
         self.changes = 0
+        self.outgrown = False
+        """Whether a job has come to the end of a cache that may not grow."""
         self._texts = self._text_tokens = 0
         """How many of the jobs end with their prompts, and how many tokens of those are not computed yet."""
         self._turns = 0
@@ -259,11 +261,13 @@ class RunningSet:
         If the system refuses memory, the job gets what the cache can have, and ends there. Return False if another row
         must go first. Raises KVCacheFull if there is no other row.
         """
+        if tokens > self.cache.tables.capacity_tokens:
+            self.cache.pools.look_again()
         while True:
             capacity = self.cache.tables.capacity_tokens
             if tokens > capacity:
                 fit(job, capacity)
-                tokens = capacity
+                tokens, self.outgrown = capacity, True
             job.reserved = max(job.reserved, tokens)
             try:
                 self.cache.reserve(job.id, tokens)

@@ -21,14 +21,14 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling import drafts
-from cortexmlx.scheduling.backoff import Backoff
+from cortexmlx.scheduling.backoff import Backoff, GrowthRetry
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
 from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken, by_adapter
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.shortage import Limits, fit_all
+from cortexmlx.scheduling.shortage import Limits, end_all
 from cortexmlx.scheduling.steps.builder import StepBuilder
 from cortexmlx.scheduling.steps.placement import ScheduledTokens
 from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
@@ -47,6 +47,7 @@ class Scheduler:
         self.cache = cache
         self.config = config
         self.backoff = Backoff(config.max_rows, config.prefill_budget)
+        self._growth = GrowthRetry()
         self.limits = Limits(config.context_length, config.max_request_tokens, config.keep)
         self.costs = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
@@ -69,20 +70,22 @@ class Scheduler:
         """Raise PromptTooLong, with the numbers, if a prompt of (`at_least`) `prompt_tokens` tokens can never be
         answered.
         """
-        self.limits.check(prompt_tokens, self.cache.tables.capacity_tokens, params, at_least)
+        self.limits.check(prompt_tokens, self.cache.tables.configured_tokens, params, at_least)
 
     def add(self, job_id: JobId, request: QueuedRequest, stop_ids: frozenset[int], fork_of: Job | None = None) -> Job:
         """Queue a job for a request, and return it. With `fork_of`, it is another answer to that job's prompt. Raises
         PromptTooLong if it can never fit.
         """
-        self.limits.check_request(request, self.cache.tables.capacity_tokens)
+        self.limits.check_request(request, self.cache.tables.configured_tokens)
+        if not self._jobs:  # a refusal costs nobody anything
+            self._grow_again()
         salt = None if self.config.share_between_clients else request.client
         self._arrivals += 1
         job = Job(
             id=job_id,
             request=request,
             stop_ids=stop_ids,
-            max_new_tokens=self.limits.new_tokens(request, self.cache.tables.capacity_tokens),
+            max_new_tokens=self.limits.new_tokens(request, self.cache.tables.configured_tokens),
             arrival=self._clock() if fork_of is None else fork_of.arrival,
             number=self._arrivals,
             keys=[],
@@ -139,9 +142,12 @@ class Scheduler:
         self._window.forget()
         for job in self._running.in_order:
             self._requeue(job, trusted=False)
+        for seq in list(self.cache.tables.sequences):  # whoever was to begin in the step that failed
+            self.cache.free(seq)
         self.gate.forget()
         self._builder.forget()
         self._running.take_loads()
+        self.cache.let_go_sources()
         self.cache.pools.drop_cached()
 
     def draft(self, job_id: JobId, tokens: Sequence[int]) -> None:
@@ -170,6 +176,7 @@ class Scheduler:
         self.cache.pools.drop_cached(None if critical else (unused + 1) // 2)
         if not critical:
             return
+        self.cache.pools.note_given_back()
         self._running.drop_headroom()
         self._shrinking = True
         if self.idle:
@@ -231,16 +238,30 @@ class Scheduler:
         """Return the next step; None if there is nothing to compute, or nothing before the `in_flight` steps are
         committed.
         """
-        limit = self.cache.pools.max_blocks
+        pools = self.cache.pools
+        limit = pools.max_blocks
         plan = self._plan(in_flight)
-        if self.cache.pools.max_blocks < limit:
+        if plan is None and not in_flight and self._jobs and limit != pools.configured_blocks:
+            self._grow_again()  # nobody runs, and whoever waits does not fit into what the system allowed
+            limit = pools.max_blocks
+            plan = self._plan(in_flight)
+        if pools.max_blocks != limit or self._running.outgrown:
             self.fit_cache()
             plan = plan or self._plan(in_flight)
         return plan
 
+    def _grow_again(self) -> None:
+        self.cache.pools.ask_again()
+        self._admission.ask_again()
+
     def fit_cache(self) -> None:
-        """End the jobs that do not fit into the cache, which may not grow any more."""
-        for job in fit_all(self._jobs.values(), self.cache.tables.capacity_tokens):
+        """End the jobs that get no further in the cache, which may not grow for now. While others run, those that wait
+        wait on.
+        """
+        self._growth.refuse()
+        self._running.outgrown = False
+        jobs = self._running.jobs or self._jobs.values()
+        for job in end_all(list(jobs), self.cache.tables.capacity_tokens):
             if job.generated:
                 self.finish(job.id, FinishReason.LENGTH)
             else:
@@ -371,6 +392,8 @@ class Scheduler:
             job = self._of(segment)
             if job is not None and job.take_prompt(segment.scored, segment.pooled):
                 self.finish(job.id, FinishReason.STOP)
+        if self._growth.is_due():
+            self._grow_again()
         if self.backoff.holds_back and self.backoff.relax():
             self._admission.ask_again()
         committed: list[Committed] = []

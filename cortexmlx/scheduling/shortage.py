@@ -101,15 +101,18 @@ def fit(job: Job, capacity: int) -> None:
     job.max_new_tokens = max(job.generated, min(job.max_new_tokens, most))
 
 
-def fit_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
-    """`fit` all jobs. Return those that can get no further token: their answer has reached its end, or their prompt
-    alone is too long.
+def end_all(jobs: Iterable[Job], capacity: int) -> list[Job]:
+    """`fit` the jobs that can get no further token, and return them: their answer has reached its end, or their prompt
+    alone is too long. Other answers stay as long as they may be: the cache may have grown before they fill it.
     """
     ended = []
     for job in jobs:
+        longest = job.max_new_tokens
         fit(job, capacity)
         if job.prompt_length > capacity if job.pools else job.generated >= job.max_new_tokens:
             ended.append(job)
+        else:
+            job.max_new_tokens = longest
     return ended
 
 
@@ -128,7 +131,7 @@ def cache_full(job: Job, capacity: int) -> KVCacheFull:
     """Return the error for a job whose prompt does not fit into the cache that the system allowed."""
     return KVCacheFull(
         f"the prompt has {job.prompt_length} tokens and the KV cache holds {capacity}, for the system refuses it more "
-        "memory: free some and make a new engine, or shorten the prompt"
+        "memory now: free some and ask again, or shorten the prompt"
     )
 
 

@@ -6,8 +6,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from cortexmlx.errors import CortexError, HostLost
@@ -21,7 +21,7 @@ from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.serving.adapters.registry import AdapterRegistry
 from cortexmlx.serving.config import EngineConfig
 from cortexmlx.serving.drafting.begin import begin_speculation
-from cortexmlx.serving.drafting.draft_model import begun, begun_anew
+from cortexmlx.serving.drafting.draft_model import begun
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.hosted.recovery import Recovery
 from cortexmlx.serving.loading.open_model import open_model
@@ -73,15 +73,15 @@ class EngineCore:
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:
-                config.keep.check(self.loaded.context_length, self.cache.tables.capacity_tokens)
+                config.keep.check(self.loaded.context_length, self.cache.tables.configured_tokens)
             model.begin_store()
         except BaseException:
             self.release()
             raise
 
-    def _begin_empty(self, blocks: Counts) -> None:
+    def _begin_empty(self, blocks: Counts, anew: bool = False) -> None:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
-        self.cache = self.model.begin_cache(blocks)
+        self.cache = self.model.begin_cache(blocks, anew)
         self.scheduler = self.model.begin_scheduler(self.cache)
         self.measured = Measurements()
         self.recovery = Recovery(self, self._wake)
@@ -129,10 +129,8 @@ class EngineCore:
 
     def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
         """Queue a request, whose answers end at `stops` and follow `grammar`. One that cannot run fails at once."""
-        self.cache.pools.expect_back()
         self.pins.settle_again()
         try:
-            self.scheduler.limits.check_request(request, self.cache.tables.capacity_tokens)
             self.requests.add(request, handle, stops, grammar)
         except CortexError as error:
             handle.fail(error)
@@ -148,13 +146,14 @@ class EngineCore:
         return self.pins.add(tokens, self.adapters.salt(adapter, client))
 
     def fail_all(self, error: CortexError) -> None:
-        """End every request with an error, and drop everything in flight."""
+        """End every request with an error, and drop everything in flight and the arena, which may be half changed."""
         self.backend.reconsider()
         self._in_flight.clear()
         with suppress(HostLost):  # the next step begins the runner again
             self.runner.forget()
         self.scheduler.fail_all()
         self.cache.states.take()
+        self._give_arena_back()
         self.requests.fail_all(error)
         self.speculation.forget()
 
@@ -162,16 +161,16 @@ class EngineCore:
         """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
         between any two statements, so only the model is trusted.
 
-        The caller fails the handles. Raises MemoryRefused: the old arena is given back before there is a new one.
+        The caller fails the handles. If memory is short now, the next step has the arena made.
         """
         self._in_flight.clear()
         self.requests.forget()
-        self.cache.pools.expect_back()
         self.model.reopen()
         self.model.begin_anew()
         self.runner = self.model.runner
-        self.draft = begun_anew(self.draft)
-        self._begin_empty(self.cache.pools.max_blocks)
+        if self.draft is not None:
+            self.draft.begin_anew()
+        self._begin_empty(self.cache.pools.configured_blocks, anew=True)
         self.pins.move_to(self.cache)
 
     def let_go(self) -> None:
@@ -192,11 +191,12 @@ class EngineCore:
         """Give memory back: half of the unused cached blocks, or, if `critical`, all of them and the free end of the
         arena.
         """
-        if self.scheduler.idle:
-            self.drain()
-        self.scheduler.relieve(critical)
-        if self.draft is not None:
-            self.draft.relieve(critical)
+        with self._between_steps():
+            if self.scheduler.idle:
+                self.drain()
+            self.scheduler.relieve(critical)
+            if self.draft is not None:
+                self.draft.relieve(critical)
         self.tidy()
         self.runner.trim()
 
@@ -204,7 +204,9 @@ class EngineCore:
         """If nothing is running, move cached blocks together, so that the free blocks are one run. Return how many
         moved.
         """
-        return self._unless_refused(self._move_together()) or 0 if self.idle and self.recovery.open else 0
+        with self._between_steps():
+            return self._unless_refused(self._move_together()) or 0 if self.idle and self.recovery.open else 0
+        return 0
 
     def tidy(self) -> bool:
         """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena,
@@ -213,8 +215,7 @@ class EngineCore:
         if not (self.idle and self.recovery.open):
             return False
         self._collected = None
-        self.cache.pools.expect_back()
-        with self.recovery:
+        with self.recovery, self._between_steps():
             self._tidy_arena()
             if self._at_work:
                 self._look(at_work=False)
@@ -362,22 +363,44 @@ class EngineCore:
             job.note_refusal()
         if self.draft is not None:
             self.draft.pause()
-        self._in_flight.clear()
-        self.runner.forget()
-        self.scheduler.restart_rows(rows=1 if job is not None and job.refusals else running // 2)
-        self.cache.states.take()
+        self._restart_rows(rows=1 if job is not None and job.refusals else running // 2)
         if arena_stays:
             self.cache.pools.stay(self.runner.blocks)
             self.scheduler.fit_cache()
             self.requests.end_without_memory()
         else:
-            self.runner.release()
-            self.cache.pools.give_all_back()
+            self._give_arena_back()
         self.runner.trim()
         if job is not None and job.refusals > 1 and running == 1:
             self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory(job, refused.why))
 
+    def _restart_rows(self, rows: int | None) -> None:
+        """Have all rows begin again with their tokens, at most `rows` at once. Nothing else is trusted."""
+        self._in_flight.clear()
+        self.runner.forget()
+        self.scheduler.restart_rows(rows)
+        self.cache.states.take()
+
+    def _give_arena_back(self) -> None:
+        """Drop the arena with its content. No sequence may have blocks. The next step has one made."""
+        self.runner.release()
+        self.cache.pools.give_all_back()
+
     # -- the arena between two requests -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Change memory in this context, between two steps. After an exception nobody knows what was changed: it is
+        logged, the arena begins anew, and rows begin again with their tokens.
+        """
+        try:
+            yield
+        except HostLost:
+            raise
+        except Exception:
+            log.exception("a change of memory failed: the arena is made anew, and requests begin again")
+            self._restart_rows(None)
+            self._give_arena_back()
 
     def _tidy_arena(self) -> None:
         self._unless_refused(self.runner.settle(self.cache.states.take()))
@@ -401,7 +424,7 @@ class EngineCore:
         """Resize the arena to the cache's size. If the system refuses the smaller arena, the old one stays."""
         refused = self.runner.resize(self.cache.pools.blocks)
         self.runner.trim()
-        if refused is None or not refused.of_arena:
+        if refused is None or not refused.of_arena or not min(self.runner.blocks):
             return refused
         self.cache.pools.grow(self.runner.blocks)
         return None

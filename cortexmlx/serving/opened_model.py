@@ -239,12 +239,12 @@ class OpenedModel:
         )
         return StoreConnector(pieces, setup.identity)
 
-    def begin_cache(self, blocks: Counts) -> KVCache:
+    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
         """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
-        MemoryRefused.
+        MemoryRefused, unless it begins `anew`: then the next step has the arena made.
         """
-        cache = self._mode.begin(blocks, PrefixCache(self._config.block_size))
-        cache.pools.spare = self.embedding.spare_of(cache.pools.max_blocks)
+        cache = self._mode.begin(blocks, PrefixCache(self._config.block_size), anew)
+        cache.pools.spare = self.embedding.spare_of(cache.pools.configured_blocks)
         if self.disk is not None:
             self.disk.attach(cache)
         return cache

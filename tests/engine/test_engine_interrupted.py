@@ -183,20 +183,22 @@ def test_an_engine_that_begins_anew_never_has_two_arenas(tiny: Any, name: str) -
         assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
 
 
-def test_an_engine_that_gets_no_memory_to_begin_anew_closes_and_says_so(
+def test_an_engine_that_gets_no_memory_to_begin_anew_serves_when_there_is_some(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tiny("llama"), kv_memory="1MB", block_size=8)
-    handle = full(engine)
-    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
-    before = mx.get_active_memory()
-    engine.inspect(interrupted_step)
-    with pytest.raises(OutOfMemory, match=r"interrupted by KeyboardInterrupt.*the system refuses .* for the KV cache"):
-        handle.result(PATIENCE)
-    engine._worker._task.join()
-    assert mx.get_active_memory() < before - 900_000
-    with pytest.raises(EngineClosed):
-        engine.generate(PROMPT)
+    with Engine(tiny("llama"), kv_memory="1MB", block_size=8) as engine:
+        handle = full(engine)
+        before = mx.get_active_memory()
+        with monkeypatch.context() as patch:
+            patch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
+            engine.inspect(interrupted_step)
+            with pytest.raises(CortexError, match=r"interrupted by KeyboardInterrupt.*: ask again"):
+                handle.result(PATIENCE)
+            engine.inspect(lambda core: vars(core).pop("step"))
+            with pytest.raises(OutOfMemory, match=r"the system refuses .* for the KV cache"):
+                engine.generate(PROMPT, SHORT)
+            assert mx.get_active_memory() < before - 900_000
+        assert len(engine.generate(PROMPT, SHORT).token_ids) == 12
 
 
 def test_on_progress_that_raises_fails_the_load_and_keeps_the_thread(tiny: Any) -> None:

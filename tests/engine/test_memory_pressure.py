@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, MemoryRefused, PromptTooLong
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, MemoryRefused, PromptTooLong
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
@@ -135,6 +135,56 @@ def test_pressure_through_the_engine_and_a_level_that_does_not_exist(tiny: Any) 
         assert engine.stats().cached_blocks == 0
         with pytest.raises(InvalidRequest, match="level is 'panic'"):
             engine.on_memory_pressure("panic")
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_refused_look_after_pressure_costs_one_request_at_most(
+    others: int, tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given back is asked for again: at once by the next request of an idle engine, and beside others."""
+    driver, prompt, short = Driver(tiny("llama"), tokens=1024), tokens_of(100, seed=3), [False]
+    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: not short[0])
+    driver.core.relieve(True)
+    for _ in range(others):
+        driver.add(PROMPT, 90)
+    driver.step(8)
+    driver.core.relieve(True)
+    driver.step(2)
+    short[0] = True
+    refused = driver.add(prompt, 20)
+    if not others:
+        driver.finish()
+        with pytest.raises(KVCacheFull, match="100 tokens and the KV cache holds 8, for the system refuses it more"):
+            driver.result(refused)
+    driver.step(3)
+    short[0] = False
+    late = driver.add(prompt, 20)
+    driver.finish()
+    assert list(driver.result(late).token_ids) == theirs("llama", prompt, 20)
+    assert driver.core.scheduler.limits.room(0, driver.core.cache.tables.configured_tokens) == 512
+
+
+def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
+    tiny: Any, theirs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows are refused more when one needs it, and the other goes on: it is bounded only while that lasts."""
+    driver, short = Driver(tiny("llama"), tokens=4096, max_rows=2), [False]
+    monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: not short[0])
+    driver.core.relieve(True)
+    long = driver.add(PROMPT, 400)
+    driver.step(10)
+    driver.core.relieve(True)
+    driver.step(2)
+    short[0] = True
+    refused = driver.add(tokens_of(300, seed=4), 5)
+    driver.step(2)
+    short[0] = False
+    driver.finish()
+    answers = [driver.result(handle).token_ids for handle in (long, refused)]
+    assert [list(answer) for answer in answers] == [
+        theirs("llama", PROMPT, 400),
+        theirs("llama", tokens_of(300, seed=4), 5),
+    ]
 
 
 # -- cancelling and closing -------------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ FAULTS = (
         "        self._give_all_back()\n        self.runner.trim()\n",
         "        self.runner.trim()\n",
     ),
-    Fault("a pause has no end", MODEL, "PAUSE * 2 ** min(", "math.inf * 2 ** min("),
-    Fault("books that are half changed stay", MODEL, "            self.begin_anew()\n", "            pass\n"),
+    Fault("a pause has no end", MODEL, "now + self._pause\n", "now + math.inf\n"),
+    Fault("books that are half changed stay", MODEL, "        self.begin_anew()\n", "        pass\n"),
     Fault("rows share whatever is asked", MODEL, "vocabulary, self._share_prefixes)", "vocabulary, True)"),
     Fault(
         "a draft model that is of no use is loaded",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.scheduling.backoff import STEPS_TO_RELAX, Backoff
+from cortexmlx.scheduling.backoff import MOST_STEPS, STEPS_TO_RELAX, Backoff, GrowthRetry
 from cortexmlx.scheduling.latency import LEAST_PIECE
 
 
@@ -49,3 +49,15 @@ def test_good_steps_in_a_row_double_it_until_nothing_is_held_back() -> None:
     assert backoff.relax() and (backoff.rows, backoff.tokens) == (2, 50)
     assert good_steps(backoff, 10 * STEPS_TO_RELAX) == 2
     assert (backoff.rows, backoff.tokens) == (6, 100) and not backoff.holds_back
+
+
+def test_growth_that_was_refused_is_asked_for_again_ever_more_seldom_and_for_ever() -> None:
+    retry, waits = GrowthRetry(), []
+    assert not any(retry.is_due() for _ in range(1_000)), "nothing was refused"
+    for _ in range(10):
+        retry.refuse()
+        waits.append(next(step for step in range(1, 10**6) if retry.is_due()))
+    assert waits[:3] == [STEPS_TO_RELAX, 2 * STEPS_TO_RELAX, 4 * STEPS_TO_RELAX] and waits[-1] == MOST_STEPS
+    assert not any(retry.is_due() for _ in range(2 * MOST_STEPS))
+    retry.refuse()
+    assert next(step for step in range(1, 10**6) if retry.is_due()) == STEPS_TO_RELAX, "it was not refused for long"

@@ -1,26 +1,29 @@
 """The memory of a run's largest steps. The scheduler plans them, the model's outline is traced, the graph is replayed.
 
-A long run has two largest steps: the last piece of a long prompt beside decoding rows, and a decode step of rows of
-that length. Beyond some length both grow in proportion to the rows' tokens. So very long rows are extrapolated from
-two shorter lengths.
+A long run has a few largest steps: the last piece of a long prompt beside rows that decode, or that verify drafts; all
+rows that verify drafts; and a decode step of rows of that length. The tokens of all rows are chosen by a mask and with
+biases, as any request may ask. Beyond some length the steps grow in proportion to the rows' tokens. So very long rows
+are extrapolated from two shorter lengths.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from cortexmlx.attention.paged import Attend
+from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.footprint.graph import Graph, trace
 from cortexmlx.execution.footprint.replay import peak_bytes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.sizing import Load
+from cortexmlx.kv.sizing import Load, row_bytes
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
 from cortexmlx.request import QueuedRequest
 from cortexmlx.sampling_params import SamplingParams
@@ -29,6 +32,7 @@ from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.latency import LEAST_PIECE
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.speculation.speculation import MOST_OF_ALL
 
 _TRACED = (4096, 8192)
 """Tokens of the rows whose steps are traced. Longer rows are extrapolated from these."""
@@ -41,41 +45,68 @@ class StepBytes:
     prefill: int
     """A step with a piece of a prompt."""
 
+    verify: int
+    """A step in which rows verify drafts, all of them or beside a piece of a prompt; 0 if nothing is drafted."""
+
     decode: int
     """A step of a decode window, with its new tail and new states."""
 
 
 def step_bytes(
-    model: nn.Module, groups: tuple[LayerGroup, ...], attend: Attend, vocab_size: int, load: Load, tokens: int
+    model: nn.Module,
+    groups: tuple[LayerGroup, ...],
+    attend: Attend,
+    vocab_size: int,
+    load: Load,
+    tokens: int,
+    drafts: bool = True,
 ) -> StepBytes:
-    """Return what the largest steps take when `load.rows` rows end with `tokens` tokens each.
+    """Return what the largest steps take when `load.rows` rows end with `tokens` tokens each. With `drafts`, rows whose
+    layers can take tokens back verify some.
 
     `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
+    drafts = drafts and not row_bytes(groups)
+
+    def traced(tokens: int) -> StepBytes:
+        return _step_bytes(model, paged(groups), attend, vocab_size, load, tokens, drafts)
+
     if tokens <= _TRACED[1]:
-        return _step_bytes(model, paged(groups), attend, vocab_size, load, tokens)
-    few, many = (_step_bytes(model, paged(groups), attend, vocab_size, load, n) for n in _TRACED)
+        return traced(tokens)
+    few, many = map(traced, _TRACED)
     beyond = (tokens - _TRACED[1]) / (_TRACED[1] - _TRACED[0])
-    prefill = many.prefill + beyond * (many.prefill - few.prefill)
-    decode = many.decode + beyond * (many.decode - few.decode)
-    return StepBytes(round(prefill), round(decode))
+    pairs = zip(astuple(few), astuple(many), strict=True)
+    return StepBytes(*(round(most + beyond * (most - least)) for least, most in pairs))
 
 
 def _step_bytes(
-    model: nn.Module, groups: tuple[LayerGroup, ...], attend: Attend, vocab_size: int, load: Load, tokens: int
+    model: nn.Module,
+    groups: tuple[LayerGroup, ...],
+    attend: Attend,
+    vocab_size: int,
+    load: Load,
+    tokens: int,
+    drafts: bool,
 ) -> StepBytes:
+    def traced(plan: StepPlan) -> int:
+        return _Outlined(model, groups, plan.blocks, load.block_size, vocab_size, attend).bytes_of(plan)
+
     prefill, decode = largest_steps(groups, load, tokens)
-    runner = _Outlined(model, groups, prefill.blocks, load.block_size, vocab_size, attend)
-    return StepBytes(runner.bytes_of(prefill), runner.bytes_of(replace(decode, column=decode.columns - 1)))
+    verifying = largest_steps(groups, load, tokens, MOST_OF_ALL) if drafts else ()
+    decode = replace(decode, column=decode.columns - 1)
+    return StepBytes(traced(prefill), max(map(traced, verifying), default=0), traced(decode))
 
 
-def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tuple[StepPlan, StepPlan]:
+def largest_steps(
+    groups: tuple[LayerGroup, ...], load: Load, tokens: int, drafts: int = 0
+) -> tuple[StepPlan, StepPlan]:
     """Return the last piece of the last prompt while all other rows decode, and the first step of the window after it.
+    With `drafts`, these rows verify so many drafts in the first step, and all rows do in the second.
 
     Short prompts are computed together. No answer ends before. No two blocks of a row are neighbours, as in an arena
     that has been in use for a while.
     """
-    answer = load.rows + TAIL_COLUMNS + 1
+    answer = load.rows + TAIL_COLUMNS + 1 + (TAIL_COLUMNS if drafts else 0)
     prompt = max(1, tokens - answer)
     tokens = prompt + answer  # also where `tokens` is too small for such an answer
     cache = _scattered(groups, load.rows * (-(-tokens // load.block_size) + 2), load.block_size)
@@ -83,7 +114,8 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
         max_rows=load.rows, prefill_budget=load.piece, context_length=tokens + 1, share_prefixes=False
     )
     scheduler = Scheduler(cache, config)
-    request = QueuedRequest((0,) * prompt, SamplingParams(max_tokens=answer, ignore_eos=True))
+    params = SamplingParams(max_tokens=answer, ignore_eos=True, logit_bias={0: 1.0})
+    request = QueuedRequest((0,) * prompt, params)
     together = min(load.rows, -(-load.piece // prompt))
     first = load.rows - together
     piece = min(prompt, max(min(LEAST_PIECE, load.piece), load.piece - first))
@@ -96,11 +128,23 @@ def largest_steps(groups: tuple[LayerGroup, ...], load: Load, tokens: int) -> tu
         scheduler.backoff.tokens = prompt - piece + first
         _next(scheduler)
     scheduler.backoff.tokens = load.piece
+    _draft(scheduler, drafts)
     plan = _next(scheduler)
     scheduler.backoff.tokens = load.rows * prompt
-    while (window := _next(scheduler)).kind is not StepKind.DECODE:
-        pass
-    return plan, window
+    while scheduler.prefilling:
+        _next(scheduler)
+    _draft(scheduler, drafts)
+    after = _next(scheduler)
+    while not drafts and after.kind is not StepKind.DECODE:
+        after = _next(scheduler)
+    return plan, after
+
+
+def _draft(scheduler: Scheduler, count: int) -> None:
+    """Draft `count` tokens of all decoding rows together. None of them is the next one."""
+    jobs = scheduler.draftable
+    for index, job in enumerate(jobs):
+        scheduler.draft(job.id, (1,) * (count // len(jobs) + (index < count % len(jobs))))
 
 
 def _scattered(groups: tuple[LayerGroup, ...], blocks: int, block_size: int) -> KVCache:
@@ -117,7 +161,7 @@ def _next(scheduler: Scheduler) -> StepPlan:
     """Plan the next step and commit its tokens at once."""
     plan = scheduler.plan(0)
     assert plan is not None
-    scheduler.commit(plan, [0] * len(plan.logit_segments))
+    scheduler.commit(plan, [0] * len(plan.logit_rows))
     return plan
 
 
@@ -153,7 +197,8 @@ class _Outlined(ModelRunner):
                 layer: tuple(next(arrays) for _ in slab) for layer, slab in shapes.items() if not writes
             }
             results = self.build_pass(plan)
-            sampled = self.build_choice()
+            words = np.full((len(plan.logit_rows), -(-self._vocab_size // 32)), 2**32 - 1, np.uint32)
+            sampled = self.build_choice(TokenMask(np.arange(len(words), dtype=np.int32), words))
             return results + ([] if sampled is None else sampled.arrays())
 
         fed: list[tuple[mx.array, ...]] = []

@@ -38,19 +38,22 @@ class BlockPools:
         """Begin with `blocks` blocks in each group, one number for all groups or one for each, all of them free.
 
         The pools grow on demand up to `max_blocks`. `may_resize(blocks)` says whether the arena can get these numbers
-        of blocks. If it cannot, what a group has becomes its limit. Blocks that were given back by `give_all_back` may
-        be asked for again.
+        of blocks. If it cannot, what a group has becomes its limit, until `ask_again`.
         """
         self.groups = tuple(groups)
         self.block_size = block_size
         self.blocks = of_each(groups, blocks)
         limits = of_each(groups, self.blocks if max_blocks is None else max_blocks)
-        self.max_blocks = tuple(map(max, self.blocks, limits))
+        self.configured_blocks: Counts = tuple(map(max, self.blocks, limits))
+        """How many blocks each group may have if the system gives the memory."""
+        self.max_blocks = self.configured_blocks
+        """How many it may have now: less after the system has refused more."""
         self.prefix = PrefixCache(block_size) if prefix is None else prefix
         self.snapshots = snapshots
         self.spare: Counts = tuple(0 for _ in groups)
         """Blocks of each group, within its limit, in which nothing is kept for chats: see `keep_spare`."""
         self._given_back: Counts = tuple(0 for _ in groups)
+        self._look_suffices = True
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
         windows = [group.spec.attention_window for group in groups]
@@ -119,31 +122,48 @@ class BlockPools:
         less = [max(0, min(spare[g] for g in alike)) for alike in self._alike]
         if not any(less) or not self._may_resize(tuple(b - n for b, n in zip(self.blocks, less, strict=True))):
             return 0
-        for pool, count in zip(self._pools, less, strict=True):
-            if count:
-                pool.shrink(count)
-        self._count()
+        self._shrink_by(less)
         return sum(less)
 
     def stay(self, blocks: Sequence[int]) -> None:
         """Keep the arena's `blocks` blocks as the limit, because it could not grow. No sequence may have blocks."""
         self.grow(blocks)
-        self.shrink(blocks)
+        self._shrink_by([have - count for have, count in zip(self.blocks, blocks, strict=True)])
         self.max_blocks = self.blocks
+        self._look_suffices = False
 
     def give_all_back(self) -> None:
-        """Shrink to one block in each group, because memory is short. No sequence may have blocks."""
+        """Shrink to one block in each group, after the arena was given back. No sequence may have blocks."""
+        self.note_given_back()
+        self._shrink_by([have - 1 for have in self.blocks])
+
+    def note_given_back(self) -> None:
+        """Note that the arena has all of these blocks, and gives some of them back because memory is short."""
         self._given_back = tuple(map(max, self._given_back, self.blocks))
-        self.shrink(1)
 
     @property
     def grows_back(self) -> bool:
-        """Whether the pools have no more blocks than before `give_all_back`, so that the arena once had as many."""
+        """Whether the pools have no more blocks than were given back, so that the arena once had as many."""
         return all(have <= given for have, given in zip(self.blocks, self._given_back, strict=True))
 
-    def expect_back(self) -> None:
-        """Raise the limits to what was given back, even if the system has refused that since."""
-        self.max_blocks = tuple(map(max, self.max_blocks, self._given_back))
+    def ask_again(self) -> None:
+        """Allow growth to the configured blocks again, even if the system has refused it since: memory may be free by
+        now.
+        """
+        self.max_blocks = self.configured_blocks
+        self._look_suffices = True
+
+    def look_again(self) -> None:
+        """`ask_again` if that costs nothing: since the last time, `may_resize` has known of each refusal in advance."""
+        if self._look_suffices:
+            self.ask_again()
+
+    def _shrink_by(self, less: Sequence[int]) -> None:
+        """Take so many blocks from the end of each group. All of them must be free."""
+        for pool, count in zip(self._pools, less, strict=True):
+            if count:
+                pool.shrink(count)
+        self._count()
 
     def _count(self) -> None:
         self.blocks = tuple(len(pool.ref_counts) for pool in self._pools)

@@ -19,6 +19,7 @@ from cortexmlx.errors import (
     EngineClosed,
     KVCacheFull,
     MemoryRefused,
+    OutOfMemory,
     RequestTimeout,
     UnknownAdapter,
 )
@@ -86,7 +87,7 @@ def status_of(error: CortexError) -> int:
         return 400
     if isinstance(error, RequestTimeout):
         return 504
-    return 503 if isinstance(error, CannotLoad | EngineClosed | KVCacheFull | MemoryRefused) else 500
+    return 503 if isinstance(error, CannotLoad | EngineClosed | KVCacheFull | MemoryRefused | OutOfMemory) else 500
 
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

@@ -7,10 +7,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
-from cortexmlx.errors import CortexError, MemoryRefused, ModelUnsupported
+from cortexmlx.errors import CortexError, ModelUnsupported
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.kv.state.snapshots import NOTHING
 from cortexmlx.scheduling.job import Job
@@ -24,7 +23,12 @@ from cortexmlx.speculation.drafter import Draft
 log = logging.getLogger("cortexmlx")
 
 PAUSE = 10.0
-"""For how many seconds nothing is guessed after the system has refused memory; twice as long after the next refusal."""
+"""For how many seconds nothing is guessed after the system has refused memory; twice as long after a refusal that comes
+sooner after a pause than the pause was long.
+"""
+
+MOST_PAUSE = 256 * PAUSE
+"""The longest pause."""
 
 _FORGETTING = 0.2
 """Weight of the newest round in the running means of its times."""
@@ -70,19 +74,6 @@ def begun(opened: ServedModel | None, config: EngineConfig, vocabulary: int) -> 
     return DraftModel(opened, config.max_rows, config.prefill_budget, vocabulary, share_prefixes=config.prefix_cache)
 
 
-def begun_anew(draft: DraftModel | None) -> DraftModel | None:
-    """Let a draft model begin anew, and return it. If it gets no memory for that, it is unloaded: None."""
-    if draft is None:
-        return None
-    try:
-        draft.begin_anew()
-        return draft
-    except MemoryRefused as error:
-        log.warning("the draft model is unloaded, since it is refused memory: %s", error)
-        draft.release()
-        return None
-
-
 class DraftModel:
     """Guesses the likeliest next tokens of rows with a model of its own, which has its own arena. See `Drafter`.
 
@@ -113,14 +104,14 @@ class DraftModel:
         self._clock = clock
         self._vocabulary = vocabulary
         self._in_flight: deque[StepPlan] = deque()
-        self._paused_until = -math.inf
+        self._paused_until, self._pause = -math.inf, 0.0
         self._first: dict[int, float] = {}
         self._further: dict[int, float] = {}
-        self.rows = self._begun()
+        self.rows = self._begun(anew=False)
 
-    def _begun(self) -> DraftRows:
+    def _begun(self, anew: bool) -> DraftRows:
         max_rows, budget = self._bounds
-        cache = self.opened.begin_cache(self.opened.blocks)
+        cache = self.opened.begin_cache(self.opened.blocks, anew)
         context, vocabulary = self.opened.loaded.context_length, self.opened.info.vocab_size
         return DraftRows(cache, max_rows, budget, context, vocabulary, self._share_prefixes)
 
@@ -169,10 +160,10 @@ class DraftModel:
         return self.runner.bytes.arena
 
     def begin_anew(self) -> None:
-        """Begin with an empty arena. Whatever was in the old one is not trusted. Raises MemoryRefused."""
+        """Begin with an empty arena. Whatever was in the old one is not trusted."""
         self._in_flight.clear()
         self.runner.forget()
-        self.rows = self._begun()
+        self.rows = self._begun(anew=True)
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or, if `critical`, the whole arena, whose texts are then
@@ -187,8 +178,11 @@ class DraftModel:
 
     def pause(self) -> None:
         """Give the arena back and guess nothing for a while, because memory is short."""
+        now = self._clock()
+        long_ago = now - self._paused_until >= self._pause
+        self._pause = PAUSE if long_ago else min(2 * self._pause, MOST_PAUSE)
         self.refusals += 1
-        self._paused_until = self._clock() + PAUSE * 2 ** min(self.refusals - 1, 8)
+        self._paused_until = now + self._pause
         self._give_all_back()
         self.runner.trim()
 
@@ -207,7 +201,7 @@ class DraftModel:
 
     def _guess(self, jobs: Sequence[Job], count: int) -> None:
         """Guess the next tokens of the jobs. At most one step runs ahead. If memory is refused, pause."""
-        self.rows.cache.pools.expect_back()
+        self.rows.cache.pools.ask_again()
         began = time.perf_counter()
         plan = self.rows.begin(jobs, count)
         if plan is None:
@@ -253,8 +247,7 @@ class DraftModel:
         back.
         """
         self.failed = True
-        with suppress(MemoryRefused):
-            self.begin_anew()
+        self.begin_anew()
         self._give_all_back()
 
     def _give_all_back(self) -> None:

@@ -135,11 +135,13 @@ class HostedModel:
         """What computes attention."""
         return self._group
 
-    def begin_cache(self, blocks: Counts) -> KVCache:
-        """Begin an empty arena in every worker. Return the owner of its blocks. Raises MemoryRefused and HostLost."""
+    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
+        """Begin an empty arena in every worker. Return the owner of its blocks. Raises HostLost, and MemoryRefused
+        unless it begins `anew`.
+        """
         prefix = PrefixCache(self._config.block_size)
         cache = begin_paged(
-            self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b)
+            self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b), anew
         )
         if self.disk is not None:
             self.disk.attach(cache)

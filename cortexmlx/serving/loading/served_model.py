@@ -65,9 +65,9 @@ class ServedModel(Protocol):
     def backend(self) -> AttentionInUse:
         """What computes attention."""
 
-    def begin_cache(self, blocks: Counts) -> KVCache:
+    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
         """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
-        MemoryRefused.
+        MemoryRefused, unless it begins `anew`: then the next step has the arena made.
         """
 
     def begin_scheduler(self, cache: KVCache) -> Scheduler:

@@ -11,14 +11,22 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx.attention.backends import choose_backend
+from cortexmlx.embedding.pooled import Pooled
 from cortexmlx.execution.footprint import steps
 from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
+from cortexmlx.models.adapters.low_rank import read_low_rank
+from cortexmlx.request import QueuedRequest
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.steps.plan import StepKind
+from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.serving.text.stops import Stops
+from cortexmlx.speculation.speculation import MOST_OF_ALL
 from support.engine.core_driver import Driver
+from support.models.adapters import write_adapter
 from support.models.tiny import tokens_of, write_tiny
 
 GROUPS = (LayerGroup(KVSpec(2, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 4, "float32", window=40), (1, 2)))
@@ -107,3 +115,66 @@ def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) 
         step_bytes(model, groups, choose_backend("auto").attend, 320, Load(rows, 32, 8), 100) for rows in (1, 8)
     )
     assert 0 < few.decode < many.decode and few.prefill > 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "beside", "all_of_them"), [(1, 200, 1, 16), (4, 200, 49, 64), (9, 90, 71, 73)]
+)
+def test_rows_verify_as_many_drafts_as_may_be_drafted(rows: int, tokens: int, beside: int, all_of_them: int) -> None:
+    mixed, verifying = largest_steps(GROUPS, Load(rows, 64, 8), tokens, MOST_OF_ALL)
+    assert mixed.kind is verifying.kind is StepKind.MIXED
+    assert (len(mixed.logit_rows), len(verifying.logit_rows)) == (beside, all_of_them)
+    assert mixed.segments[-1].count >= 16, "a piece of the last prompt"
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose logits take most of a step."""
+    shape = {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 65536, "max_position_embeddings": 4096}
+    return write_tiny(tmp_path_factory.mktemp("spoken") / "spoken", "llama", **shape)
+
+
+@pytest.mark.parametrize("asked", ["drafts", "a form", "biases", "an embedding", "an adapter"])
+def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str, spoken: Path, tmp_path: Path) -> None:
+    """Three rows of 300 tokens in pieces of 128, three times, beside the largest steps that are planned."""
+    model = load_model(spoken).model
+    way, load = execution_mode(model), Load(3, 128, 16)
+    planned = step_bytes(model, way.groups, choose_backend("auto").attend, 65536, load, 300)
+    del model
+    gc.collect()
+    more: dict[str, Any] = {"adapters": {}} if asked == "an adapter" else {}
+    driver = Driver(spoken, tokens=1200, max_rows=3, prefill_budget=128, block_size=16, prefix_cache=False, **more)
+    core = driver.core
+    params: dict[str, Any] = {"logit_bias": {11: 1000.0}} if asked != "a form" else {}
+    if asked == "a form":
+        params = {"structured": {"type": "array", "items": {"type": "integer"}}, "ignore_eos": False}
+    if asked == "an adapter":
+        folder = write_adapter(tmp_path / "adapter", spoken)
+        core.adapters.load("one", read_low_rank("one", folder, 64, 1 << 30))
+        params["adapter"] = "one"
+    mx.synchronize()
+    mx.clear_cache()
+    there = mx.get_active_memory()
+    mx.reset_peak_memory()
+    if asked == "an embedding":
+        for seed in range(9):
+            _embed(driver, tokens_of(280, seed=seed))
+    else:
+        for seed in range(9):
+            driver.add(tokens_of(230, seed=seed), 60, **params)
+    for _ in range(2_000):
+        if core.idle:
+            break
+        for job in core.scheduler.draftable:
+            core.scheduler.draft(job.id, [11] * 15)
+        core.step()
+    mx.synchronize()
+    largest = max(planned.prefill, planned.verify, planned.decode)
+    assert mx.get_peak_memory() - there <= largest * 1.02 + (8 << 20)
+
+
+def _embed(driver: Driver, prompt: list[int]) -> None:
+    """Queue a text whose states are averaged, as an embedding's are."""
+    handle = RequestHandle(7_000 + len(driver.core.requests.by_id), driver.core.cancel)
+    request = QueuedRequest(tuple(prompt), SamplingParams(max_tokens=1), 0, 0.0, pooled=Pooled(0))
+    driver.core.add(request, handle, Stops())

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx import Engine, InvalidRequest, ModelCorrupt, ModelNotFound, ModelUnsupported, SamplingParams
-from cortexmlx.errors import CortexError, MemoryRefused
+from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.serving.drafting import draft_model
 from support.drafting.draft_models import make_eager, quantized_copy, wide_tiny
@@ -195,6 +195,10 @@ def test_a_pause_ends_though_nobody_asks_meanwhile(tiny: Any) -> None:
         now[0] += 0.99 * seconds
         assert not draft.wants_drained
         now[0] += 0.01 * seconds
+    now[0] += 2 * draft_model.PAUSE
+    draft.pause()
+    now[0] += draft_model.PAUSE
+    assert draft.wants_drained, "it is short again after as long a time without a refusal"
     assert run(driver) == run(Driver(tiny("llama"), **SETTINGS)) and counted(driver)[1] > 10
 
 
@@ -252,13 +256,12 @@ def test_after_an_interrupt_both_models_begin_anew(tiny: Any, monkeypatch: pytes
     driver.core.fail_all(CortexError("no reason"))
     assert run(driver) == wanted
 
-    def refused(*given: Any) -> Any:
-        raise MemoryRefused("no memory")
-
-    monkeypatch.setattr(driver.core.draft.opened, "begin_cache", refused)
-    driver.core.begin_anew()
+    with monkeypatch.context() as patch:
+        patch.setattr("cortexmlx.kv.arena.obtainable", lambda size: False)
+        driver.core.begin_anew()
+    assert driver.core.draft.kv_bytes == driver.core.stats().kv_bytes == 0, "the next steps have the arenas made"
     make_eager(driver.core)
-    assert driver.core.draft is None and run(driver) == wanted
+    assert run(driver) == wanted and counted(driver)[1] > 10
 
 
 @pytest.mark.parametrize("closed", ["while it answers", "while idle"])

@@ -62,7 +62,7 @@ class RankModel:
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
         self.blocks = self._mode.blocks(memory, load, self.loaded.context_length)
 
-    def begin_cache(self, blocks: Sequence[int]) -> KVCache:
+    def begin_cache(self, blocks: Sequence[int], anew: bool = False) -> KVCache:
         return self._mode.begin(tuple(blocks), PrefixCache(self._config.block_size))
 
     def begin_scheduler(self, cache: KVCache) -> Scheduler:
