@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
@@ -149,9 +150,37 @@ def test_ids_of_any_other_kind_stream_to_what_the_tokenizer_decodes(name: str, d
     assert "".join([*parts, detokenizer.last_segment]) == wrapper.decode(ids)
 
 
-def test_byte_level_tokens_are_known_without_their_tokenizer_json() -> None:
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        pieces(True).decoder,
+        pieces(False).decoder,
+        decoders.Metaspace(),
+        decoders.Fuse(),
+        decoders.ByteFallback(),
+        None,
+    ],
+    ids=str,
+)
+def test_byte_level_tokens_are_known_by_how_text_is_cut(decoder: Any) -> None:
+    """Some files have the decoder of another vocabulary, or none, and a folder of vocabulary and merges has no file."""
+    core, text = of_bytes(), " Hello!  caf\u00e9\n  a\u6f22"
     wrapper = use_exact_detokenizer(wrapped(NaiveStreamingDetokenizer))
-    ids = wrapper.encode("caf\u00e9\n  a\0")
-    assert streamed(wrapper, ids[:-1]) + "\0" == wrapper.decode(ids) and isinstance(
-        wrapper.detokenizer, ByteDetokenizer
-    )
+    assert isinstance(wrapper.detokenizer, ByteDetokenizer)
+    if decoder is not None:
+        core.decoder = decoder
+    else:
+        core = Tokenizer.from_str(json.dumps({**json.loads(core.to_str()), "decoder": None}))
+    for kind in (NaiveStreamingDetokenizer, SPMStreamingDetokenizer):
+        wrapper = made(core, kind)
+        assert streamed(wrapper, wrapper.encode(text)) == text
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_pieces_are_known_by_how_spaces_are_written(leading: bool) -> None:
+    core, text = pieces(leading), "a ab  <b\u00e9 \u6f22\n a"
+    core.decoder = decoders.ByteLevel()
+    bare = Tokenizer.from_str(json.dumps({**json.loads(core.to_str()), "decoder": None}))
+    for each, kind in ((core, BPEStreamingDetokenizer), (bare, NaiveStreamingDetokenizer)):
+        wrapper = made(each, kind)
+        assert streamed(wrapper, wrapper.encode(text)) == text

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.folder import load_tokenizer
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.models.sentencepieces import trained
 from support.models.tiny import write_tiny
 
@@ -61,6 +63,112 @@ def test_a_sentencepiece_model_needs_no_code_either(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(trained("llama"))
     tokenizer, _ = load_tokenizer(folder, {257})
     assert tokenizer.decode(tokenizer.encode("Hello"), skip_special_tokens=True) == "Hello"
+
+
+CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Llama 3's words."""
+TEXTS = ("Hello  the and café, 'S 12345", "x²+½ №5 ﬁ cafe\u0301\r\n\n  def f(x):\n\treturn  1 # नमस्ते 漢字", " ", "\n\n")
+
+
+def described(folder: Path, **changes: Any) -> Tokenizer:
+    """tokenizer.json with these parts instead of its own, as the tokenizers library reads it."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"] |= changes.pop("model", {})
+    file.write_text(json.dumps(content | changes))
+    return Tokenizer.from_file(str(file))
+
+
+def split(pattern: str) -> dict[str, Any]:
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [cut, to_bytes]}
+
+
+MARKED = {
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, {"type": "NFKC"}]},
+    "pre_tokenizer": None,
+    "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+    "model": {"byte_fallback": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "changes"),
+    [
+        ("GPT2Tokenizer", "llama", {"pre_tokenizer": split(CUT)}),
+        ("Qwen2TokenizerFast", "qwen3", {"pre_tokenizer": split(CUT), "model": {"ignore_merges": True}}),
+        ("PreTrainedTokenizerFast", "qwen2", {"pre_tokenizer": split(CUT)}),
+        ("GPTNeoXTokenizerFast", "qwen2", {"normalizer": {"type": "NFKC"}}),
+        ("CohereTokenizer", "llama", {"normalizer": None, "decoder": {"type": "Fuse"}}),
+        ("LlamaTokenizer", "llama", MARKED),
+        ("GemmaTokenizer", "gemma3_text", {"pre_tokenizer": split(r"\p{N}")}),
+        ("T5Tokenizer", "llama", {}),
+        ("BertTokenizer", "qwen3", {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0}}),
+        ("NewlineTokenizer", "llama", {}),
+        ("WhisperTokenizer", "llama", {"pre_tokenizer": split(r"\s")}),
+    ],
+)
+def test_tokenizer_json_says_how_text_is_cut_whatever_class_is_named(
+    folder: Path, name: str, kind: str, changes: Any
+) -> None:
+    """The tokenizers library itself reads the file, with the beginning of text that its post-processor adds."""
+    begins = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
+    begins["single"] += [{"Sequence": {"id": "A", "type_id": 0}}]
+    begins["special_tokens"] = {"<s>": {"id": "<s>", "ids": [256], "tokens": ["<s>"]}}
+    core = described(folder, post_processor=begins, **changes)
+    core.no_truncation()
+    configure(folder, tokenizer_class=name, eos_token="</s>", bos_token=None)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": kind}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer, notes = load_tokenizer(folder, {7})
+    shared = SharedTokenizer(tokenizer)
+    for text in TEXTS:
+        assert shared.encode(text) == core.encode(text).ids
+    assert tokenizer.eos_token_ids == {7, 257}
+    assert len(notes) == 1 and "tokenizer.json is read as it is" in notes[0]
+
+
+def test_a_class_that_cuts_text_as_the_file_says_is_no_remark(folder: Path) -> None:
+    """As the files of Qwen 2 and 3 are, whose settings for places and decoder are not those of the class."""
+    words = CUT.replace("{1,3}", "")
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    core = described(folder, pre_tokenizer=split(words), normalizer={"type": "NFC"}, decoder=plain)
+    configure(folder, tokenizer_class="Qwen2Tokenizer")
+    tokenizer, notes = load_tokenizer(folder, set())
+    assert notes == ()
+    assert [tokenizer.encode(text) for text in TEXTS] == [core.encode(text).ids for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "template", "ends"),
+    [
+        (("<|im_end|>", "<|eot_id|>"), "{{ m.content }}<|im_end|>", {"<|im_end|>"}),
+        (("<|over|>",), "{{ m.content }}<|over|>", {"<|over|>"}),
+        (("<|over|>", "<|fin|>"), "{{ m.content }}<|over|>{{ '<|fin|>' if loop.last }}", {"<|fin|>"}),
+        (("<|close|>", "<|over|>"), "{{ m.content }}<|close|>part<|over|>", set()),
+        (("<|end|>", "<|return|>"), "{{ m.content }}{{ '<|return|>' if loop.last else '<|end|>' }}", {"<|return|>"}),
+        (("<|im_end|>", "<|im_start|>"), "{{ m.content }}<|im_end|><|im_start|>", {"<|im_end|>", "<|im_start|>"}),
+        (("<|im_end|>",), "{{ m.content }}", set()),
+        (("<|im_end|>",), "{{ raise_exception('<|im_end|>') }}", {"<|im_end|>"}),
+    ],
+)
+def test_what_only_the_template_ends_a_turn_with_ends_an_answer(
+    folder: Path, tokens: tuple[str, ...], template: str, ends: set[str]
+) -> None:
+    added = [{"id": 300 + i, "content": t, "special": True} for i, t in enumerate(tokens)]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    known = json.loads((folder / "tokenizer.json").read_text())
+    vocab = {t: i for t, i in known["model"]["vocab"].items() if i not in range(300, 300 + len(tokens))}
+    model = {"vocab": vocab | {each["content"]: each["id"] for each in added}}
+    described(folder, added_tokens=[*known["added_tokens"], *(each | flags for each in added)], model=model)
+    configure(folder, chat_template="{% for m in messages %}" + template + "{% endfor %}")
+    tokenizer, _ = load_tokenizer(folder, set())
+    found = {tokenizer.convert_ids_to_tokens(index) for index in tokenizer.eos_token_ids}
+    assert found - {"</s>"} == ends
 
 
 @pytest.mark.parametrize(
