@@ -13,6 +13,7 @@ from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.chats.saved_chats import find, kept_names, newest_names
 from cortexmlx.cli.limits import advice, limit
+from cortexmlx.cli.program import fitted
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import InvalidRequest
@@ -68,7 +69,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     chat.begin_anew()
     read = f", of which the first {unread} are not sent any more" if (unread := chat.conversation.unread) else ""
     said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
-    print_indented(console, said)
+    print_indented(console, fitted(said))
 
 
 @partial(Command, "/file", "PATH [TEXT]", "put a text file in front of the next message", takes_path=True)
