@@ -200,6 +200,7 @@ class BatchRun:
             return self._embedded(item, opened.embedded)
         if opened.refused is not None:
             return error_record(item, str(opened.refused))
+        assert isinstance(item.request, Request)
         answers: list[tuple[Completion, ...]] = []
         for result in results:
             if isinstance(result, CortexError):

@@ -108,4 +108,4 @@ def main(model: str = "smollm2", is_open: bool = False) -> None:
 
 if __name__ == "__main__":
     given = [argument for argument in sys.argv[1:] if argument != "open"]
-    main(*given[:1], is_open="open" in sys.argv[1:])
+    main(given[0] if given else "smollm2", "open" in sys.argv[1:])

@@ -55,8 +55,8 @@ def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
         text = render(template, talk, None, {**named, "add_generation_prompt": False})
     except InvalidRequest:  # the template is broken, or wants something else: each request says so
         return ends
-    before, _, tail = text.rpartition(_ANSWER)
+    _, found, tail = text.rpartition(_ANSWER)
     last = max((token for token in tokens if token and tail.rstrip().endswith(token)), key=len, default="")
-    for token in sorted(tokens, key=len, reverse=True) if before and last else ():
+    for token in sorted(tokens, key=len, reverse=True) if found and last else ():
         tail = tail.replace(token, "")
-    return ends | ({tokens[last]} if last and not tail.strip() else set())
+    return ends | ({tokens[last]} if found and last and not tail.strip() else set())

@@ -39,9 +39,8 @@ def test_an_answer_from_a_pipe_that_ends_before_its_form_is_whole_exits_1(
             monkeypatch.setattr(sys, "stdin", lines)
             assert run(["chat", "fake", "--schema", "json", "-n", str(most)]) == code
         out, err = capsys.readouterr()
-        assert out and ("the answer ends before the form is whole: stopped at the token limit of 1" in err) is bool(
-            code
-        )
+        said = "the answer ends before the form is whole: stopped at the token limit of 1"
+        assert out and (said in err) is bool(code)
 
 
 def test_a_failed_question_from_a_pipe_exits_1(

@@ -143,32 +143,13 @@ def test_a_class_that_cuts_text_as_the_file_says_is_no_remark(folder: Path) -> N
     assert [tokenizer.encode(text) for text in TEXTS] == [core.encode(text).ids for text in TEXTS]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "template", "ends"),
-    [
-        (("<|im_end|>", "<|eot_id|>"), "{{ m.content }}<|im_end|>", {"<|im_end|>"}),
-        (("<|over|>",), "{{ m.content }}<|over|>", {"<|over|>"}),
-        (("<|over|>", "<|fin|>"), "{{ m.content }}<|over|>{{ '<|fin|>' if loop.last }}", {"<|fin|>"}),
-        (("<|close|>", "<|over|>"), "{{ m.content }}<|close|>part<|over|>", set()),
-        (("<|end|>", "<|return|>"), "{{ m.content }}{{ '<|return|>' if loop.last else '<|end|>' }}", {"<|return|>"}),
-        (("<|im_end|>", "<|im_start|>"), "{{ m.content }}<|im_end|><|im_start|>", {"<|im_end|>", "<|im_start|>"}),
-        (("<|im_end|>",), "{{ m.content }}", set()),
-        (("<|im_end|>",), "{{ raise_exception('<|im_end|>') }}", {"<|im_end|>"}),
-    ],
-)
-def test_what_only_the_template_ends_a_turn_with_ends_an_answer(
-    folder: Path, tokens: tuple[str, ...], template: str, ends: set[str]
-) -> None:
-    added = [{"id": 300 + i, "content": t, "special": True} for i, t in enumerate(tokens)]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+def test_what_only_the_template_ends_a_turn_with_ends_an_answer(folder: Path) -> None:
     known = json.loads((folder / "tokenizer.json").read_text())
-    vocab = {t: i for t, i in known["model"]["vocab"].items() if i not in range(300, 300 + len(tokens))}
-    model = {"vocab": vocab | {each["content"]: each["id"] for each in added}}
-    described(folder, added_tokens=[*known["added_tokens"], *(each | flags for each in added)], model=model)
-    configure(folder, chat_template="{% for m in messages %}" + template + "{% endfor %}")
-    tokenizer, _ = load_tokenizer(folder, set())
-    found = {tokenizer.convert_ids_to_tokens(index) for index in tokenizer.eos_token_ids}
-    assert found - {"</s>"} == ends
+    end = known["added_tokens"][0] | {"id": 300, "content": "<|over|>"}
+    vocab = {token: index for token, index in known["model"]["vocab"].items() if index != 300} | {"<|over|>": 300}
+    described(folder, added_tokens=[*known["added_tokens"], end], model={"vocab": vocab})
+    configure(folder, chat_template="{% for m in messages %}{{ m.content }}<|over|>{% endfor %}")
+    assert load_tokenizer(folder, {7})[0].eos_token_ids == {7, 257, 300}
 
 
 @pytest.mark.parametrize(
