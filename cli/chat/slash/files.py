@@ -69,7 +69,7 @@ def load(chat: ChatSession, argument: str, console: Console) -> None:
     chat.begin_anew()
     read = f", of which the first {unread} are not sent any more" if (unread := chat.conversation.unread) else ""
     said = f"loaded {len(chat.conversation.messages)} messages from {path}{read}; /show messages shows them"
-    print_indented(console, fitted(said))
+    print_indented(console, said)
 
 
 @partial(Command, "/file", "PATH [TEXT]", "put a text file in front of the next message", takes_path=True)
@@ -138,5 +138,4 @@ def chats(chat: ChatSession, argument: str, console: Console) -> None:
         return print_indented(console, none)
     if len(names) > _SHOWN:
         print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")
-    said = "/load NAME continues one; `cortexmlx chats` renames and deletes them"
-    print_indented(console, said)
+    print_indented(console, fitted("/load NAME continues one; `cortexmlx chats` renames and deletes them"))
