@@ -22,7 +22,7 @@ from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
-from cortexmlx.cli.program import fitted, program
+from cortexmlx.cli.program import fit_commands, program
 from cortexmlx.cli.serve.command import serve
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import exit_codes
@@ -75,7 +75,7 @@ class OneCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
-        self.help = fitted(self.help or "")
+        self.help = fit_commands(self.help or "")
         super().format_help(ctx, formatter)
 
 
@@ -112,11 +112,11 @@ class Commands(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, then the options."""
-        self.epilog = fitted(self.epilog or "")
+        self.epilog = fit_commands(self.epilog or "")
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(fitted(OPTIONS))
+            formatter.write_text(fit_commands(OPTIONS))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of a name. If the name is a command of another program, or a model, the error suggests the

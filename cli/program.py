@@ -36,7 +36,7 @@ def program() -> str:
     return shlex.quote(sys.argv[0])
 
 
-def fitted(text: str) -> str:
+def fit_commands(text: str) -> str:
     """Return a message in which each command of this program is written as it must be typed here."""
     return _SUGGESTED.sub(lambda each: _typed(each[1]), text)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from cortexmlx.cli.program import NAME, fitted
+from cortexmlx.cli.program import NAME, fit_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
 from cortexmlx.cli.terminal.harmless import guarded_streams
@@ -64,7 +64,7 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """`cortexmlx: message`."""
-        return f"{record.name}: {fitted(record.getMessage())}"
+        return f"{record.name}: {fit_commands(record.getMessage())}"
 
 
 def log_to_stderr(debug: bool) -> None:

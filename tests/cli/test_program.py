@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.cli import program
 from cortexmlx.cli.app import COMMANDS, EXAMPLES
 from cortexmlx.cli.chats.saved_chats import chats_folder, resume_command
-from cortexmlx.cli.program import STARTED_BY, fitted
+from cortexmlx.cli.program import STARTED_BY, fit_commands
 from cortexmlx.cli.start import run
 from cortexmlx.errors import ModelNotFound
 from cortexmlx.models.resolve import resolve
@@ -30,17 +30,17 @@ def test_the_program_is_called_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, 
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
     start(monkeypatch, str(script))
-    assert shlex.split(fitted("`cortexmlx models`").strip("`")) == [str(script), "models"]
+    assert shlex.split(fit_commands("`cortexmlx models`").strip("`")) == [str(script), "models"]
     start(monkeypatch, str(script), path=str(script.parent))
-    assert fitted("`cortexmlx models`") == "`cortexmlx models`"
+    assert fit_commands("`cortexmlx models`") == "`cortexmlx models`"
     (tmp_path / "cortexmlx").mkdir()
     monkeypatch.setattr(sys, "orig_argv", [".venv/bin/python", "-m", "cortexmlx", "models"])
     start(monkeypatch, str(tmp_path / "cortexmlx" / "__main__.py"))
-    assert fitted("see `cortexmlx models`, or cortexmlx --help") == (
+    assert fit_commands("see `cortexmlx models`, or cortexmlx --help") == (
         "see `.venv/bin/python -m cortexmlx models`, or .venv/bin/python -m cortexmlx --help"
     )
     start(monkeypatch, "/somewhere/pytest/__main__.py")
-    assert fitted("`cortexmlx models`") == "`cortexmlx models`"
+    assert fit_commands("`cortexmlx models`") == "`cortexmlx models`"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_the_program_is_called_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, 
 )
 def test_what_make_started_is_continued_by_make(monkeypatch: pytest.MonkeyPatch, said: str, typed: str) -> None:
     start(monkeypatch, ".venv/bin/cortexmlx", by="make")
-    assert fitted(said) == typed
-    assert fitted(typed) == typed
+    assert fit_commands(said) == typed
+    assert fit_commands(typed) == typed
 
 
 def test_the_end_of_a_chat_wrong_usage_help_and_errors_of_the_library_fit(
@@ -89,4 +89,4 @@ def test_the_end_of_a_chat_wrong_usage_help_and_errors_of_the_library_fit(
 
 def test_every_command_is_known() -> None:
     assert set(program.COMMANDS.split("|")) == {name for name, _, _ in COMMANDS}
-    assert fitted(EXAMPLES) == EXAMPLES
+    assert fit_commands(EXAMPLES) == EXAMPLES
