@@ -102,14 +102,11 @@ MARKED = {
         ("GPT2Tokenizer", "llama", {"pre_tokenizer": split(CUT)}),
         ("Qwen2TokenizerFast", "qwen3", {"pre_tokenizer": split(CUT), "model": {"ignore_merges": True}}),
         ("PreTrainedTokenizerFast", "qwen2", {"pre_tokenizer": split(CUT)}),
-        ("GPTNeoXTokenizerFast", "qwen2", {"normalizer": {"type": "NFKC"}}),
-        ("CohereTokenizer", "llama", {"normalizer": None, "decoder": {"type": "Fuse"}}),
         ("LlamaTokenizer", "llama", MARKED),
         ("GemmaTokenizer", "gemma3_text", {"pre_tokenizer": split(r"\p{N}")}),
         ("T5Tokenizer", "llama", {}),
         ("BertTokenizer", "qwen3", {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0}}),
         ("NewlineTokenizer", "llama", {}),
-        ("WhisperTokenizer", "llama", {"pre_tokenizer": split(r"\s")}),
     ],
 )
 def test_tokenizer_json_says_how_text_is_cut_whatever_class_is_named(
