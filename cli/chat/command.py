@@ -14,8 +14,10 @@ from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, usual
 from cortexmlx.cli.chat.tools.functions_file import tools_of
 from cortexmlx.cli.chats.saved_chats import ChatSaver, find, resume_command, tidy, whereabouts
+from cortexmlx.cli.limits import cut_form
 from cortexmlx.cli.prompts import checked, template_vars
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.cli.terminal.signals import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
@@ -201,8 +203,12 @@ def hold(
     try:
         if not once:
             talk.go_on(first)
-        elif talk.once(first).finish_reason is FinishReason.CANCELLED:
-            raise KeyboardInterrupt
+        else:
+            completion = talk.once(first)
+            if completion.finish_reason is FinishReason.CANCELLED:
+                raise KeyboardInterrupt
+            if cut_form(completion, session.params):
+                raise typer.Exit(FAILED)
     except Leave:
         return
     except (LineCleared, Stopped):

@@ -19,7 +19,7 @@ from cortexmlx.cli.chat.slash.parse import read
 from cortexmlx.cli.chat.slash.side_by_side import SideBySide, choose
 from cortexmlx.cli.chat.tools.calls import TAKEN_BACK, CallDisplay
 from cortexmlx.cli.figures import summary
-from cortexmlx.cli.limits import advice, ending
+from cortexmlx.cli.limits import advice, cut_form, ending
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong
 from cortexmlx.request import Completion, FinishReason
@@ -103,10 +103,11 @@ class ChatLoop:
                 completion = session.ask(question)
         if before is not None and _calls(completion):
             completion = self._with_results(completion, before)
+        ended = ending(completion, params, session.engine)
         if self._pretty and session.figures is not Figures.QUIET:
-            self._screen.print(
-                f"\n{self._figures(completion, ending(completion, params, session.engine))}\n", style="dim"
-            )
+            self._screen.print(f"\n{self._figures(completion, ended)}\n", style="dim")
+        if cut := cut_form(completion, params, ended):
+            console.note(cut)
         return completion
 
     def _writing(self) -> AbstractContextManager[None]:

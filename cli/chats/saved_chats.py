@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cortexmlx.cli.chats.lock import ChatLock, remove_dead_locks
+from cortexmlx.cli.program import NAME, fit_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import ConversationFileError, InvalidRequest
@@ -51,7 +52,7 @@ def tidy() -> None:
 def resume_command(path: Path) -> str:
     """Return the command that continues the chat in a file, quoted for a shell."""
     name = path.stem if path.parent == chats_folder() else str(path.absolute())
-    return shlex.join(["cortexmlx", "chat", "--resume", name])
+    return fit_commands(shlex.join([NAME, "chat", "--resume", name]))
 
 
 def find(name: str) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cortexmlx.cli import options
+from cortexmlx.cli.program import fit_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 
@@ -66,7 +67,7 @@ def doctor(
             console.say(verdict, end="")
         console.say(f"  {check.name:<14}{check.detail}", flush=True)
         if check.advice:
-            console.say(f"{'':<20}-> {check.advice}", flush=True)
+            console.say(f"{'':<20}-> {fit_commands(check.advice)}", flush=True)
 
     done = []
     for check in _checks(options.model_name(model, None) if time else None, report is not None):

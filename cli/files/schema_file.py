@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.structured.closed import close_plain_objects
 from cortexmlx.structured.output import MOST_CHARACTERS, StructuredOutput
 
 
-def form_of_schema(text: str) -> StructuredOutput:
+def form_of_schema(text: str, *, is_open: bool = False) -> StructuredOutput:
     """Return the form of a schema that a user has typed: JSON, the name of a file with it, or `json` for any object.
-    Raises InvalidRequest.
+
+    Small models write properties and blanks until the last token. So JSON is compact, and an object whose schema only
+    lists its properties has no others, unless `is_open`. Raises InvalidRequest.
     """
-    text = text.strip()
+    form = _as_typed(text.strip())
+    if is_open:
+        return form
+    try:
+        return StructuredOutput.json(close_plain_objects(json.loads(form.definition)), compact=True)
+    except RecursionError:
+        raise InvalidRequest("the schema is nested too deep to be closed") from None
+
+
+def _as_typed(text: str) -> StructuredOutput:
     if text == "json":
         return StructuredOutput.json()
     if text.startswith("{"):

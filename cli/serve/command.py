@@ -39,7 +39,7 @@ _USUAL_IDLE = 600.0
 """Seconds after which one of several models is unloaded, if nobody says otherwise."""
 
 
-@options.takes_sampling(without=("stop", "schema", "regex", "choice"), max_tokens=None)
+@options.takes_sampling(without=("stop", "schema", "open_schema", "regex", "choice"), max_tokens=None)
 @options.takes_engine(stored=True)
 def serve(
     context: typer.Context,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO
 
+from cortexmlx.cli.program import fit_commands
 from cortexmlx.cli.terminal.harmless import harmless, unguarded
 from cortexmlx.cli.terminal.region import Above
 
@@ -98,13 +99,13 @@ def print_indented(console: Console, text: str) -> None:
 
 def note(message: str) -> None:
     """Print one line for the user that is not a result."""
-    tell(at_words(f"cortexmlx: {message}", sys.stderr))
+    tell(at_words(f"cortexmlx: {fit_commands(message)}", sys.stderr))
 
 
 def error(message: str) -> None:
     """Print the one or two lines that say what went wrong and what to do next."""
     label = "error:"
-    rest = at_words(f"{label} {harmless(message)}", sys.stderr).removeprefix(
+    rest = at_words(f"{label} {harmless(fit_commands(message))}", sys.stderr).removeprefix(
         label
     )  # of a file's name, or what was typed
     if is_coloured(sys.stderr):

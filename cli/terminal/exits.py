@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from cortexmlx.cli.program import fit_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError
 
@@ -61,7 +62,7 @@ def _of_the_system(error: OSError) -> str:
 def _break_at_words(usage: Any) -> None:
     """Format typer's `Error: ` and its message of wrong usage in lines."""
     before = "Error: "
-    said = console.at_words(before + usage.format_message(), sys.stderr).removeprefix(before)
+    said = console.at_words(before + fit_commands(usage.format_message()), sys.stderr).removeprefix(before)
     usage.format_message = lambda: said
 
 

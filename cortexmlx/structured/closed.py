@@ -19,6 +19,11 @@ _UNTOUCHED = ("default", "const", "enum", "examples", "required", "x-guidance", 
 _LISTS = ("properties", "patternProperties")
 """Keywords that list the properties of an object."""
 
+_COMBINING = frozenset(
+    ("patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
+)
+"""Keywords by which an object says more of its properties than their names."""
+
 _SAYS_ITSELF = ("additionalProperties", "unevaluatedProperties")
 """Keywords by which an object says whether it may have other properties."""
 
@@ -31,6 +36,16 @@ def close_where_safe(schema: Any) -> Any:
     alternatives of `oneOf` that an object may fit together.
     """
     return close(schema, _OpenNodes(schema).ids) if isinstance(schema, Mapping) else schema
+
+
+def close_plain_objects(schema: Any) -> Any:
+    """Return a schema as `close_where_safe` does, except that objects with `patternProperties` or with combinators of
+    their own stay as they are, too.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    combined = {id(node) for node in _within(schema) if not node.keys().isdisjoint(_COMBINING)}
+    return close(schema, _OpenNodes(schema).ids | combined)
 
 
 def close(schema: Any, unless: Set[int] = frozenset()) -> Any:

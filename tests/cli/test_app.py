@@ -80,7 +80,7 @@ def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "cortexmlx", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"cortexmlx {__version__}\n", "")
     done = subprocess.run([sys.executable, "-m", "cortexmlx", "chatt"], capture_output=True, text=True)
-    assert done.returncode == 2 and "Usage: cortexmlx " in done.stderr
+    assert done.returncode == 2 and f"Usage: {sys.executable} -m cortexmlx " in done.stderr
 
 
 @pytest.mark.parametrize(

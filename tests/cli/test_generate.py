@@ -32,6 +32,27 @@ def test_text_goes_to_stdout_and_nothing_to_stderr_in_a_pipe(fakes: Fakes, capsy
     assert capsys.readouterr() == ("You said: hello there\n", "")
 
 
+CUT = "before the form is whole"
+
+
+def test_a_form_that_was_cut_is_told_and_fails(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fake engine follows no form: it says what it is told to."""
+    for said, options, whole in (
+        ('!say {"a": 1}', ["--schema", "json"], True),
+        ('!say {"a": 1, "b": 2}', ["--schema", "json", "-n", "2"], False),
+        ('!say {"a": 1, "b": 2}', ["--schema", "json", "-n", "2", "--json"], False),
+        ('!say {"a": 1, "b": 2}', ["-n", "2"], True),
+        ("!say ab cd", ["--regex", "ab cd ef", "-n", "1"], False),
+        ("!say yes", ["--choice", "yes,no", "-n", "1"], True),
+        ("!say yes no", ["--choice", "yes no,no", "-n", "1"], False),
+    ):
+        assert run(["generate", "fake", "-p", said, *options]) == (0 if whole else 1), (said, options)
+        out, err = capsys.readouterr()
+        assert out and (CUT in err) is not whole
+    assert run(["generate", "fake", "-p", "!say { }", "--schema", "json", "-n", "1", "--n", "2"]) == 1
+    assert f"2 of 2 answers end {CUT}: stopped at the token limit of 1. -n allows more" in capsys.readouterr().err
+
+
 def test_json_is_one_object_with_the_promised_keys(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "fake", "-p", "hello there", "--max-tokens", "3", "--temp", "0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.limits import ending
+from cortexmlx.cli.limits import cut_form, ending
 from cortexmlx.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.config import EngineConfig
+from cortexmlx.structured.output import StructuredOutput
 from support.cli.cli_fakes import FakeEngine
 
 DONE = Completion("x", (1,), FinishReason.LENGTH, Usage(990, 10), Timings(0.0, 0.0, 0.0, 0.0, 0.0))
@@ -33,3 +34,23 @@ def test_why_an_answer_ended(
     engine: Any = FakeEngine(EngineConfig("fake"))
     monkeypatch.setattr(FakeEngine, "longest_request", holds)
     assert ending(completion, SamplingParams(max_tokens=most), engine) == says
+
+
+def test_a_form_is_whole_if_its_grammar_ended_it_or_its_text_says_so() -> None:
+    """A stop text may end an answer anywhere, and a limit may come with its last token."""
+    json, choice, regex = StructuredOutput.json(), StructuredOutput.choice(["a b", "a"]), StructuredOutput.regex("a+")
+    length, stop = FinishReason.LENGTH, FinishReason.STOP
+    for form, text, reason, stopped_by, whole in (
+        (json, "{", stop, None, True),
+        (json, '{"a": 1', stop, "}", False),
+        (json, '{"a": 1}', stop, "\n", True),
+        (json, '{"a": 1}', length, None, True),
+        (json, "[" * 100_000, length, None, False),
+        (choice, "a", length, None, True),
+        (choice, "a ", length, None, False),
+        (regex, "a", length, None, False),
+        (json, "{", FinishReason.TOOL_CALLS, None, True),
+    ):
+        answer = replace(DONE, text=text, finish_reason=reason, stop_string=stopped_by)
+        assert bool(cut_form(answer, SamplingParams(structured=form))) is not whole
+        assert not cut_form(answer, SamplingParams())

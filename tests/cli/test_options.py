@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,16 @@ def test_options_reach_the_engine_under_their_usual_names(fakes: Fakes) -> None:
     assert (options.keep_first, options.keep_last) == (9, 500)
 
 
+CAT = {"type": "object", "properties": {"name": {"type": "string"}, "toys": {"items": {"properties": {"a": {}}}}}}
+
+
 @pytest.mark.parametrize(
     ("options", "form"),
     [
-        (["--schema", '{"type": "array"}'], StructuredOutput.json({"type": "array"})),
-        (["--schema", "json"], StructuredOutput.json()),
+        (["--schema", '{"type": "array"}'], StructuredOutput.json({"type": "array"}, compact=True)),
+        (["--schema", "json"], StructuredOutput.json(compact=True)),
+        (["--schema", json.dumps(CAT)], StructuredOutput.json(CAT, closed=True, compact=True)),
+        (["--schema", json.dumps(CAT), "--open-schema"], StructuredOutput.json(CAT)),
         (["--regex", "a{3}"], StructuredOutput.regex("a{3}")),
         (["--choice", "yes, no"], StructuredOutput.choice(["yes", "no"])),
         (["--choice", "a, b", "--choice", "c"], StructuredOutput.choice(["a, b", "c"])),
@@ -45,12 +51,24 @@ def test_the_form_of_answers(options: list[str], form: StructuredOutput | None, 
     assert fakes.engine.seen[0][1].form == form
 
 
+def test_an_answer_of_a_schema_is_led_out_of_loops_unless_a_penalty_is_given(fakes: Fakes) -> None:
+    for given, penalty, context in (
+        ([], 1.0, 20),
+        (["--schema", "json"], 1.05, 64),
+        (["--schema", "json", "--repetition-penalty", "1"], 1.0, 20),
+        (["--regex", "a"], 1.0, 20),
+    ):
+        assert run(["generate", "fake", "-p", "hi", *given]) == 0
+        params = fakes.engine.seen[-1][1]
+        assert (params.repetition_penalty, params.repetition_context) == (penalty, context)
+
+
 def test_a_schema_in_a_file(fakes: Fakes, tmp_path: Path) -> None:
     """With the byte order mark that some editors write."""
     (tmp_path / "s.json").write_bytes(b'\xef\xbb\xbf{"type": "array"}')
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     assert run(["generate", "fake", "-p", "hi", "--schema", str(tmp_path / "s.json")]) == 0
-    assert fakes.engine.seen[0][1].form == StructuredOutput.json({"type": "array"})
+    assert fakes.engine.seen[0][1].form == StructuredOutput.json({"type": "array"}, compact=True)
     assert run(["generate", "fake", "-p", "hi", "--schema", str(tmp_path / "bytes.json")]) == 2
 
 
@@ -72,6 +90,7 @@ def test_a_schema_in_a_file(fakes: Fakes, tmp_path: Path) -> None:
         ("generate fake -p hi --schema {", "--schema: the schema '{' is no JSON"),
         ("generate fake -p hi --schema .", "--schema: . cannot be read: Is a directory"),
         ("generate fake -p hi --schema json --regex a", "--schema and --regex: an answer has one form"),
+        ("generate fake -p hi --open-schema", "--open-schema: it says how --schema is read, and there is none"),
         ("generate fake -p hi --choice a,,b", "--choice: each choice is '', but must be a text that is not empty"),
         ("generat", "No such command 'generat'"),
     ],

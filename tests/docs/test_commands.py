@@ -25,7 +25,7 @@ OTHERS = {
     "make chat": "a job of the workflow makes an environment and talks",
     "git clone https://github.com/cortexmlx/cortexmlx": "these tests run in such a clone",
     "cd cortexmlx": "these tests run there",
-    "python3 -m venv .venv": "the Makefile does, before these tests",
+    "python3.12 -m venv .venv": "the Makefile does, before these tests",
     ". .venv/bin/activate": "these tests run in such an environment",
     "pip install -e '.[server]'": "the Makefile does, before these tests",
     "pip install -e .": "the Makefile does, before these tests",

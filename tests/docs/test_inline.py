@@ -29,7 +29,7 @@ MENTIONED = sorted(
     }
 )
 
-NOT_OURS = {"command not found: cortexmlx"}
+NOT_OURS = {"command not found: cortexmlx", "No matching distribution found for mlx-lm==0.32.2"}
 """Messages of other programs."""
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from cortexmlx.structured.closed import close, close_where_safe
+from cortexmlx.structured.closed import close, close_plain_objects, close_where_safe
 
 A = {"properties": {"a": {}}}
 B = {"properties": {"b": {}}}
@@ -49,6 +49,18 @@ def shut(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
 )
 def test_an_object_that_names_its_properties_is_closed(schema: dict[str, Any], closed: dict[str, Any]) -> None:
     assert close_where_safe(schema) == closed
+
+
+def test_a_plain_object_says_nothing_but_its_properties() -> None:
+    for more in ({"anyOf": [{"required": ["a"]}]}, {"patternProperties": {"^x": {}}}, {"not": {}}, {"if": {}}):
+        assert close_plain_objects({"items": {**A, **more}}) == {"items": {**A, **more}}
+    for said in ({"patternProperties": {"^x": A}}, {**A, "additionalProperties": True}, True):
+        closed = {"patternProperties": {"^x": shut(A)}} if "patternProperties" in str(said) else said
+        assert close_plain_objects(said) == closed
+    assert close_plain_objects({"anyOf": [A, B]}) == {"anyOf": [shut(A), shut(B)]}
+    assert close_plain_objects({"properties": {"patternProperties": A}}) == shut(
+        {"properties": {"patternProperties": shut(A)}}
+    )
 
 
 @pytest.mark.parametrize(

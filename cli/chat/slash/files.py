@@ -13,6 +13,7 @@ from cortexmlx.cli.chat.session import Attached, ChatSession, Question
 from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.chats.saved_chats import find, kept_names, newest_names
 from cortexmlx.cli.limits import advice, limit
+from cortexmlx.cli.program import fit_commands
 from cortexmlx.cli.terminal.console import print_indented, print_rows
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import InvalidRequest
@@ -137,5 +138,4 @@ def chats(chat: ChatSession, argument: str, console: Console) -> None:
         return print_indented(console, none)
     if len(names) > _SHOWN:
         print_indented(console, f"and {len(names) - _SHOWN:,} older: /chats WORD finds them")
-    said = "/load NAME continues one; `cortexmlx chats` renames and deletes them"
-    print_indented(console, said)
+    print_indented(console, fit_commands("/load NAME continues one; `cortexmlx chats` renames and deletes them"))

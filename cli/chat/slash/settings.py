@@ -196,7 +196,9 @@ def _shown_form(params: SamplingParams) -> str | None:
 
 def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
     if name == "schema":
-        return replace(params, structured=None if value == "none" else form_of_schema(value))
+        schema = value.removeprefix("--open-schema ")
+        form = None if value == "none" else form_of_schema(schema, is_open=schema != value)
+        return replace(params, structured=form)
     default = next(f.default for f in fields(SamplingParams) if f.name == name)
     given: Any
     if name == "stop":

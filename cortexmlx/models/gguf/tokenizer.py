@@ -9,24 +9,7 @@ from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
 from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType, bpe_model
-
-# Control tokens that end a turn or a text in some model family. A file names only one end id, and often the wrong one
-# for chat. So each of these that is a control token of the vocabulary ends a generation too.
-END_NAMES = frozenset(
-    (
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<|eom_id|>",
-        "<|end_of_text|>",
-        "<|return|>",
-        "<|call|>",
-    )
-)
-# If an answer has several messages, <|return|> ends the last one and <|end|> the others.
-MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
+from cortexmlx.models.tokenizers.turn_ends import named_ends
 
 # The control tokens of Phi 3 that keep the spaces after them. The file does not state this.
 PHI3_KEEPING = frozenset(("<unk>", "<s>", "<|endoftext|>"))
@@ -99,10 +82,8 @@ def _special_tokens(meta: Metadata, tokens: list[str], types: list[int], add_bos
             raise ModelCorrupt(f"{meta.file}: the {name} token id {value} is not one of {len(tokens)} tokens.")
         return value
 
-    named = {token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL and token in END_NAMES}
-    if ANSWER_END in named:
-        named.pop(MESSAGE_END, None)
-    ends = set(named.values())
+    # A file names only one end id, and often the wrong one for chat.
+    ends = named_ends({token: i for i, token in enumerate(tokens) if types[i] == PieceType.CONTROL})
     ends |= {found for name in ("eos", "eot", "eom") if (found := token_id(name)) is not None}
     return SpecialTokens(
         bos_id=token_id("bos"),

@@ -15,6 +15,7 @@ from cortexmlx.models.tokenizers.detokenize import (
     PieceDetokenizer,
     WindowDetokenizer,
 )
+from cortexmlx.models.tokenizers.least_tokens import parts_of
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -30,6 +31,8 @@ def use_exact_detokenizer(tokenizer: Any) -> Any:
       broken UTF-8 gets longer.
     - The one for sentencepiece's tokens fails on ids beyond the vocabulary, which a padded embedding can produce.
     - The one for all other tokens loses the space at the beginning of a line.
+    - It is chosen by the decoder in tokenizer.json. Some files have the decoder of another kind of vocabulary: then
+      answers have U+0120 or U+2581 for each space. What encodes the spaces says how the tokens write them.
     """
     exact = _detokenizer(tokenizer)
     if exact is not None:
@@ -41,26 +44,35 @@ def _detokenizer(tokenizer: Any) -> Detokenizer | None:
     from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, SPMStreamingDetokenizer
 
     theirs = tokenizer.detokenizer
-    if isinstance(theirs, BPEStreamingDetokenizer) or _is_byte_level(tokenizer):
+    core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
+    written = [] if core is None else [*parts_of(core.normalizer), *parts_of(core.pre_tokenizer)]
+    read = [] if core is None else list(parts_of(core.decoder))
+    marking = [part for part in written if _marks(part)]
+    bytewise = any(part["type"] == "ByteLevel" for part in written) and not marking
+    others = len(read) > 1 and any(part["type"] == "ByteLevel" for part in read)
+    if (bytewise and not others) or (isinstance(theirs, BPEStreamingDetokenizer) and not marking):
         return ByteDetokenizer([b"" if token is None else token_bytes(token) for token in _tokens(tokenizer)])
     if isinstance(theirs, SPMStreamingDetokenizer):
-        leading = LeadingSpace.DROP_ONE if theirs.trim_space else LeadingSpace.KEEP
-        return PieceDetokenizer([_piece(token or "") for token in _tokens(tokenizer)], leading)
+        return _of_pieces(tokenizer, theirs.trim_space)
+    if marking and not any(map(_marks, read)):
+        added = (part["type"] != "Replace" and part.get("prepend_scheme") != "never" for part in marking)
+        return _of_pieces(tokenizer, any(added))
     return WindowDetokenizer(tokenizer.decode) if isinstance(theirs, NaiveStreamingDetokenizer) else None
+
+
+def _marks(part: dict[str, Any]) -> bool:
+    """Return whether a part of a core writes U+2581 for a space, or reads it as one."""
+    return part["type"] in ("Metaspace", "Replace", "Prepend") and _SPACE in json.dumps(part, ensure_ascii=False)
+
+
+def _of_pieces(tokenizer: Any, trim_space: bool) -> PieceDetokenizer:
+    leading = LeadingSpace.DROP_ONE if trim_space else LeadingSpace.KEEP
+    return PieceDetokenizer([_piece(token or "") for token in _tokens(tokenizer)], leading)
 
 
 def _tokens(tokenizer: Any) -> list[str | None]:
     tokens: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return tokens
-
-
-def _is_byte_level(tokenizer: Any) -> bool:
-    """Return whether the tokens are byte-level. mlx-lm looks for this in tokenizer.json, which a folder with a separate
-    vocabulary and merges file does not have.
-    """
-    core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
-    decoder = getattr(core, "decoder", None)
-    return decoder is not None and json.loads(decoder.__getstate__()).get("type") == "ByteLevel"
 
 
 def _piece(token: str) -> Piece:

@@ -110,7 +110,7 @@ def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
     """Return the bound for a tokenizer of the tokenizers library. It is 0 for every text if the tokenizer has an
     unknown part.
     """
-    normalizers, cutters = list(_parts(core.normalizer)), list(_parts(core.pre_tokenizer))
+    normalizers, cutters = list(parts_of(core.normalizer)), list(parts_of(core.pre_tokenizer))
     model = core.model
     if type(model).__name__ != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return no_bound()
@@ -132,12 +132,12 @@ def least_of_core(core: tokenizers.Tokenizer) -> LeastTokens:
     return least_by_bytes(pieces, whitespace_counts, composed)
 
 
-def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a normalizer or pre-tokenizer as plain data. A sequence yields its own parts."""
+def parts_of(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a normalizer, pre-tokenizer or decoder as plain data. A sequence yields its own parts."""
     waiting = [] if part is None else [json.loads(part.__getstate__())]
     while waiting:
         data = waiting.pop()
-        inner = data.get("normalizers", data.get("pretokenizers"))
+        inner = next((data[name] for name in ("normalizers", "pretokenizers", "decoders") if name in data), None)
         if data["type"] == "Sequence" and inner is not None:
             waiting += inner
         else:

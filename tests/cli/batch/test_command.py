@@ -56,6 +56,27 @@ def test_simple_records_in_input_order_with_a_summary_on_stderr(
     assert stdout == "" and stderr.startswith("cortexmlx: 2 answered, 0 failed, 278 tokens in ")
 
 
+def test_an_answer_that_ends_before_its_form_is_whole_has_a_note(
+    fakes: Fakes, source: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In each format of records, and for a line's own form. It is no error: the record is there."""
+    free, whole = {"id": "free", "prompt": "!long", "max_tokens": 2}, {"prompt": "!say {}"}
+    cut = {"prompt": "!say { }", "max_tokens": 1, "n": 2}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "!say { }"}], "max_tokens": 1}
+    body["response_format"] = {"type": "json_object"}
+    own = {"custom_id": "own", "url": "/v1/chat/completions", "body": body}
+    source.write_text("\n".join(map(json.dumps, (whole, cut, own))))
+    assert run(["batch", "fake", str(source), "-o", str(out), "--schema", "json"]) == 0
+    whole, cut, own = records(out)
+    note = ["the answer ends before the form is whole: max_tokens ended it"]
+    assert "notes" not in whole and cut["notes"] == cut["others"][0]["notes"] == note
+    assert own["response"]["body"]["choices"][0]["notes"] == note
+    assert "3 answers end before the form is whole: `notes` in OUT says which" in capsys.readouterr().err
+    source.write_text(json.dumps(free))
+    assert run(["batch", "fake", str(source), "-o", str(out), "--force"]) == 0
+    assert "notes" not in records(out)[0] and "form" not in capsys.readouterr().err
+
+
 def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, source: Path, out: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     lines = [

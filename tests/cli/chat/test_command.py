@@ -30,6 +30,19 @@ def test_piped_input_is_one_question_and_piped_output_is_plain(
     assert capsys.readouterr() == ("You said: **the** notes\n\nSummarise.\n", "")
 
 
+def test_an_answer_from_a_pipe_that_ends_before_its_form_is_whole_exits_1(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for most, code in ((2, 0), (1, 1)):
+        (tmp_path / "in").write_text("!say { }")
+        with (tmp_path / "in").open() as lines:
+            monkeypatch.setattr(sys, "stdin", lines)
+            assert run(["chat", "fake", "--schema", "json", "-n", str(most)]) == code
+        out, err = capsys.readouterr()
+        said = "the answer ends before the form is whole: stopped at the token limit of 1"
+        assert out and (said in err) is bool(code)
+
+
 def test_a_failed_question_from_a_pipe_exits_1(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

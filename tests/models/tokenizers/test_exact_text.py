@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
@@ -149,9 +150,28 @@ def test_ids_of_any_other_kind_stream_to_what_the_tokenizer_decodes(name: str, d
     assert "".join([*parts, detokenizer.last_segment]) == wrapper.decode(ids)
 
 
-def test_byte_level_tokens_are_known_without_their_tokenizer_json() -> None:
-    wrapper = use_exact_detokenizer(wrapped(NaiveStreamingDetokenizer))
-    ids = wrapper.encode("caf\u00e9\n  a\0")
-    assert streamed(wrapper, ids[:-1]) + "\0" == wrapper.decode(ids) and isinstance(
-        wrapper.detokenizer, ByteDetokenizer
-    )
+def test_byte_level_tokens_are_known_by_how_text_is_cut() -> None:
+    """Some files have the decoder of another vocabulary, or none, and a folder of vocabulary and merges has no file."""
+    text = " Hello!  caf\u00e9\n  a\u6f22\0"
+    own = decoders.ByteLevel()
+    for decoder in (own, pieces(True).decoder, pieces(False).decoder, decoders.Metaspace(), decoders.Fuse(), None):
+        core = of_bytes() if decoder is not None else without_decoder(of_bytes())
+        if decoder is not None:
+            core.decoder = decoder
+        for kind in (NaiveStreamingDetokenizer, SPMStreamingDetokenizer):
+            wrapper = made(core, kind)
+            assert isinstance(wrapper.detokenizer, ByteDetokenizer)
+            assert streamed(wrapper, wrapper.encode(text)) == text
+
+
+def without_decoder(core: Tokenizer) -> Tokenizer:
+    return Tokenizer.from_str(json.dumps({**json.loads(core.to_str()), "decoder": None}))
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_pieces_are_known_by_how_spaces_are_written(leading: bool) -> None:
+    core, text = pieces(leading), "a ab  <b\u00e9 \u6f22\n a"
+    core.decoder = decoders.ByteLevel()
+    for each, kind in ((core, BPEStreamingDetokenizer), (without_decoder(core), NaiveStreamingDetokenizer)):
+        wrapper = made(each, kind)
+        assert streamed(wrapper, wrapper.encode(text)) == text

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.folder import load_tokenizer
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.models.sentencepieces import trained
 from support.models.tiny import write_tiny
 
@@ -61,6 +63,90 @@ def test_a_sentencepiece_model_needs_no_code_either(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(trained("llama"))
     tokenizer, _ = load_tokenizer(folder, {257})
     assert tokenizer.decode(tokenizer.encode("Hello"), skip_special_tokens=True) == "Hello"
+
+
+CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Llama 3's words."""
+TEXTS = ("Hello  the and café, 'S 12345", "x²+½ №5 ﬁ cafe\u0301\r\n\n  def f(x):\n\treturn  1 # नमस्ते 漢字", " ", "\n\n")
+
+
+def described(folder: Path, **changes: Any) -> Tokenizer:
+    """tokenizer.json with these parts instead of its own, as the tokenizers library reads it."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"] |= changes.pop("model", {})
+    file.write_text(json.dumps(content | changes))
+    return Tokenizer.from_file(str(file))
+
+
+def split(pattern: str) -> dict[str, Any]:
+    cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [cut, to_bytes]}
+
+
+MARKED = {
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, {"type": "NFKC"}]},
+    "pre_tokenizer": None,
+    "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
+    "model": {"byte_fallback": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "changes"),
+    [
+        ("GPT2Tokenizer", "llama", {"pre_tokenizer": split(CUT)}),
+        ("Qwen2TokenizerFast", "qwen3", {"pre_tokenizer": split(CUT), "model": {"ignore_merges": True}}),
+        ("PreTrainedTokenizerFast", "qwen2", {"pre_tokenizer": split(CUT)}),
+        ("LlamaTokenizer", "llama", MARKED),
+        ("GemmaTokenizer", "gemma3_text", {"pre_tokenizer": split(r"\p{N}")}),
+        ("T5Tokenizer", "llama", {}),
+        ("BertTokenizer", "qwen3", {"truncation": {"max_length": 3, "strategy": "LongestFirst", "stride": 0}}),
+        ("NewlineTokenizer", "llama", {}),
+    ],
+)
+def test_tokenizer_json_says_how_text_is_cut_whatever_class_is_named(
+    folder: Path, name: str, kind: str, changes: Any
+) -> None:
+    """The tokenizers library itself reads the file, with the beginning of text that its post-processor adds."""
+    begins = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
+    begins["single"] += [{"Sequence": {"id": "A", "type_id": 0}}]
+    begins["special_tokens"] = {"<s>": {"id": "<s>", "ids": [256], "tokens": ["<s>"]}}
+    core = described(folder, post_processor=begins, **changes)
+    core.no_truncation()
+    configure(folder, tokenizer_class=name, eos_token="</s>", bos_token=None)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": kind}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer, notes = load_tokenizer(folder, {7})
+    shared = SharedTokenizer(tokenizer)
+    for text in TEXTS:
+        assert shared.encode(text) == core.encode(text).ids
+    assert tokenizer.eos_token_ids == {7, 257}
+    assert len(notes) == 1 and "tokenizer.json is read as it is" in notes[0]
+
+
+def test_a_class_that_cuts_text_as_the_file_says_is_no_remark(folder: Path) -> None:
+    """As the files of Qwen 2 and 3 are, whose settings for places and decoder are not those of the class."""
+    words = CUT.replace("{1,3}", "")
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    core = described(folder, pre_tokenizer=split(words), normalizer={"type": "NFC"}, decoder=plain)
+    configure(folder, tokenizer_class="Qwen2Tokenizer")
+    tokenizer, notes = load_tokenizer(folder, set())
+    assert notes == ()
+    assert [tokenizer.encode(text) for text in TEXTS] == [core.encode(text).ids for text in TEXTS]
+
+
+def test_what_only_the_template_ends_a_turn_with_ends_an_answer(folder: Path) -> None:
+    known = json.loads((folder / "tokenizer.json").read_text())
+    end = known["added_tokens"][0] | {"id": 300, "content": "<|over|>"}
+    vocab = {token: index for token, index in known["model"]["vocab"].items() if index != 300} | {"<|over|>": 300}
+    described(folder, added_tokens=[*known["added_tokens"], end], model={"vocab": vocab})
+    configure(folder, chat_template="{% for m in messages %}{{ m.content }}<|over|>{% endfor %}")
+    assert load_tokenizer(folder, {7})[0].eos_token_ids == {7, 257, 300}
 
 
 @pytest.mark.parametrize(

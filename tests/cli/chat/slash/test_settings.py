@@ -82,11 +82,13 @@ def test_answers_can_have_a_schema(session: ChatSession, screen: Console, tmp_pa
     file.write_text(json.dumps(schema))
     for line in (f"/set schema {json.dumps(schema)}", f"/set schema {file}"):
         run_command(line, session, screen)
-        assert session.params.form == StructuredOutput.json(schema)
+        assert session.params.form == StructuredOutput.json(schema, closed=True, compact=True)
         run_command("/set noformat", session, screen)
         assert session.params.form is None
+    run_command(f"/set schema --open-schema {file}", session, screen)
+    assert session.params.form == StructuredOutput.json(schema)
     run_command("/set format json", session, screen)
-    assert session.params.form == StructuredOutput.json()
+    assert session.params.form == StructuredOutput.json(compact=True)
     assert '  schema              {"type":"object"}' in printed(screen)
 
 

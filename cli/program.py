@@ -1,0 +1,58 @@
+"""How this program was started. What it suggests to type fits that: a shell may not find `cortexmlx` by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+NAME = "cortexmlx"
+
+STARTED_BY = "CORTEXMLX_STARTED_BY"
+"""The environment variable in which the Makefile says that it starts the program: `make`."""
+
+MADE = ("chat", "serve", "bench")
+"""The commands that are also targets of the Makefile, which takes MODEL and ARGS."""
+
+COMMANDS = "chat|chats|generate|batch|embed|serve|eval|plan|cache|models|doctor|bench"
+
+_SUGGESTED = re.compile(rf"(?<![\w./-]){NAME} ((?:{COMMANDS}|COMMAND|--help|--version)\b[^`\n]*)")
+"""A command within a message: up to the quotation mark after it, or to the end of its line."""
+
+
+def program() -> str:
+    """Return what to type for `cortexmlx`: the name if the shell finds this script by it, otherwise what was typed:
+    `.venv/bin/cortexmlx` or `.venv/bin/python -m cortexmlx`.
+    """
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py" and script.parent.name == NAME:
+        return shlex.join([sys.orig_argv[0], "-m", NAME])
+    found = shutil.which(NAME)
+    if script.name != NAME or (found and script.exists() and script.samefile(found)):
+        return NAME
+    return shlex.quote(sys.argv[0])
+
+
+def fit_commands(text: str) -> str:
+    """Return a message in which each command of this program is written as it must be typed here."""
+    return _SUGGESTED.sub(lambda each: _typed(each[1]), text)
+
+
+def _typed(rest: str) -> str:
+    """Return the line that runs `cortexmlx` with these arguments."""
+    usual = f"{program()} {rest}"
+    try:
+        command, *arguments = shlex.split(rest)
+    except ValueError:  # quotation marks of the sentence
+        return usual
+    if os.environ.get(STARTED_BY) != "make" or command not in MADE or "  " in rest:
+        return usual
+    words = ["make", command]
+    if arguments and not arguments[0].startswith("-"):
+        words.append(f"MODEL={shlex.quote(arguments.pop(0))}")
+    if arguments:
+        words.append(f"ARGS={shlex.quote(shlex.join(arguments).replace('$', '$$'))}")
+    return " ".join(words)

@@ -1,0 +1,62 @@
+"""The tokens that end a turn. A model's settings often name only the end of a text, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.tokenizers.templates import render
+
+END_NAMES = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|return|>",
+        "<|call|>",
+    )
+)
+"""Tokens that end a turn or a text in some model family."""
+
+MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
+"""If an answer has several messages, <|return|> ends the last one and <|end|> the others."""
+
+_ANSWER = "An answer."
+
+
+def named_ends(tokens: Mapping[str, int]) -> set[int]:
+    """Return which of `tokens`, ids by their texts, end an answer by their names."""
+    found = {token: index for token, index in tokens.items() if token in END_NAMES}
+    if ANSWER_END in found:
+        found.pop(MESSAGE_END, None)
+    return set(found.values())
+
+
+def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
+    """Return which of `tokens`, ids by their texts, the chat template of a tokenizer ends an answer with.
+
+    These are the tokens of `END_NAMES` that it names, and the last token that it writes after an answer if it writes
+    nothing but tokens and white space there. `tokenizer` is mlx-lm's or ours.
+    """
+    template = tokenizer.chat_template
+    template = template.get("default") if isinstance(template, dict) else template
+    if not isinstance(template, str):
+        return set()
+    ends = named_ends({token: index for token, index in tokens.items() if token in template})
+    names = ("bos_token", "eos_token", "unk_token")
+    named = {name: token for name in names if (token := getattr(tokenizer, name)) is not None}
+    talk = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = render(template, talk, None, {**named, "add_generation_prompt": False})
+    except InvalidRequest:  # the template is broken, or wants something else: each request says so
+        return ends
+    _, found, tail = text.rpartition(_ANSWER)
+    last = max((token for token in tokens if token and tail.rstrip().endswith(token)), key=len, default="")
+    for token in sorted(tokens, key=len, reverse=True) if found and last else ():
+        tail = tail.replace(token, "")
+    return ends | ({tokens[last]} if found and last and not tail.strip() else set())
