@@ -65,7 +65,8 @@ class Maker:
         self._said = []
         write = {"responses": self._responses, "messages": self._messages}.get(self._protocol, self._chat)
         history = History(write())
-        history.said = self._said
+        sent = json.dumps(history.body)
+        history.said = [word for word in self._said if word in sent]
         if self._draw.random() < 1 / 6:
             history.fault = self._break(history.body)
         return history
