@@ -149,9 +149,6 @@ def _call(call: object) -> dict[str, Any]:
         raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`", field="function")
     with inside("function"):
         name = checked_name("name", function["name"])
-    id = {"id": checked_name("id", said["id"])} if "id" in said else {}
-    return {
-        **id,
-        "type": "function",
-        "function": {"name": name, "arguments": read_arguments(function.get("arguments"))},
-    }
+    kept = {"id": checked_name("id", said["id"])} if "id" in said else {}
+    kept |= {"type": "function"} if "type" in said else {}
+    return {**kept, "function": {"name": name, "arguments": read_arguments(function.get("arguments"))}}

@@ -41,7 +41,7 @@ def test_calls_of_tools_come_without_content_and_with_their_arguments_as_an_obje
 def test_arguments_that_are_no_json_object_are_kept_as_a_text(arguments: Any, read: Any) -> None:
     call = {"function": {"name": "f", "arguments": arguments}, "index": 0, "cache_control": {}}
     [called] = read_messages([{"role": "assistant", "tool_calls": [None, call]}])
-    assert called["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": read}}]
+    assert called["tool_calls"] == [{"function": {"name": "f", "arguments": read}}]
 
 
 A: dict[str, Any] = {"role": "assistant", "content": "a"}
