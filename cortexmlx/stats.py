@@ -41,12 +41,19 @@ class ModelInfo:
     """Names the content of the files from which it was read, wherever they are."""
     template_vars: tuple[str, ...] = ()
     """The variables that its chat template reads. A template that is code has none that are known."""
+    template_code: bool = False
+    """Whether Python code of mlx-lm renders messages."""
     sampling: tuple[tuple[str, float], ...] = ()
     """Values of `SamplingParams` that the model's makers recommend. The engine does not use them by itself."""
     draft: ModelInfo | None = None
     """The model that drafts for it."""
     embedding: EmbeddingInfo | None = None
     """How it makes embeddings; None: its files say nothing of them."""
+
+    @property
+    def known_vars(self) -> frozenset[str] | None:
+        """The variables that its chat template reads; None: they are not known."""
+        return None if self.template_code else frozenset(self.template_vars)
 
 
 @dataclass(frozen=True)

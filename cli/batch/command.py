@@ -104,6 +104,7 @@ def batch(
         with engines.open_engine(replace(config, model=model, resume_lost=True)) as engine:
             engines.tell(engine)
             checked(engine, variables)
+            reader.know(engine.info.known_vars)
             contents = {name: info.digest for name, info in engine.adapters.items()} or None
             loaded = replace(identity, weights=engine.info.identity, adapter_weights=contents)
             writer = files.open(loaded, ids.digests)

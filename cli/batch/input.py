@@ -7,6 +7,7 @@ ends the run: two records with the same id could not be told apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 
 from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
@@ -82,6 +83,12 @@ class BatchReader:
         self._model = model
         self._jsonl = jsonl
         self._ids = ids
+
+    def know(self, variables: frozenset[str] | None) -> None:
+        """Leave out other variables than those that the chat template reads, where a line sets them; None: leave out
+        none.
+        """
+        self._defaults = replace(self._defaults, known_vars=variables)
 
     def __iter__(self) -> Iterator[BatchRequest | BadLine | None]:
         jsonl, filled = filled_lines(self._lines, self._jsonl)

@@ -1,4 +1,4 @@
-"""The fields of a body: served fields, fields without effect, and fields that are refused by name.
+"""The fields of a body: served fields, fields without effect, fields that are refused by name, and those of `peers`.
 
 Any other field is refused, too. It may be misspelt, and an answer without it would answer another question.
 """
@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import meant
+from cortexmlx.protocols import peers
+from cortexmlx.protocols.notes import tell_once
 
 _MOST_NAMED = 10
 
@@ -28,7 +30,8 @@ class Unserved:
 
     def check(self, name: str, value: Any) -> None:
         """Raise InvalidRequest unless the value is harmless."""
-        if not any(type(value) is type(harmless) and value == harmless for harmless in self.harmless):
+        flag = isinstance(value, bool)
+        if not any(isinstance(harmless, bool) is flag and value == harmless for harmless in self.harmless):
             raise InvalidRequest(f"{name!r} is not served: {self.why}", field=name)
 
 
@@ -59,11 +62,16 @@ class Fields:
         said = {name: value for name, value in body.items() if value is not None}
         for name in sorted(said.keys() & self.unserved.keys()):
             self.unserved[name].check(name, said.pop(name))
+        for name in sorted(said.keys() & peers.HARMLESS.keys() - self.served):
+            Unserved("only its usual value is", peers.HARMLESS[name]).check(name, said.pop(name))
         return said
 
     def known(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Return the accepted fields that have an effect. Raises InvalidRequest for unknown fields."""
-        effective = {name: value for name, value in said.items() if name not in self.no_effect}
+        ignored = said.keys() & peers.IGNORED - self.served - self.no_effect
+        for name in sorted(ignored):
+            tell_once(f"field {name}", f"{name!r} in the body of a request is ignored: it changes no answer here")
+        effective = {name: value for name, value in said.items() if name not in self.no_effect | ignored}
         check_fields(effective, self.served, self.what)
         return effective
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.earlier import Earlier
 from cortexmlx.protocols.fields import Unserved
+from cortexmlx.protocols.notes import noted
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.request import Message
 from cortexmlx.sampling_params import SamplingParams
@@ -43,6 +45,12 @@ class Request:
     """Variables for chat templates that read them: see `ChatPrompt`."""
     adapter: str | None = None
     """The name of the adapter that answers, where a body can say it; None: the model alone."""
+    token_ids: bool = False
+    """Whether the choices of a reply say the ids of their tokens."""
+    usage_so_far: bool = False
+    """Whether every chunk of a stream says the usage so far."""
+    notes: tuple[str, ...] = ()
+    """What was changed or left out of the body when it was read."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,22 @@ class Defaults:
     """The variables that the model's chat template reads; None: they are not known."""
     adapters: Collection[str] = ()
     """The names of the adapters that our own JSON may name."""
+
+
+Read = Callable[[Mapping[str, Any], Defaults], Request]
+"""What reads a body of a protocol."""
+
+
+def with_notes(read: Read) -> Read:
+    """Return a reader whose requests have the notes of their bodies."""
+
+    @wraps(read)
+    def noting(body: Mapping[str, Any], defaults: Defaults) -> Request:
+        with noted() as notes:
+            request = read(body, defaults)
+        return replace(request, notes=tuple(notes.values())) if notes else request
+
+    return noting
 
 
 def checked_text(text: str) -> str:

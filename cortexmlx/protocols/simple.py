@@ -14,7 +14,7 @@ from cortexmlx.protocols.openai.choices import notes
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Asked, Defaults, Request, read_prompt
+from cortexmlx.protocols.request import Asked, Defaults, Request, read_prompt, with_notes
 from cortexmlx.request import Completion
 
 FIELDS = Fields(
@@ -25,6 +25,7 @@ FIELDS = Fields(
 )
 
 
+@with_notes
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in an object. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
@@ -32,13 +33,13 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     params = parameters.sampling_params(defaults.params, values, said)
     prompt = _prompt(said)
     templated = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
-    variables = parameters.template_variables(said, defaults.template_vars, templated=templated)
+    variables = parameters.template_variables(said, defaults, templated=templated)
     return Request((prompt,), params, variables, defaults.raw, body=body, adapter=_adapter(said, defaults))
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
     """Return the first answer to the prompt, with the `others` if there are any."""
-    first, *others = [_answer(answer, info) for answer in answers[0]]
+    first, *others = [_answer(request, answer, info) for answer in answers[0]]
     return {**first, **({"others": others} if others else {})}
 
 
@@ -66,7 +67,7 @@ def no_adapter(name: str, known: Collection[str], field: str) -> InvalidRequest:
     return InvalidRequest(f"there is no adapter {name!r:.80}{meant(name[:80], known)}: {there}", field=field)
 
 
-def _answer(answer: Completion, info: ReplyInfo) -> Body:
+def _answer(request: Request, answer: Completion, info: ReplyInfo) -> Body:
     used = answer.usage
     usage = {
         "prompt_tokens": used.prompt_tokens,
@@ -77,7 +78,7 @@ def _answer(answer: Completion, info: ReplyInfo) -> Body:
     }
     reason = answer.finish_reason.value
     said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
-    said.update(notes(answer))
+    said.update(notes(request, answer))
     if answer.tool_calls:
         said["tool_calls"] = tools.call_bodies(answer.tool_calls)
     if answer.logprobs is not None:

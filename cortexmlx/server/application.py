@@ -25,9 +25,10 @@ from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.response_paths import ResponsePaths
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.watching import LIVE, Watching
-from cortexmlx.server.web.access import Access
+from cortexmlx.server.web.access import OPEN, Access
 from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
 from cortexmlx.server.web.request_log import RequestLog
+from cortexmlx.server.web.usual_paths import UsualPaths
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -70,7 +71,11 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
     ]
     made = Starlette(
         routes=routes,
-        middleware=[Middleware(RequestLog, write=watching.logged), Middleware(Access, settings=settings)],
+        middleware=[
+            Middleware(UsualPaths, paths=frozenset(PATHS) - {*OPEN}),
+            Middleware(RequestLog, write=watching.logged),
+            Middleware(Access, settings=settings),
+        ],
         exception_handlers={404: other.missing, 405: other.missing, 500: other.failed},
     )
     made.state.asking = asking

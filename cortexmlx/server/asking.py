@@ -162,7 +162,7 @@ class Asking:
         """
         client = request.scope.get(CLIENT)
         usual = self.settings.defaults if lease is None or lease.defaults is None else lease.defaults
-        known = None if lease is None else frozenset(lease.engine.info.template_vars)
+        known = None if lease is None else lease.engine.info.known_vars
         seal = Seal(self.settings.secret, client or "")
         return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
 

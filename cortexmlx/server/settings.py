@@ -61,7 +61,7 @@ class ServerSettings:
     """A store's folder in which transcripts outlive the process, as their keys and values do; None: they do not."""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """What thoughts are signed with, so that a client cannot put its own in their place. With a new secret, thoughts of
-    earlier answers are refused.
+    earlier answers are left out.
     """
     defaults: Defaults = field(default_factory=lambda: Defaults(SamplingParams(max_tokens=None)))
     """What a body does not set."""

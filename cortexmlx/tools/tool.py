@@ -27,9 +27,6 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 
 _PARTS = ("name", "description", "parameters", "strict")
 
-_NULLABLE = ("type", "properties", "required")
-"""Parts of a schema that some clients set to null for nothing."""
-
 
 @dataclass(frozen=True)
 class Tool:
@@ -135,23 +132,68 @@ def check_choice(choice: object, tools: Sequence[Tool]) -> None:
 
 def _schema(name: str, parameters: object) -> str:
     """Return the JSON schema of a tool's arguments as JSON. It always describes an object, and has properties."""
-    if isinstance(parameters, Mapping):
-        parameters = {part: value for part, value in parameters.items() if value is not None or part not in _NULLABLE}
-    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise _wrong(f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object")
-    required = parameters.get("required", [])
-    if not isinstance(parameters.get("properties", {}), Mapping):
-        raise _wrong(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
-    if not isinstance(required, list | tuple) or not all(isinstance(each, str) for each in required):
-        raise _wrong(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
     try:
-        text = json.dumps({"type": "object", **parameters}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        said = usual_schema(parameters)
+        if isinstance(said, Mapping) and isinstance(kind := said.get("type"), list) and "object" in kind:
+            said = {**said, "type": "object"}
+        if not isinstance(said, Mapping) or said.get("type", "object") != "object":
+            why = f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object"
+            raise _wrong(why)
+        required = said.get("required", [])
+        if not isinstance(said.get("properties", {}), Mapping):
+            raise _wrong(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
+        if not isinstance(required, list | tuple) or not all(isinstance(each, str) for each in required):
+            raise _wrong(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
+        text = json.dumps({"type": "object", **said}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
         raise _wrong(f"the parameters of the tool {name!r} cannot be written as JSON: {error}") from None
-    check_multiples(parameters)
+    check_multiples(said)
     if not is_text(text):
         raise _wrong(f"the parameters of the tool {name!r} hold a NUL or half of a surrogate pair")
     return text
+
+
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames")
+_OF_MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
+
+
+def usual_schema(schema: object) -> Any:
+    """Return a schema of a tool as JSON Schema has it, where its writer means the same: PHP's `[]` for an empty object,
+    `{}`, true or false in `required`, Gemini's types in capitals, and null for a keyword that is not there.
+    """
+    if isinstance(schema, list | tuple) and not schema:
+        return {}
+    if not isinstance(schema, Mapping):
+        return schema
+    usual: dict[str, Any] = {}
+    for name, part in schema.items():
+        empty = isinstance(part, list | tuple | Mapping) and not part
+        if name in _BY_NAME and (empty or isinstance(part, Mapping)):
+            part = {} if empty else {each: usual_schema(value) for each, value in part.items()}
+        elif name in _OF_ONE:
+            part = [usual_schema(each) for each in part] if isinstance(part, list) and part else usual_schema(part)
+        elif name in _OF_MANY and isinstance(part, list | tuple):
+            part = [usual_schema(each) for each in part]
+        elif name == "type":
+            part = [_type(each) for each in part] if isinstance(part, list | tuple) else _type(part)
+        if not _is_nothing(name, part):
+            usual[name] = part
+    return usual
+
+
+def _type(name: object) -> object:
+    return name.lower() if isinstance(name, str) and name.lower() in _TYPES else name
+
+
+def _is_nothing(name: str, part: object) -> bool:
+    """Return whether a keyword says nothing. Null is a value of `const`, `default` and the like."""
+    if name == "required":
+        return part is None or isinstance(part, bool) or part == {}
+    return part is None and name in ("type", "description", *_BY_NAME, *_OF_ONE, *_OF_MANY)
 
 
 def _listed(names: object) -> str:

@@ -106,8 +106,8 @@ FAULTS = (
     Fault(
         "chunks have no calls",
         "cortexmlx/protocols/openai/choices.py",
-        "event.logprob,), event.tool_calls)",
-        "event.logprob,), ())",
+        "logprobs, event.tool_calls, ids)",
+        "logprobs, (), ids)",
     ),
     Fault(
         "calls of responses are lost",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import simple
+from cortexmlx.protocols import notes, peers, simple
+from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.batch import UNSERVED, Style
 from cortexmlx.protocols.fields import Fields, check_fields, checked, inside
 from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.sampling_params import SamplingParams
 
 THEIRS = {
     Style.CHAT: chat_create_params.CompletionCreateParamsBase,
@@ -89,6 +93,90 @@ def test_what_would_change_the_answer_is_refused_with_the_reason(style: Style, b
     with pytest.raises(InvalidRequest) as refused:
         given(body, style)
     assert says in str(refused.value)
+
+
+USER = {"role": "user", "content": "hi"}
+PARAMS = SamplingParams(max_tokens=9)
+
+
+def asked(known: set[str] | None = None, **body: Any) -> Request:
+    defaults = Defaults(PARAMS, known_vars=None if known is None else frozenset(known))
+    return chat_completions.read({"messages": [USER], **body}, defaults)
+
+
+@pytest.mark.parametrize("name", sorted(peers.IGNORED))
+def test_what_clients_of_other_servers_send_is_ignored_and_logged_once(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notes, "_logged", set())
+    for fields in (chat_completions.FIELDS, completions.FIELDS, responses.FIELDS, messages.FIELDS):
+        for _ in range(2):
+            assert fields.given({name: True}) in ({}, {name: True})
+    assert [name in record.getMessage() for record in caplog.records] in ([True], [])
+    assert caplog.records or name in messages.NO_EFFECT
+
+
+def test_what_of_it_would_change_the_answer_is_refused_unless_it_asks_for_what_happens_anyway() -> None:
+    for name, harmless in peers.HARMLESS.items():
+        for value in harmless:
+            assert asked(**{name: value}).params == PARAMS
+        with pytest.raises(InvalidRequest, match=f"'{name}' is not served") as refused:
+            asked(**{name: [7]})
+        assert refused.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("body", "params"),
+    [
+        ({"max_tokens": -1, "top_k": -1, "stop": [""]}, {"max_tokens": None}),
+        (
+            {"n_predict": 5, "repeat_penalty": 1.5, "random_seed": 3},
+            {"max_tokens": 5, "repetition_penalty": 1.5, "seed": 3},
+        ),
+        ({"thinking_token_budget": 7}, {"max_thinking_tokens": 7}),
+        ({"thinking_budget": -1}, {}),
+        ({"reasoning": {"max_tokens": 7, "exclude": True}}, {"max_thinking_tokens": 7}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, {"max_thinking_tokens": 7}),
+        ({"min_tokens": 9, "max_tokens": 9}, {"ignore_eos": True}),
+        ({"min_tokens": 0, "skip_special_tokens": True, "reasoning": {}}, {}),
+    ],
+)
+def test_other_names_and_numbers_of_parameters_are_served(body: dict[str, Any], params: dict[str, Any]) -> None:
+    assert asked(**body).params == replace(PARAMS, **params) and asked(**body).notes == ()
+
+
+def test_what_is_not_enforced_of_it_is_a_note() -> None:
+    assert len(asked(min_tokens=2, skip_special_tokens=False).notes) == 2
+    for wrong in ({"min_tokens": -1}, {"skip_special_tokens": 1}, {"reasoning": {"efort": "low"}}, {"thinking": {}}):
+        with pytest.raises(InvalidRequest):
+            asked(**wrong)
+    with pytest.raises(InvalidRequest, match=r"'max_token' \(did you mean 'max_tokens'\?\)"):
+        asked(max_token=3)
+
+
+@pytest.mark.parametrize(
+    ("body", "known", "read"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort"}, {"reasoning_effort": "low"}),
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "none"}, {"enable_thinking"}, {"reasoning_effort": "none"}),
+        ({"chat_template_kwargs": {"thinking": False}}, {"enable_thinking"}, {"enable_thinking": False}),
+        ({"enable_thinking": False}, {"thinking"}, {"thinking": False}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking"}, {"enable_thinking": False}),
+        ({"thinking": {"type": "auto"}}, {"enable_thinking"}, {}),
+        ({"reasoning": {"enabled": False}}, {"enable_thinking"}, {"enable_thinking": False}),
+        ({"chat_template_kwargs": {"a": 1}}, None, {"a": 1}),
+    ],
+)
+def test_variables_that_the_template_reads_are_served(body: Any, known: Any, read: Any) -> None:
+    assert asked(known, **body).template_vars == read and asked(known, **body).notes == ()
+
+
+def test_variables_that_the_template_does_not_read_are_a_note() -> None:
+    for body in ({"reasoning_effort": "low"}, {"chat_template_kwargs": {"enable_thinkin": 1, "x" * 9000: "\ud800"}}):
+        request = asked({"enable_thinking"}, **body)
+        assert request.template_vars == {} and len(request.notes) == 1 and len(request.notes[0]) < 200
+    assert "did you mean 'enable_thinking'" in request.notes[0]
 
 
 def test_an_unknown_field_is_named_with_those_that_it_may_stand_for() -> None:

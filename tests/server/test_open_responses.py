@@ -67,13 +67,15 @@ def test_a_tool_is_called(http: httpx.Client) -> None:
     assert json.loads(items[1]["arguments"]) == {"place": "Oslo"}
 
 
-def test_an_image_is_refused_by_its_path(http: httpx.Client) -> None:
-    parts = [
-        {"type": "input_text", "text": "What is it?"},
-        {"type": "input_image", "image_url": "data:,"},
-    ]
-    reply = http.post("/v1/responses", json={"model": "tiny", "input": [message("user", parts)]})
-    assert reply.status_code == 400 and reply.json()["error"]["param"] == "input[0].content[1]"
+def test_an_image_is_a_line_and_a_note_also_when_it_is_continued(http: httpx.Client) -> None:
+    parts = [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": "data:,"}]
+    body = {"model": "tiny", "input": [message("user", parts)], "max_output_tokens": 2}
+    reply = http.post("/v1/responses", json=body).json()
+    assert reply["notes"] == ["an image in the conversation is not read: a line says that it was there"]
+    kept = http.get(f"/v1/responses/{reply['id']}/input_items").json()["data"][0]["content"]
+    assert [part["text"] for part in kept] == ["What is it?\n[An image was here, but only text can be read.]"]
+    body = {**body, "input": "Well?", "previous_response_id": reply["id"]}
+    assert http.post("/v1/responses", json=body).status_code == 200
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -45,6 +45,42 @@ def test_missing_parts_have_defaults() -> None:
     assert Tool.of(of(parameters={"properties": {}})).schema["type"] == "object"
 
 
+STRING = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema"),
+    [
+        ([], {}),
+        ({"type": "object", "properties": []}, {"properties": {}}),
+        ({"type": ["object", "null"], "properties": {"a": []}}, {"properties": {"a": {}}}),
+        ({"type": "OBJECT", "properties": {"a": {"type": "STRING"}}}, {"properties": {"a": STRING}}),
+        ({"properties": None, "required": None}, {}),
+        ({"properties": {"a": {"type": ["STRING", "null"]}}}, {"properties": {"a": {"type": ["string", "null"]}}}),
+        (
+            {"properties": {"a": {**STRING, "required": True, "default": None}}, "required": {}},
+            {"properties": {"a": {**STRING, "default": None}}},
+        ),
+        (
+            {"properties": {"a": {"items": {"properties": []}}}, "$defs": []},
+            {"properties": {"a": {"items": {"properties": {}}}}, "$defs": {}},
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"type": "INTEGER"}], "description": None}}},
+            {"properties": {"a": {"anyOf": [{"type": "integer"}]}}},
+        ),
+        (
+            {"properties": {"type": {"enum": ["OBJECT", None]}, "required": STRING}},
+            {"properties": {"type": {"enum": ["OBJECT", None]}, "required": STRING}},
+        ),
+    ],
+)
+def test_schemas_are_read_as_their_writers_mean_them(parameters: Any, schema: Any) -> None:
+    assert Tool.of(of(parameters=parameters)).schema == {"type": "object", **schema}
+    with pytest.raises(InvalidRequest, match="must be the schema of an object"):
+        Tool.of(of(parameters={"type": "objekt"}))
+
+
 @pytest.mark.parametrize(
     ("value", "says"),
     [
@@ -62,7 +98,7 @@ def test_missing_parts_have_defaults() -> None:
         (of(description=3), "the description of the tool 'f' is 3"),
         (of(description="\ud800"), "the description of the tool 'f'"),
         (of(strict="yes"), "`strict` of the tool 'f' is 'yes'"),
-        (of(parameters=[]), "the parameters of the tool 'f' are []"),
+        (of(parameters=[1]), "the parameters of the tool 'f' are [1]"),
         (of(parameters={"type": "string"}), "must be the schema of an object"),
         (of(parameters={"properties": [1]}), "the `properties` of the tool 'f' must be an object"),
         (of(parameters={"required": "a"}), "`required` of the tool 'f' is 'a', but must be a list of texts"),

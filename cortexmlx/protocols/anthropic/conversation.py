@@ -13,7 +13,17 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.messages import tagged
-from cortexmlx.protocols.fields import check_fields, checked, inside
+from cortexmlx.protocols.fields import inside
+from cortexmlx.protocols.history import (
+    checked_name,
+    known_fields,
+    leave_out_thoughts,
+    message_fields,
+    orphan,
+    read_arguments,
+    read_part,
+    read_text,
+)
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.request import Message
@@ -22,9 +32,6 @@ BILLING = "x-anthropic-billing-header:"
 """How a block of `system` begins that is for accounting. It differs in every conversation, so a prompt that begins with
 it would share nothing with others in the prefix cache.
 """
-
-_BLOCK_HINTS = ("type", "cache_control", "citations", "caller", "toolset_name")
-"""Parts of blocks that change no answer here, and `type`, which all have."""
 
 _ANSWERED = "the last message is an assistant's, but an answer cannot be continued: end with a user's message"
 
@@ -118,18 +125,25 @@ class _Turns:
             since.insert(0, self._turns.pop())
         results = [turn for turn in since if turn.role == "tool"]
         before = [] if results else [text for turn in since if turn.role == "user" for text in turn.texts]
-        began, texts = len(results), list[str]()
+        began, orphans, texts = len(results), list[str](), list[str]()
         for path, block, kind in _blocks(content):
             with inside(path):
                 if kind == "tool_result":
-                    results.append(self._result(place, block))
-                else:
-                    (results[-1].beside if results else texts).append(_text(block, kind))
+                    result = self._result(place, block)
+                    if result.role == "tool":
+                        results.append(result)
+                    else:
+                        orphans += result.texts
+                elif (text := read_part(block)) or kind == "text":
+                    (results[-1].beside if results else texts).append(text)
+        texts = [*orphans, *texts]
         if not results:
             self._turns += since
             self._turn("user", place).texts += texts
             return
-        if not began:
+        if began:
+            results[-1].beside += texts
+        else:
             results[0].beside[:0] = [*before, *texts]
         self._turns += [*results, *(turn for turn in since if turn.role == "system")]
 
@@ -141,9 +155,9 @@ class _Turns:
                 if kind == "tool_use":
                     turn.calls.append(self._call(block))
                 elif kind in ("thinking", "redacted_thinking"):
-                    turn.thoughts.append(self._thought(block, kind))
+                    turn.thoughts.append(self._thought(block))
                 else:
-                    turn.texts.append(_text(block, kind))
+                    turn.texts.append(read_part(block))
 
     def end(self, place: int) -> None:
         """Check that an answer may follow. Raises InvalidRequest."""
@@ -160,42 +174,37 @@ class _Turns:
 
     def _result(self, place: int, block: Mapping[str, Any]) -> _Turn:
         """Return the result of a call."""
-        _check(block, ("tool_use_id", "content", "is_error"), "a result")
-        id = checked("tool_use_id", block.get("tool_use_id"), str, "a text")
-        if id not in self._called:
-            raise InvalidRequest(f"no earlier `tool_use` has the id {id!r:.80}", field="tool_use_id")
+        block = known_fields(block, ("tool_use_id", "content", "is_error"), "a result")
+        id, content = checked_name("tool_use_id", block.get("tool_use_id")), block.get("content")
         with inside("content"):
-            texts = _texts([] if block.get("content") is None else block["content"])
-        failed = block.get("is_error")
-        if checked("is_error", False if failed is None else failed, bool, "true or false"):
+            parts = [[part] for part in content] if isinstance(content, list) else [content]
+            texts = [read_text(part, loose=True) for part in parts]
+        if block.get("is_error") not in (None, False, 0, "false"):
             said = _lines(texts)
             texts = [said if said.lower().startswith("error") else f"Error: {said}"]
+        if id not in self._called:
+            return _Turn("user", place, [orphan(_lines(texts))["content"]])
         return _Turn("tool", place, texts, more={"tool_call_id": id, "name": self._called[id]})
 
     def _call(self, block: Mapping[str, Any]) -> dict[str, Any]:
-        _check(block, ("id", "name", "input"), "a call")
-        id, name = (checked(part, block.get(part), str, "a text") for part in ("id", "name"))
-        arguments = checked("input", block.get("input"), dict, "an object")
+        id, name = (checked_name(part, block.get(part)) for part in ("id", "name"))
         self._called[id] = name
-        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {
+            "id": id,
+            "type": "function",
+            "function": {"name": name, "arguments": read_arguments(block.get("input"))},
+        }
 
-    def _thought(self, block: Mapping[str, Any], kind: str) -> str:
-        if kind == "redacted_thinking":
-            raise InvalidRequest("`redacted_thinking` is not served: this server writes none. Leave the block out")
-        _check(block, ("thinking", "signature"), "a thought")
-        text = checked("thinking", block.get("thinking"), str, "a text")
-        if self._seal is None:
-            return text
-        signature = checked("signature", block.get("signature"), str, "the signature that came with the thoughts")
-        if text and self._seal.holds(text, signature):
-            return text
-        if not text and (known := self._seal.unwrap(signature)) is not None:
-            return known
-        raise InvalidRequest(
-            "Invalid `signature` in `thinking` block: this server did not write these thoughts for this client. Send "
-            "them unchanged, or leave the block out",
-            field="signature",
-        )
+    def _thought(self, block: Mapping[str, Any]) -> str:
+        """Return thoughts that this server wrote for this client; others are left out."""
+        text, signature = block.get("thinking"), block.get("signature")
+        if isinstance(text, str):
+            if self._seal is None or (text and isinstance(signature, str) and self._seal.holds(text, signature)):
+                return text
+            if not text and isinstance(signature, str) and (known := self._seal.unwrap(signature)) is not None:
+                return known
+        leave_out_thoughts()
+        return ""
 
 
 def _role(message: object) -> object:
@@ -206,11 +215,10 @@ def _parts(message: object) -> tuple[str, object]:
     """Return the role and the content of a message. Raises InvalidRequest."""
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
-    role = message.get("role")
+    role = "system" if message.get("role") == "developer" else message.get("role")
     if role not in ("user", "assistant", "system"):
         raise InvalidRequest(f"role is {role!r:.80}, but must be user, assistant or system", field="role")
-    given = [name for name, value in message.items() if value is not None]
-    check_fields(given, ("role", "content", *(["clear_at"] if role == "system" else [])), "a message")
+    message = message_fields(message, ("role", "content", "clear_at"), "a message")
     if role == "system" and message.get("clear_at") not in (None, "never", "next_user_message"):
         shown = f"{message['clear_at']!r:.80}"
         raise InvalidRequest(f"clear_at is {shown}, but must be never or next_user_message", field="clear_at")
@@ -221,10 +229,13 @@ def _blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]:
     """Return the blocks of a content, each with its path in it and its type. Raises InvalidRequest."""
     if isinstance(content, str):
         return [("", {"type": "text", "text": content}, "text")]
-    if not isinstance(content, list):
+    if content is not None and not isinstance(content, list):
         raise InvalidRequest(f"it is {content!r:.80}, but must be a text or a list of blocks")
     blocks = []
-    for place, block in enumerate(content):
+    for place, block in enumerate(content or ()):
+        if block is None:
+            continue
+        block = {"type": "text", "text": block} if isinstance(block, str) else block
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str):
             why = f"a block is {block!r:.80}, but must be an object with a `type`"
@@ -236,32 +247,12 @@ def _blocks(content: object) -> list[tuple[str, Mapping[str, Any], str]]:
 def _texts(content: object) -> list[str]:
     """Return the texts of a content that has nothing else. Raises InvalidRequest."""
     texts = []
-    for path, block, kind in _blocks(content):
+    for path, block, _ in _blocks(content):
         with inside(path):
-            texts.append(_text(block, kind))
+            texts.append(read_part(block))
     return texts
-
-
-def _text(block: Mapping[str, Any], kind: str) -> str:
-    """Return what a block says. Raises InvalidRequest for a block that is no text."""
-    if kind == "tool_reference":
-        _check(block, ("tool_name",), "a reference to a tool")
-        return f"Tool: {checked('tool_name', block.get('tool_name'), str, 'a text')}"
-    if kind != "text":
-        raise InvalidRequest(
-            f"a block of type {kind!r:.80} is not served here: images, documents and what servers' tools wrote are not "
-            "read. Leave it out"
-        )
-    _check(block, ("text",), "a block of text")
-    return checked("text", block.get("text"), str, "a text")
 
 
 def _lines(texts: list[str]) -> str:
     """Return texts, each in lines of its own."""
     return "\n".join(texts)
-
-
-def _check(block: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
-    """Raise InvalidRequest if a block has another part."""
-    given = [name for name, value in block.items() if value is not None and name not in _BLOCK_HINTS]
-    check_fields(given, known, what)

@@ -27,6 +27,9 @@ _BY_STATUS = {
 _NAMES = {"structured": "output_config.format", "stop": "stop_sequences"}
 """Names of parameters in this API."""
 
+_DETAILS = {"thread": "thread_unsupported_request"}
+"""The codes of fields that are not served, where Anthropic's packages go on without the field."""
+
 _SHOWN = 2000
 """Characters of a message, at most. It may repeat names from the body."""
 
@@ -44,6 +47,8 @@ def error_body(error: CortexError, status: int | None = None, request_id: str | 
     if kind is None:
         kind = "invalid_request_error" if status is not None and status < 500 else "api_error"
     body: Body = {"type": "error", "error": {"type": kind, "message": _message(error)}}
+    if isinstance(error, InvalidRequest) and error.field in _DETAILS:
+        body["error"]["details"] = {"error_code": _DETAILS[error.field]}
     return body if request_id is None else {**body, "request_id": request_id}
 
 

@@ -102,7 +102,7 @@ class Chunks:
         yield from self._close()
         delta = messages.ended(self._request, completion)
         usage = messages.usage(completion, self._info)
-        yield {"type": "message_delta", "delta": delta, "usage": usage, **notes(completion)}
+        yield {"type": "message_delta", "delta": delta, "usage": usage, **notes(self._request, completion)}
         yield {"type": "message_stop"}
 
     def _delta(self, delta: Body) -> Body:

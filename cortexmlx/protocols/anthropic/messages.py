@@ -13,7 +13,7 @@ from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai import choices, forms, parameters
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Defaults, Request, with_notes
 from cortexmlx.request import Completion, FinishReason
 
 URL = "/v1/messages"
@@ -75,6 +75,7 @@ def read_prompt(body: Mapping[str, Any], defaults: Defaults) -> Request:
     return _read(body, defaults)
 
 
+@with_notes
 def _read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     said = FIELDS.without(defaults.unserved).given(body)
     values: dict[str, Any] = {"n": 1, "best_of": None, "logprobs": None, "prompt_logprobs": None}
@@ -107,7 +108,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         for call in answer.tool_calls
     ]
     body = begun(info, usage(answer, info))
-    return {**body, "content": content, **ended(request, answer), **choices.notes(answer)}
+    return {**body, "content": content, **ended(request, answer), **choices.notes(request, answer)}
 
 
 def begun(info: ReplyInfo, usage: Body) -> Body:

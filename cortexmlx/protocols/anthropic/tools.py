@@ -8,6 +8,7 @@ from typing import Any
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.fields import check_fields, checked, inside
+from cortexmlx.protocols.history import known_fields, mend_tool
 from cortexmlx.tools.call import ToolCall
 from cortexmlx.tools.tool import Tool
 
@@ -61,7 +62,7 @@ def _finite(value: Any) -> Any:
 def _tool(tool: object) -> Tool:
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `name` and `input_schema`")
-    given = {name: part for name, part in tool.items() if part is not None and name not in HINTS}
+    given = known_fields(mend_tool(tool), (*_PARTS, *HINTS, "allowed_callers"), "a tool", _PARTS)
     kind = given.get("type", "custom")
     if kind != "custom":
         raise InvalidRequest(
@@ -73,11 +74,9 @@ def _tool(tool: object) -> Tool:
     if not isinstance(callers, list) or "direct" not in callers:
         message = f"allowed_callers is {callers!r:.80}, but must have 'direct': nothing else calls tools here"
         raise InvalidRequest(message, field="allowed_callers")
-    check_fields(given, _PARTS, "a tool")
     schema = given.get("input_schema")
     if not isinstance(schema, Mapping):
         raise InvalidRequest(f"input_schema is {schema!r:.80}, but must be a JSON schema", field="input_schema")
-    schema = {name: part for name, part in schema.items() if part is not None or name not in ("properties", "required")}
     try:
         return Tool.named(given.get("name"), given.get("description", ""), schema, given.get("strict", False))
     except InvalidRequest as error:

@@ -7,27 +7,34 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.protocols import peers
 from cortexmlx.protocols.fields import Fields, checked
 from cortexmlx.protocols.openai import choices, parameters, tools
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Defaults, Request, with_notes
 from cortexmlx.request import Completion, FinishReason
 
 URL = "/v1/chat/completions"
 FIELDS = Fields(
     f"a {URL} body",
-    parameters.SHARED | parameters.STREAM | tools.FIELDS | {"messages", "top_logprobs"},
+    parameters.SHARED
+    | parameters.STREAM
+    | parameters.CHOICES
+    | tools.FIELDS
+    | {"messages", "top_logprobs", *peers.THINKING},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
 
 
+@with_notes
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in a body. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
-    values = parameters.sampling_values(said) | tools.tool_values(said)
+    thinking, variables = parameters.thinking_of(said)
+    values = thinking | parameters.sampling_values(said) | tools.tool_values(said)
     number = "true or false: the number is `top_logprobs`"
     asked = checked("logprobs", said.get("logprobs", False), bool, number)
     values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.params.logprobs)
@@ -36,8 +43,9 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     if "messages" not in said:
         raise InvalidRequest("`messages` is missing", field="messages")
     messages = read_messages(said["messages"])
-    variables = parameters.template_variables(said, defaults.template_vars)
-    return Request((messages,), params, variables, body=body, **stream)
+    asked_for = parameters.template_variables(said, defaults, more=variables)
+    ids = parameters.flag(said, "return_token_ids")
+    return Request((messages,), params, asked_for, body=body, token_ids=ids, **stream)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
@@ -47,7 +55,8 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
             "index": index,
             "message": {"role": "assistant", **_content(answer), **thoughts(answer)},
             **choices.scored_prompt(request, answer, info),
-            **choices.notes(answer),
+            **choices.notes(request, answer),
+            **choices.token_ids(request, answer.token_ids),
             "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, info),
             "finish_reason": answer.finish_reason.value,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.openai.errors import error_body
@@ -36,9 +36,15 @@ def scored_prompt(request: Request, answer: Completion, info: ReplyInfo) -> Body
     return {"prompt_logprobs": id_logprobs(answer.prompt_logprobs, info.token_bytes)}
 
 
-def notes(answer: Completion) -> Body:
-    """What of a lenient schema was not enforced, in a field of our own."""
-    return {"notes": list(answer.notes)} if answer.notes else {}
+def notes(request: Request, answer: Completion) -> Body:
+    """What of a body was changed, and what of a lenient schema was not enforced, in a field of our own."""
+    said = [*request.notes, *answer.notes]
+    return {"notes": said} if said else {}
+
+
+def token_ids(request: Request, ids: Sequence[int]) -> Body:
+    """Return vLLM's field with the ids of tokens, if the request asks for it."""
+    return {"token_ids": list(ids)} if request.token_ids else {}
 
 
 def completion_details(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
@@ -68,10 +74,13 @@ def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body
 
 @dataclass
 class _Written:
-    """How much of a choice the chunks so far contain: characters, tokens with log-probabilities, and calls."""
+    """How much of a choice the chunks so far contain: characters, tokens, tokens with log-probabilities, and calls."""
 
     text: int = 0
     thinking: int = 0
+    ids: int = 0
+    waiting: list[int] = field(default_factory=list)
+    """The ids of tokens that no chunk has yet, since their text waits."""
     tokens: int = 0
     calls: int = 0
     ended: bool = False
@@ -85,6 +94,7 @@ class Piece:
     thinking: str
     logprobs: Sequence[TokenLogprob]
     calls: Sequence[CallDelta] = ()
+    ids: Sequence[int] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.thinking or self.logprobs or self.calls)
@@ -117,7 +127,9 @@ class Chunks(ABC):
         begun = [] if self._written else self._begin()
         if event.completion is not None:
             return begun + self._end(event.completion, prompt)
-        piece = Piece(event.text, event.thinking, () if event.logprob is None else (event.logprob,), event.tool_calls)
+        ids = () if event.token_id is None else (event.token_id,)
+        logprobs = () if event.logprob is None else (event.logprob,)
+        piece = Piece(event.text, event.thinking, logprobs, event.tool_calls, ids)
         return begun + self._grow(self._number(prompt, event.index), piece, event.finish_reason)
 
     def _begin(self) -> list[Body]:
@@ -131,8 +143,14 @@ class Chunks(ABC):
         written.thinking += len(piece.thinking)
         written.tokens += len(piece.logprobs)
         written.calls = max([written.calls, *(delta.index + 1 for delta in piece.calls)])
+        written.ids += len(piece.ids)
+        written.waiting += piece.ids
         written.ended = reason is not None
-        return [self._chunk(number, *said) for said in self._said(number, piece, reason)]
+        chunks = [self._chunk(number, *said) for said in self._said(number, piece, reason)]
+        if chunks:
+            chunks[0]["choices"][0] |= token_ids(self._request, written.waiting)
+            written.waiting.clear()
+        return chunks
 
     def _end(self, completion: Completion, prompt: int) -> list[Body]:
         """Return chunks with the part of each answer that no chunk has said yet. With `best_of` that is the whole
@@ -146,7 +164,8 @@ class Chunks(ABC):
             if not written.ended:
                 text, thinking = answer.text[written.text :], answer.thinking[written.thinking :]
                 calls = whole(answer.tool_calls, written.calls)
-                rest = Piece(text, thinking, (answer.logprobs or ())[written.tokens :], calls)
+                ids = answer.token_ids[written.ids :]
+                rest = Piece(text, thinking, (answer.logprobs or ())[written.tokens :], calls, ids)
                 chunks += self._grow(number, rest, answer.finish_reason)
         if self._request.include_usage and len(self._answers) == len(self._request.prompts):
             usage = self._usage([self._answers[each] for each in range(len(self._answers))])
@@ -158,8 +177,15 @@ class Chunks(ABC):
 
     def _chunk(self, number: int, said: Body, reason: FinishReason | None) -> Body:
         choice = {"index": number, **said, "finish_reason": None if reason is None else reason.value}
-        usage = {"usage": None} if self._request.include_usage else {}
-        return {**reply_body(self.KIND, self._info, [choice]), **usage}
+        if reason is not None and self._request.notes:
+            choice["notes"] = list(self._request.notes)
+        usage = {"usage": self._usage_so_far() if self._request.usage_so_far else None}
+        return {**reply_body(self.KIND, self._info, [choice]), **(usage if self._request.include_usage else {})}
+
+    def _usage_so_far(self) -> Body:
+        progress, written = self._info.progress(), sum(each.ids for each in self._written)
+        prompt = 0 if progress is None else progress.total
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     @abstractmethod
     def _first(self, number: int) -> Iterator[Body]:

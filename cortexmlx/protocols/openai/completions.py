@@ -11,13 +11,13 @@ from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
 from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Asked, Defaults, Request, is_tokens, read_prompt
+from cortexmlx.protocols.request import Asked, Defaults, Request, is_tokens, read_prompt, with_notes
 from cortexmlx.request import Completion, FinishReason
 
 URL = "/v1/completions"
 FIELDS = Fields(
     f"a {URL} body",
-    parameters.SHARED | parameters.STREAM | {"prompt", "echo"},
+    parameters.SHARED | parameters.STREAM | parameters.CHOICES | {"prompt", "echo"},
     parameters.NO_EFFECT,
     {**parameters.UNSERVED, **parameters.TOOLLESS},
 )
@@ -26,6 +26,7 @@ KIND = "text_completion"
 _MOST_PROMPTS = 2048
 
 
+@with_notes
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in a body. Its prompts do not go through the chat template."""
     said = FIELDS.without(defaults.unserved).given(body)
@@ -36,8 +37,9 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     params = parameters.sampling_params(defaults.params, values, said)
     stream = parameters.stream_of(said, params)
     prompts = _prompts(said.get("prompt"))
-    variables = parameters.template_variables(said, defaults.template_vars, templated=False)
-    return Request(prompts, params, variables, raw=True, echo=echo, body=body, **stream)
+    variables = parameters.template_variables(said, defaults, templated=False)
+    ids = parameters.flag(said, "return_token_ids")
+    return Request(prompts, params, variables, raw=True, echo=echo, body=body, token_ids=ids, **stream)
 
 
 def write(request: Request, answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
@@ -100,7 +102,8 @@ def _choice(request: Request, prompt: Asked, answer: Completion, info: ReplyInfo
         lists.add_tokens((token.token_id for token in answer.logprobs), answer.logprobs)
         lists.add_text(text)
         logprobs = lists.take(whole=True)
-    said = {"text": text, **choices.scored_prompt(request, answer, info), **choices.notes(answer)}
+    said = {"text": text, **choices.scored_prompt(request, answer, info), **choices.notes(request, answer)}
+    said |= choices.token_ids(request, answer.token_ids)
     return {**said, "logprobs": logprobs, "finish_reason": answer.finish_reason.value}
 
 

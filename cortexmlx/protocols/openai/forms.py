@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols import peers
 from cortexmlx.protocols.fields import check_fields, checked, inside
 from cortexmlx.structured.output import VLLM_OPTIONS, StructuredOutput
 
-FIELDS = frozenset({"response_format", "structured_outputs"})
+FIELDS = frozenset({"response_format", "structured_outputs", *peers.FORMS})
 """The fields of a body that ask for a form."""
 
 _SCHEMA = ("name", "description", "schema", "strict")
@@ -23,6 +24,8 @@ def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
     if not asked:
         return {}
     (name,) = asked
+    if name in peers.FORMS:
+        return {"structured": _located(StructuredOutput.named, {peers.FORMS[name]: said[name]}, name)}
     value = checked(name, said[name], dict, "an object")
     with inside(name):
         return {"structured": _named(value) if name == "structured_outputs" else response_format(value)}
@@ -31,6 +34,9 @@ def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
 def response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
     """Return the form in a `response_format`, or None if it asks for plain text. Raises InvalidRequest."""
     kind = value.get("type")
+    if kind in ("json_object", "json_schema") and value.get("schema") is not None:  # as llama.cpp has it
+        check_fields(value, ("type", "schema"), "`response_format`")
+        return json_schema({"schema": value["schema"]})
     if kind in ("text", "json_object"):
         check_fields(value, ("type",), "`response_format`")
         return None if kind == "text" else StructuredOutput.json()

@@ -7,33 +7,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import plain_message
-from cortexmlx.protocols.fields import check_fields, inside
+from cortexmlx.protocols.fields import inside
+from cortexmlx.protocols.history import (
+    checked_name,
+    known_fields,
+    leave_out_thoughts,
+    mend,
+    message_fields,
+    orphan,
+    read_arguments,
+    read_text,
+)
 from cortexmlx.request import Message
-from cortexmlx.structured.texts import NO_TEXT, is_text
-from cortexmlx.tools.call import loaded
 
-_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "reasoning_content")
-_TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "content")
-_CALL = ("id", "type", "function", "index")
+_NAMES = ("name", "tool_call_id")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The names that servers have for the thoughts before an answer."""
+_THOUGHT_LISTS = ("reasoning_details", "thinking_blocks")
+"""OpenRouter's and LiteLLM's lists of thoughts."""
+_FIELDS = ("role", "content", "tool_calls", "function_call", "refusal", *_NAMES, *_THOUGHTS, *_THOUGHT_LISTS)
+_CALL = ("id", "type", "function", "custom")
+_ROLES = {"developer": "system", "function": "tool"}
+"""Roles of the OpenAI API under the names that templates know."""
 
 
 def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
     """Return messages of the OpenAI API as chat templates read them.
 
     They have no nulls, each text is one piece, the arguments of tool calls are objects, and a developer's message is a
-    system message. `paths` are the messages' places in their body, if they are not in `messages`.
+    system message. `paths` are the messages' places in their body, if they are not in `messages`. What others wrote and
+    no template reads is replaced, and noted: see `history`. A result before the first call is a
+    user's message: many templates refuse it otherwise.
 
-    Raises InvalidRequest with the number of an invalid or unserved message. Nothing is left out silently: an answer
-    without it would answer another question.
+    Raises InvalidRequest with the number of a message that cannot be meant.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("`messages` must be a list of objects with `role` and `content`", field="messages")
     read: list[Message] = []
+    called = False
     for number, message in enumerate(messages, 1):
         try:
             with inside(paths[number - 1] if paths else f"messages[{number - 1}]"):
-                read.append(_message(message))
+                said = _message(message)
+                called |= "tool_calls" in said
+                read.append(said if called or said["role"] != "tool" else orphan(str(said["content"])))
         except InvalidRequest as error:
             raise InvalidRequest(f"message {number}: {error}", field=error.field) from None
     return read
@@ -72,30 +89,37 @@ def parsed(text: str) -> Any:
 def _message(message: object) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"it is {message!r:.80}, but must be an object with `role` and `content`")
-    said = {name: value for name, value in message.items() if value is not None}
-    check_fields(said, _FIELDS, "a message")
-    if not isinstance(said.get("role"), str):
-        raise InvalidRequest(f"`role` is {said.get('role')!r:.80}, but must be a text", field="role")
-    if "refusal" in said:
-        raise InvalidRequest("`refusal` is not served: templates know none. Put it into `content`", field="refusal")
-    if said.pop("annotations", None):
-        raise InvalidRequest("`annotations` are not served: templates know none", field="annotations")
-    if said["role"] == "developer":
-        said["role"] = "system"
-    if said.get("tool_calls") == []:  # some servers write this for no calls
-        del said["tool_calls"]
-    if "tool_calls" in said:
-        said["tool_calls"] = _calls(said["tool_calls"])
-        said.setdefault("content", "")
-    said = plain_message(said)
-    said.setdefault("content", None)
-    for name in _TEXTS:
-        text = said.get(name, "")
-        if not isinstance(text, str):
-            raise InvalidRequest(f"`{name}` is {text!r:.80}, but must be a text", field=name)
-        if not is_text(text):
-            raise InvalidRequest(f"`{name}` {NO_TEXT}", field=name)
-    return said
+    said = message_fields(message, _FIELDS, "a message")
+    role = _ROLES.get(checked_name("role", said.get("role")), said["role"])
+    thoughts = _thoughts(said)
+    content = read_text(said.get("content"), loose=role == "tool", thoughts=thoughts if role == "assistant" else None)
+    read: dict[str, object] = {"role": role, "content": content or mend(_as_text(said.get("refusal")))}
+    read |= {name: checked_name(name, said[name]) for name in _NAMES if name in said}
+    if any(thoughts):
+        read["reasoning_content"] = mend("".join(thoughts))
+    older = said.get("function_call")
+    if calls := said.get("tool_calls") or ([{"function": older}] if isinstance(older, Mapping) else []):
+        read["tool_calls"] = _calls(calls)
+    return read
+
+
+def _thoughts(said: Mapping[str, Any]) -> list[str]:
+    """Return the thoughts in the field of a message that the server has which wrote it."""
+    if text := next((said[name] for name in _THOUGHTS if isinstance(said.get(name), str) and said[name]), ""):
+        return [text]
+    texts = [
+        _as_text(each.get("text", each.get("thinking")))
+        for name in _THOUGHT_LISTS
+        for each in (said[name] if isinstance(said.get(name), list) else ())
+        if isinstance(each, Mapping)
+    ]
+    if not any(texts) and any(said.get(name) for name in (*_THOUGHTS, *_THOUGHT_LISTS)):
+        leave_out_thoughts()
+    return texts
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _calls(calls: object) -> list[dict[str, Any]]:
@@ -107,31 +131,24 @@ def _calls(calls: object) -> list[dict[str, Any]]:
     read = []
     for place, call in enumerate(calls):
         with inside(f"tool_calls[{place}]"):
-            read.append(_call(call))
+            if call is not None:  # a stream whose first call has the index 1 leaves a hole
+                read.append(_call(call))
     return read
 
 
 def _call(call: object) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(name, str):
+    """Return a call of a function, or of a custom tool, whose only argument is a text."""
+    said = known_fields(call, _CALL, "a tool call") if isinstance(call, Mapping) else {}
+    custom = said.get("custom")
+    function = (
+        {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        if isinstance(custom, Mapping)
+        else said.get("function")
+    )
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidRequest("`tool_calls` has one without a `function` that has a `name`", field="function")
-    check_fields(call, _CALL, "a tool call")
-    with inside("function.arguments"):
-        return {**call, "function": {**function, "arguments": read_arguments(name, function.get("arguments"))}}
-
-
-def read_arguments(name: str, arguments: object) -> Mapping[str, Any]:
-    """Return the arguments of a tool call as an object. Raises InvalidRequest."""
-    if arguments is None or arguments == "":
-        return {}
-    if isinstance(arguments, str):
-        try:
-            arguments = loaded(arguments)
-        except ValueError as error:
-            raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are no JSON: {error}") from None
-        except RecursionError:
-            raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are nested too deeply") from None
-    if not isinstance(arguments, Mapping):
-        raise InvalidRequest(f"the `arguments` of the tool call {name!r:.80} are {arguments!r:.40}, no object")
-    return arguments
+    with inside("function"):
+        name = checked_name("name", function["name"])
+    kept = {"id": checked_name("id", said["id"])} if "id" in said else {}
+    kept |= {"type": "function"} if "type" in said else {}
+    return {**kept, "function": {"name": name, "arguments": read_arguments(function.get("arguments"))}}

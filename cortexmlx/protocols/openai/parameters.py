@@ -7,9 +7,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars
+from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars, meant
+from cortexmlx.protocols import peers
 from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
+from cortexmlx.protocols.notes import note
 from cortexmlx.protocols.openai import forms, tools
+from cortexmlx.protocols.request import Defaults
 from cortexmlx.sampling_params import SamplingParams
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"} - tools.FIELDS
@@ -17,13 +20,19 @@ SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processo
 and `tools` those for what it may call.
 """
 
-ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens"}
+ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens", **peers.RENAMED}
 """Other names of parameters. If a body has both names, `max_completion_tokens` wins, as in the OpenAI API."""
+
+UNENFORCED = frozenset({"min_tokens", "skip_special_tokens"})
+"""Fields of vLLM that are served where that is what happens anyway. Otherwise a note says that they are not."""
+
+CHOICES = frozenset({"return_token_ids"})
+"""vLLM's fields of a reply with choices."""
 
 TEMPLATE = (EFFORT, "chat_template_kwargs")
 """The fields that set variables of the chat template. A prompt that does not go through it must not have them."""
 
-SHARED = SAMPLING | ALIASES.keys() | set(TEMPLATE) | forms.FIELDS
+SHARED = SAMPLING | ALIASES.keys() | UNENFORCED | set(TEMPLATE) | forms.FIELDS
 """The fields that every protocol but responses serves."""
 
 STREAM = frozenset({"stream", "stream_options"})
@@ -76,20 +85,36 @@ def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters that a body sets, by their own names. Raises InvalidRequest."""
     values = {name: value for name, value in said.items() if name in SAMPLING}
     for alias, name in ALIASES.items():
-        if alias in said:
+        if alias in said and name in SAMPLING:
             if alias != "max_completion_tokens" and name in values:
                 raise InvalidRequest(f"there are both {alias!r} and {name!r}: give one of them", field=alias)
             values[name] = said[alias]
-    values |= forms.form_values(said)
+    values |= forms.form_values(said) | _unenforced(said, values)
     return values | {name: convert(values[name]) for name, convert in _CONVERT.items() if name in values}
 
 
+def _unenforced(said: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the fields in UNENFORCED set. Raises InvalidRequest."""
+    least, most = said.get("min_tokens", said.get("min_new_tokens", 0)), values.get("max_tokens")
+    if type(least) is not int or least < 0:
+        raise InvalidRequest(f"min_tokens is {least!r:.80}, but must be an integer from 0", field="min_tokens")
+    if not checked("skip_special_tokens", said.get("skip_special_tokens", True), bool, "true or false"):
+        note("skip_special_tokens", "skip_special_tokens is not enforced: an answer's text has no special tokens")
+    if type(most) is int and 0 < most <= least:
+        return {"ignore_eos": True}
+    if least:
+        note("min_tokens", "min_tokens is not enforced, unless it is max_tokens")
+    return {}
+
+
 def sampling_params(defaults: SamplingParams, values: Mapping[str, Any], said: Mapping[str, Any]) -> SamplingParams:
-    """Return the defaults with these values. Raises InvalidRequest with the name that the body `said` has for the
-    field.
+    """Return the defaults with these values, where -1 means no limit, as in vLLM and llama.cpp. Raises InvalidRequest
+    with the name that the body `said` has for the field.
     """
+    limits = {name: least for name, least in _NO_LIMIT.items() if type(values.get(name)) is int and values[name] == -1}
+    stops = {"stop": [each for each in values["stop"] if each != ""]} if isinstance(values.get("stop"), list) else {}
     try:
-        return replace(defaults, **values)
+        return replace(defaults, **{**values, **limits, **stops})
     except InvalidRequest as error:
         names = (alias for alias, name in _OTHER_NAMES if name == error.field and alias in said)
         error.field = next(names, error.field)
@@ -97,30 +122,77 @@ def sampling_params(defaults: SamplingParams, values: Mapping[str, Any], said: M
 
 
 def template_variables(
-    said: Mapping[str, Any], usual: TemplateVars, *, templated: bool = True, effort: object = None
+    said: Mapping[str, Any], defaults: Defaults, *, templated: bool = True, more: TemplateVars = NO_VARIABLES
 ) -> TemplateVars:
-    """Return the variables of the chat template: those that a body sets, and the `usual` ones that it does not set.
+    """Return the variables of the chat template: those that a body sets, and the usual ones that it does not set.
 
-    A prompt that is not `templated` has no variables. `effort` is the degree of thinking, if the protocol has a field
-    of its own for it. Raises InvalidRequest.
+    A prompt that is not `templated` has no variables. `more` are those that the protocol has fields of its own for.
+    Clients send them to every model, so a variable that the template is known not to read is left out, and noted.
+    Raises InvalidRequest.
     """
-    body = {EFFORT: effort, **said}
-    own = body_variables(body)
+    own = body_variables(said)
     if own and not templated:
         message = f"{', '.join(own)}: set for a chat template, which this prompt does not go through"
-        raise InvalidRequest(message, field=next(name for name in TEMPLATE if body.get(name) is not None))
-    return body_variables(body, usual) if templated else NO_VARIABLES
+        raise InvalidRequest(message, field=next(name for name in TEMPLATE if said.get(name) is not None))
+    own, known = {**more, **own}, defaults.known_vars
+    if known is not None:
+        for name, other in ((THINKING, "thinking"), ("thinking", THINKING)):
+            if name in own and name not in known and other in known:
+                own.setdefault(other, own.pop(name))
+        switched = not known.isdisjoint({THINKING, "thinking"})
+        unread = own.keys() - known - ({EFFORT} if switched and own.get(EFFORT) == "none" else set())
+        for name in sorted(unread):
+            near = meant(name[:80], known)
+            note("template variables", f"the model's chat template does not read {name[:80]!r}, so it is ignored{near}")
+        own = {name: value for name, value in own.items() if name not in unread}
+    return usual_variables(own, defaults.template_vars) if templated else NO_VARIABLES
 
 
-def body_variables(body: Mapping[str, object], usual: TemplateVars = NO_VARIABLES) -> dict[str, object]:
-    """Return the variables that a body sets, on top of the `usual` ones. vLLM's `chat_template_kwargs` wins over
-    OpenAI's `reasoning_effort`. Null sets nothing. Raises InvalidRequest.
+def body_variables(body: Mapping[str, object]) -> dict[str, object]:
+    """Return the variables that a body sets. vLLM's `chat_template_kwargs` wins over OpenAI's `reasoning_effort`. Null
+    sets nothing. Raises InvalidRequest.
     """
     if (effort := body.get(EFFORT)) is not None:
         checked(EFFORT, effort, str, "a text like 'low'")
     variables = checked("chat_template_kwargs", body.get("chat_template_kwargs") or {}, dict, "an object")
-    own = ({} if effort is None else {EFFORT: effort}) | {k: v for k, v in variables.items() if v is not None}
-    return {name: value for name, value in usual.items() if name != THINKING or own.get(EFFORT) != "none"} | own
+    return ({} if effort is None else {EFFORT: effort}) | {k: v for k, v in variables.items() if v is not None}
+
+
+def usual_variables(own: TemplateVars, usual: TemplateVars) -> dict[str, object]:
+    """Return a body's own variables on top of the `usual` ones. No effort switches thoughts off, whatever is usual."""
+    return {name: value for name, value in usual.items() if name != THINKING or own.get(EFFORT) != "none"} | {**own}
+
+
+def thinking_of(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, object]]:
+    """Return the sampling parameters and the template's variables that other servers' fields for thoughts set:
+    OpenRouter's `reasoning`, DeepSeek's and GLM's `thinking`, Qwen's `enable_thinking`. Raises InvalidRequest.
+    """
+    values: dict[str, Any] = {}
+    variables: dict[str, object] = {}
+    if "enable_thinking" in said:
+        variables[THINKING] = flag(said, "enable_thinking")
+    if isinstance(thinking := said.get("thinking"), bool):
+        variables[THINKING] = thinking
+    elif thinking is not None:
+        with inside("thinking"):
+            kind = checked("thinking", thinking, dict, "an object with a `type`").get("type")
+            if kind not in ("enabled", "disabled", "adaptive", "auto"):
+                raise InvalidRequest(f"type is {kind!r:.80}, but must be enabled or disabled", field="type")
+            if kind in ("enabled", "disabled"):
+                variables[THINKING] = kind == "enabled"
+            if thinking.get("budget_tokens") is not None:
+                values["max_thinking_tokens"] = thinking["budget_tokens"]
+    with inside("reasoning"):
+        reasoning = checked("reasoning", said.get("reasoning", {}), dict, "an object")
+        given = {name: part for name, part in reasoning.items() if part is not None}
+        check_fields(given, _REASONING, "`reasoning`")
+        if "enabled" in given:
+            variables[THINKING] = flag(given, "enabled")
+        if "effort" in given:
+            variables[EFFORT] = checked("effort", given["effort"], str, "a text like 'low'")
+        if "max_tokens" in given:
+            values["max_thinking_tokens"] = given["max_tokens"]
+    return values, variables
 
 
 def alternatives(said: Mapping[str, Any], asked: bool, how: str, usual: int | None) -> Any:
@@ -143,17 +215,18 @@ def stream_of(said: Mapping[str, Any], params: SamplingParams) -> dict[str, Any]
     stream = flag(said, "stream")
     options = checked("stream_options", said.get("stream_options", {}), dict, "an object")
     with inside("stream_options"):
-        check_fields(options, ("include_usage", "include_obfuscation"), "`stream_options`")
-        include_usage = flag({k: v for k, v in options.items() if v is not None}, "include_usage")
+        check_fields(options, ("include_usage", "include_obfuscation", _SO_FAR), "`stream_options`")
+        given = {name: value for name, value in options.items() if value is not None}
+        include_usage, so_far = flag(given, "include_usage"), flag(given, _SO_FAR)
     if options and not stream:
         raise InvalidRequest('stream_options needs "stream": true', field="stream_options")
     if stream and params.prompt_logprobs is not None:
         raise InvalidRequest("a stream has no log-probabilities of the prompt: ask without `stream`", field="stream")
-    return {"stream": stream, "include_usage": include_usage}
+    return {"stream": stream, "include_usage": include_usage, "usage_so_far": include_usage and so_far}
 
 
 def _stops(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
+    return [value] if isinstance(value, str) else value
 
 
 def _biases(value: Any) -> dict[int, Any]:
@@ -164,6 +237,9 @@ def _biases(value: Any) -> dict[int, Any]:
         raise InvalidRequest(message, field="logit_bias") from None
 
 
+_REASONING = ("effort", "enabled", "exclude", "generate_summary", "max_tokens", "summary")
+_SO_FAR = "continuous_usage_stats"
+_NO_LIMIT: Mapping[str, int | None] = {"top_k": 0, "max_tokens": None, "max_thinking_tokens": None}
 _CONVERT: dict[str, Callable[[Any], Any]] = {"stop": _stops, "logit_bias": _biases}
 _OTHER_NAMES = (
     *ALIASES.items(),

@@ -7,12 +7,15 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import checked, inside
+from cortexmlx.protocols.history import known_fields, mend_tool
 from cortexmlx.protocols.reply import Body
 from cortexmlx.tools.call import CallDelta, ToolCall
 from cortexmlx.tools.tool import Tool
 
 FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 """The fields of a body that offer tools."""
+
+_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def tool_values(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,8 +63,11 @@ def whole(calls: Sequence[ToolCall], first: int) -> tuple[CallDelta, ...]:
 def _tool(tool: object) -> Tool:
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `type` and `function`")
+    said = known_fields(mend_tool(tool), ("type", "function"), "a tool", ("function",))
+    if isinstance(function := said.get("function"), Mapping):
+        said["function"] = known_fields(function, _FUNCTION, "a tool's function", _FUNCTION)
     try:
-        return Tool.of(tool)
+        return Tool.of(said)
     except InvalidRequest as error:
         error.field = None
         raise

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from cortexmlx.errors import (
     CortexError,
     EngineClosed,
+    InvalidRequest,
     KVCacheFull,
     MemoryRefused,
     OutOfMemory,
@@ -64,13 +66,37 @@ async def json_body(request: Request, most: int, seconds: float) -> dict[str, An
     except TimeoutError:
         raise Refused(408, f"{size:,} bytes of the body have come in {seconds:g} s, which is not all of it") from None
     data = b"".join(pieces)
-    request.scope[BODY_BYTES] = size
-    return await by_size(size, lambda: parsed(data))
+    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        data = await on_a_thread(lambda: unpacked(data, coding, most))
+    request.scope[BODY_BYTES] = len(data)
+    return await by_size(len(data), lambda: parsed(data))
+
+
+def unpacked(data: bytes, coding: str, most: int) -> bytes:
+    """Return a compressed body of at most `most` bytes. Raises Refused, before more memory is taken, and for other
+    codings than gzip and deflate.
+    """
+    if coding not in _CODINGS:
+        why = f"a body of the content-encoding {coding[:40]!r} is not read: send it plain, or with gzip"
+        raise Refused(415, why, headers={"accept-encoding": "gzip, deflate, identity"})
+    reader = zlib.decompressobj(_CODINGS[coding])
+    try:
+        plain = reader.decompress(data, most + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is no {coding}: {error}") from None
+    if len(plain) > most:
+        raise _too_large(len(plain), most)
+    if not reader.eof or reader.unused_data:
+        raise InvalidRequest(f"the body is no whole {coding}: it ends early, or something follows")
+    return plain
 
 
 async def by_size(size: int, work: Callable[[], T]) -> T:
     """Return what `work` does with a body of so many bytes: on a thread, unless it is small."""
     return work() if size <= SMALL else await on_a_thread(work)
+
+
+_CODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
 def _too_large(size: int, most: int) -> Refused:

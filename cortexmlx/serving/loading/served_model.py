@@ -122,6 +122,7 @@ def described(
     embedding: EmbeddingInfo | None = None,
 ) -> ModelInfo:
     """Return what an app sees of a model."""
+    variables = _template_vars(loaded)
     return ModelInfo(
         name=loaded.name,
         path=str(loaded.path),
@@ -136,7 +137,8 @@ def described(
         notes=notes,
         adapter=None if loaded.adapter is None else str(loaded.adapter),
         identity=loaded.identity,
-        template_vars=_template_vars(loaded),
+        template_vars=variables or (),
+        template_code=variables is None,
         sampling=tuple(loaded.sampling.items()),
         draft=draft,
         embedding=embedding,
@@ -149,9 +151,12 @@ def check_prefix_cache(config: EngineConfig) -> None:
         raise InvalidRequest("the engine computes every prompt anew (prefix_cache=False): there is nothing to pin")
 
 
-def _template_vars(loaded: LoadedModel) -> tuple[str, ...]:
-    """Return the variables that the chat template reads. A broken template is reported when messages are rendered."""
+def _template_vars(loaded: LoadedModel) -> tuple[str, ...] | None:
+    """Return the variables that the chat template reads; None: they are not known. A broken template is reported when
+    messages are rendered.
+    """
     try:
-        return tuple(sorted(variables_read(loaded.tokenizer) or ()))
+        names = variables_read(loaded.tokenizer)
     except InvalidRequest:
         return ()
+    return None if names is None else tuple(sorted(names))

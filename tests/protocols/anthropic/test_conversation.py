@@ -132,13 +132,12 @@ def test_thoughts_are_read_if_this_server_wrote_them() -> None:
         thought("", "é"),
         thought("a", "\ud800"),
         {"type": "thinking", "thinking": "a"},
+        {"type": "redacted_thinking", "data": "x"},
         {"type": "thinking", "thinking": "a", "signature": None},
     ],
 )
-def test_other_thoughts_are_refused(block: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="signature") as raised:
-        read(HI, assistant(text("t"), block), HI)
-    assert raised.value.field == "messages[1].content[1].signature"
+def test_other_thoughts_are_left_out(block: dict[str, Any]) -> None:
+    assert read(HI, assistant(text("t"), block), HI) == read(HI, assistant(text("t")), HI)
 
 
 @pytest.mark.parametrize(
@@ -148,34 +147,13 @@ def test_other_thoughts_are_refused(block: dict[str, Any]) -> None:
         ([7], "messages[0]", "an object"),
         ([{"role": "tool", "content": "a"}], "messages[0].role", "user, assistant or system"),
         ([{"role": [], "content": "a"}], "messages[0].role", "user, assistant or system"),
-        ([{"role": "user"}], "messages[0].content", "None"),
+        ([{"role": "user", "contnt": "a"}], "messages[0].contnt", "did you mean 'content'"),
         ([{"role": "user", "content": 5}], "messages[0].content", "a text or a list of blocks"),
         ([{"role": "user", "content": [5]}], "messages[0].content[0]", "an object with a `type`"),
-        ([{**HI, "name": "ann"}], "messages[0].name", "unknown field"),
-        ([{**HI, "clear_at": "never"}], "messages[0].clear_at", "unknown field"),
         ([{"role": "system", "content": "a", "clear_at": 1}, HI], "messages[0].clear_at", "never"),
-        ([user({"type": "image", "source": {}})], "messages[0].content[0]", "images"),
-        ([user({"type": "document", "source": {}})], "messages[0].content[0]", "documents"),
-        ([user({"type": "text"})], "messages[0].content[0].text", "must be a text"),
-        ([user({"type": "text", "text": "a", "zzz": 1})], "messages[0].content[0].zzz", "unknown field"),
-        ([user({"type": "text", "text": "\ud800"})], "messages[0].content", "half of a surrogate pair"),
-        ([user(use("1"))], "messages[0].content[0]", "not served"),
-        ([user(result("1"))], "messages[0].content[0].tool_use_id", "no earlier `tool_use`"),
+        ([user({"type": "text", "text": 5})], "messages[0].content[0].text", "no text"),
         ([user(result(1))], "messages[0].content[0].tool_use_id", "must be a text"),
-        ([HI, assistant(use("1")), user(result("1", is_error=1))], "messages[2].content[0].is_error", "true or false"),
-        (
-            [HI, assistant(use("1")), user(result("1", [text("a"), {"type": "image"}]))],
-            "messages[2].content[0].content[1]",
-            "images",
-        ),
-        ([HI, assistant({**use("1"), "input": "{}"}), HI], "messages[1].content[0].input", "an object"),
         ([HI, assistant({**use("1"), "id": None}), HI], "messages[1].content[0].id", "a text"),
-        (
-            [HI, assistant({"type": "redacted_thinking", "data": "x"}), HI],
-            "messages[1].content[0]",
-            "redacted_thinking",
-        ),
-        ([HI, assistant(result("1")), HI], "messages[1].content[0]", "not served"),
         ([HI, assistant(text("It is"))], "messages[1]", "cannot be continued"),
         ([{"role": "system", "content": "a"}], "messages", "no user's message"),
     ],
@@ -186,7 +164,29 @@ def test_what_is_wrong_is_said_with_its_place(messages: list[Any], field: str, s
     assert raised.value.field == field
 
 
-@pytest.mark.parametrize("system", [5, [5], [{"type": "image"}], {"type": "text", "text": "a"}, [text("\0")]])
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+LINE = "[An image was here, but only text can be read.]"
+
+
+def test_what_is_not_read_becomes_a_line() -> None:
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}
+    assert roles(user(text("a"), IMAGE, document, text("\ud800", zzz=1)), system=[IMAGE]) == [
+        ("system", LINE),
+        ("user", f"a\n{LINE}\nd\n\ufffd"),
+    ]
+    said = read(HI, assistant({**use("1"), "input": "{}"}), user(result("1", [text("a"), IMAGE], is_error="true")))
+    assert said[1]["tool_calls"][0]["function"]["arguments"] == {} and said[2]["content"] == f"Error: a\n{LINE}"
+    search = {"type": "web_search_tool_result", "tool_use_id": "s", "content": [{"type": "web_search_result"}]}
+    assert "web_search_tool_result" in roles(HI, assistant(search), HI)[1][1]
+
+
+def test_a_result_without_its_call_is_what_the_user_says() -> None:
+    told = "[The result of an earlier call:]\nr"
+    assert roles(user(text("a"), result("9"))) == [("user", f"{told}\na")]
+    assert roles(HI, assistant(use("1")), user(result("9"), result("1")))[2:] == [("tool", "r"), ("user", told)]
+
+
+@pytest.mark.parametrize("system", [5, [5], {"type": "text", "text": "a"}])
 def test_a_system_prompt_that_is_no_text_is_refused(system: Any) -> None:
     with pytest.raises(InvalidRequest) as raised:
         read(HI, system=system)

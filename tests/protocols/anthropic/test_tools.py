@@ -64,7 +64,7 @@ def test_a_choice_is_that_of_the_request(choice: dict[str, Any], values: dict[st
         ({"tools": [tool(input_schema={"type": "string"})]}, "tools[0]", "schema of an object"),
         ({"tools": [tool(name="a b")]}, "tools[0]", "'a b'"),
         ({"tools": [tool(name=None)]}, "tools[0]", "None"),
-        ({"tools": [tool(zzz=1)]}, "tools[0].zzz", "unknown field"),
+        ({"tools": [{"name": "f", "inputschema": {}}]}, "tools[0].inputschema", "did you mean 'input_schema'"),
         ({"tools": [tool(strict="yes")]}, "tools[0]", "true or false"),
         ({"tools": [tool(allowed_callers=["code_execution_20250825"])]}, "tools[0].allowed_callers", "direct"),
         ({"tool_choice": "auto"}, "tool_choice", "an object"),

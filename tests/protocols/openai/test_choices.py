@@ -166,6 +166,23 @@ def test_the_chunks_of_completions_put_together_are_the_whole_reply(reply: Reply
     assert (chunks[-1].get("usage") == whole["usage"]) is reply.request.include_usage
 
 
+@given(st.one_of(replies(chat=True), replies(chat=False)))
+def test_the_ids_and_the_usage_so_far_of_chunks_are_those_of_the_whole_reply(reply: Reply) -> None:
+    request = replace(reply.request, token_ids=True, include_usage=True, usage_so_far=True)
+    module = completions if isinstance(request.prompts[0], str) or len(request.prompts) > 1 else chat_completions
+    info = replace(INFO, progress=lambda: Progress("prefilling", 5, 5))
+    writer = module.Chunks(request, info)
+    chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
+    whole = module.write(request, reply.answers, info)
+    ids: dict[int, list[int]] = {}
+    for chunk in chunks[:-1]:
+        [choice] = chunk["choices"]
+        ids.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
+        assert chunk["usage"]["prompt_tokens"] == 5 and chunk["usage"]["total_tokens"] >= 5
+    assert [ids[number] for number in sorted(ids)] == [choice["token_ids"] for choice in whole["choices"]]
+    assert chunks[-1]["usage"]["completion_tokens"] >= chunks[-2]["usage"]["completion_tokens"]
+
+
 def test_progress_is_no_chunk_and_an_error_takes_the_place_of_one() -> None:
     writer = chat_completions.Chunks(Request(("hi",), SamplingParams()), INFO)
     assert writer.of(TokenEvent("", progress=Progress("prefilling", 1, 2))) == []

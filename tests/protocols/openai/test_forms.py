@@ -42,6 +42,8 @@ def named(**fields: Any) -> dict[str, Any]:
         (named(strict=True, description="y"), FORM),
         (named(strict=None), FORM),
         (named(strict=False), LENIENT),
+        ({"type": "json_object", "schema": SCHEMA}, FORM),
+        ({"type": "json_schema", "schema": SCHEMA}, FORM),
     ],
 )
 def test_a_response_format(asked: dict[str, Any], form: StructuredOutput | None) -> None:
@@ -74,6 +76,8 @@ def test_what_a_body_does_not_say_is_the_default() -> None:
 )
 def test_vllms_structured_outputs(asked: dict[str, Any], form: StructuredOutput) -> None:
     assert chat(structured_outputs=asked).params.form == form
+    if len(asked) == 1 and asked.keys() < {"json", "regex", "choice", "grammar"}:
+        assert chat(**{f"guided_{name}": value for name, value in asked.items()}).params.form == form
     body = {"prompt": "hi", "structured_outputs": asked}
     assert simple.read(body, Defaults(SamplingParams())).params.form == form
 

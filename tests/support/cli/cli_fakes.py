@@ -84,6 +84,10 @@ class FakeInfo:
     sampling: tuple[tuple[str, float], ...] = ()
     embedding: EmbeddingInfo | None = None
 
+    @property
+    def known_vars(self) -> frozenset[str]:
+        return frozenset(self.template_vars)
+
 
 class Words:
     """A detokenizer whose tokens are the texts themselves."""

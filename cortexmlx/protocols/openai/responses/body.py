@@ -46,7 +46,7 @@ def whole_body(request: Request, answer: Completion, info: ReplyInfo) -> Body:
         "role": "assistant",
         "content": [text],
     }
-    notes = [*answer.notes, *details.offered.notes]
+    notes = [*request.notes, *answer.notes, *details.offered.notes]
     return {
         **unanswered(request, info, status),
         "completed_at": info.created + round(answer.timings.total) if whole and not info.repeatable else None,

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import plain_message
 from cortexmlx.protocols.earlier import Earlier
-from cortexmlx.protocols.fields import check_fields, checked, inside
-from cortexmlx.protocols.openai.messages import read_arguments
+from cortexmlx.protocols.fields import checked, inside
+from cortexmlx.protocols.history import (
+    checked_name,
+    known_fields,
+    leave_out_thoughts,
+    message_fields,
+    read_arguments,
+    read_text,
+)
+from cortexmlx.protocols.notes import note
 from cortexmlx.protocols.openai.responses.offered import INPUT, Offered
 from cortexmlx.protocols.reply import Body
 from cortexmlx.protocols.seal import Seal
@@ -33,9 +41,9 @@ _NO_EFFECT = (
 """What any item may have. It changes nothing of what the model is told."""
 
 
-def plain_items(asked: object, earlier: Earlier | None) -> list[Body]:
-    """Return the items of an `input` without nulls, and with the items that others refer to in their place. Raises
-    InvalidRequest.
+def plain_items(asked: object, earlier: Earlier | None) -> list[tuple[str, Body]]:
+    """Return the items of an `input`, each with its path: without nulls, with the items that others refer to in their
+    place, and without those that no model here reads. Raises InvalidRequest.
     """
     if isinstance(asked, str):
         if not asked:
@@ -45,18 +53,24 @@ def plain_items(asked: object, earlier: Earlier | None) -> list[Body]:
         raise InvalidRequest("`input` must be a text or a list of messages", field="input")
     items = []
     for place, item in enumerate(asked):
-        with inside(f"input[{place}]"):
-            items.append(_plain(item, earlier))
+        path = f"input[{place}]"
+        with inside(path):
+            plain = _plain(item, earlier)
+        if plain is not None:
+            items.append((path, plain))
     return items
 
 
-def _plain(said: dict[str, Any], earlier: Earlier | None) -> Body:
-    item = {name: part for name, part in said.items() if part is not None}
-    kind = item.setdefault("type", "message")
-    if not isinstance(kind, str) or kind not in _PARTS:
-        served = ", ".join(_PARTS)
-        raise InvalidRequest(f"an item of `input` of type {kind!r:.80} is not served: there are {served}", field="type")
-    check_fields(item, (*_PARTS[kind], *_NO_EFFECT), f"an item of type {kind!r}")
+def _plain(said: dict[str, Any], earlier: Earlier | None) -> Body | None:
+    """Return an item, or None for one that only another server's model reads."""
+    kind = said.get("type")
+    kind = "message" if kind is None else checked_name("type", kind)
+    if kind not in _PARTS:
+        note("items", f"items of `input` such as {kind[:40]!r} are left out: only other servers' models read them")
+        return None
+    read_fields = message_fields if kind == "message" else known_fields
+    item = read_fields(said, (*_PARTS[kind], *_NO_EFFECT), f"an item of type {kind!r}")
+    item["type"] = kind
     id = checked("id", item.get("id", ""), str, "a text")
     bare = kind == "reasoning" and not (item.get("content") or item.get("summary") or item.get("encrypted_content"))
     if kind != "item_reference" and not (bare and id):
@@ -102,7 +116,7 @@ class _Told:
         message = self._message(item)
         thoughts, self._thoughts = self._thoughts, ""
         last = self.messages[-1] if self.messages else {}
-        if message["role"] == "assistant":
+        if message.get("role") == "assistant":
             if thoughts:
                 message["reasoning_content"] = thoughts
             elif last.get("role") == "assistant" and (last.get("tool_calls") or message.get("tool_calls")):
@@ -114,18 +128,16 @@ class _Told:
     def _message(self, item: Mapping[str, Any]) -> dict[str, Any]:
         kind = item["type"]
         if kind == "message":
-            return {name: item.get(name) for name in ("role", "content")}
-        id = checked("call_id", item.get("call_id"), str, "a text")
+            return {name: item[name] for name in ("role", "content") if name in item}
+        id = checked_name("call_id", item.get("call_id"))
         if kind.endswith("_output"):
-            return {"role": "tool", "tool_call_id": id, "content": _output(item.get("output"))}
-        name = checked("name", item.get("name"), str, "a text")
-        namespace = checked("namespace", item["namespace"], str, "a text") if "namespace" in item else None
+            return {"role": "tool", "tool_call_id": id, "content": read_text(item.get("output"), loose=True)}
+        name = checked_name("name", item.get("name"))
+        namespace = checked_name("namespace", item["namespace"]) if "namespace" in item else None
         if kind == "custom_tool_call":
-            arguments: Mapping[str, Any] = {INPUT: checked("input", item.get("input"), str, "a text")}
+            arguments: Mapping[str, Any] = {INPUT: read_text(item.get("input"), loose=True)}
         else:
-            text = checked("arguments", item.get("arguments"), str, "a text")
-            with inside("arguments"):
-                arguments = read_arguments(name, text)
+            arguments = read_arguments(item.get("arguments"))
         function = {"name": self._offered.known_as(namespace, name), "arguments": arguments}
         return {
             "role": "assistant",
@@ -138,10 +150,8 @@ def _join(last: dict[str, Any], message: Mapping[str, Any]) -> None:
     """Add the calls or the text of an answer to what it has said before."""
     if calls := message.get("tool_calls"):
         last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
-    elif last["content"] is None:
-        last["content"] = message["content"]
     else:
-        last["content"] = [*_parts(last["content"]), *_parts(message["content"])]
+        last["content"] = [*_parts(last.get("content")), *_parts(message.get("content"))]
 
 
 def _parts(content: Any) -> list[Any]:
@@ -149,37 +159,20 @@ def _parts(content: Any) -> list[Any]:
 
 
 def _thoughts(item: Mapping[str, Any], seal: Seal | None) -> str:
-    """Return the text of thoughts: as it is there, or sealed."""
-    texts = []
-    for place, part in enumerate(checked("content", item.get("content", []), list, "a list")):
-        text = part.get("text") if isinstance(part, dict) else None
-        texts.append(checked(f"content[{place}].text", text, str, "a text"))
-    sealed = checked("encrypted_content", item.get("encrypted_content", ""), str, "a text")
-    thoughts = "".join(texts)
+    """Return the text of thoughts: as it is there, or sealed. What another server sealed or summed up is left out."""
+    thoughts, sealed = _told_thoughts(item), item.get("encrypted_content", "")
     if sealed and seal is not None:
-        opened = seal.unwrap(sealed)
-        if opened is None:
-            why = "it was not written by this server for this API key, or before its last start"
-            raise InvalidRequest(
-                f"encrypted_content cannot be read: {why}. Leave the item out", field="encrypted_content"
-            )
-        return thoughts or opened
-    if sealed and not thoughts:
-        raise InvalidRequest("encrypted_content cannot be read here: send the `content`", field="encrypted_content")
-    if item.get("summary") and not thoughts:
-        why = "thoughts are served with `content` or `encrypted_content`, not with a summary alone"
-        raise InvalidRequest(why, field="summary")
+        opened = seal.unwrap(sealed) if isinstance(sealed, str) else None
+        thoughts = "" if opened is None else thoughts or opened
+    if not thoughts and (item.get("content") or sealed or item.get("summary")):
+        leave_out_thoughts()
     return thoughts
 
 
-def _output(output: Any) -> str:
-    """Return what a tool said."""
-    try:
-        text = plain_message({"content": output})["content"]
-    except InvalidRequest as error:
-        error.field = f"output{(error.field or '').removeprefix('content')}"
-        raise
-    return checked("output", text, str, "a text")
+def _told_thoughts(item: Mapping[str, Any]) -> str:
+    parts = _parts(item.get("content"))
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def kept_form(item: Mapping[str, Any]) -> Body:
@@ -192,15 +185,23 @@ def kept_form(item: Mapping[str, Any]) -> Body:
     kept |= {name: item[name] for name in _PARTS[kind] if isinstance(item.get(name), str)}
     if kind == "message":
         text = "output_text" if item["role"] == "assistant" else "input_text"
-        kept["content"] = [_kept_part(part, text) for part in _parts(item["content"])]
+        kept["content"] = _kept_parts(item.get("content"), text)
     elif kind == "reasoning":
+        thoughts = _told_thoughts(item)
         kept["summary"] = []
-        kept["content"] = [_kept_part(part, "reasoning_text") for part in item.get("content", [])]
-    elif "output" in item and "output" not in kept:
-        kept["output"] = [_kept_part(part, "input_text") for part in item["output"]]
+        kept["content"] = _kept_parts(thoughts, "reasoning_text") if thoughts else []
+    elif kind.endswith("_output") and "output" not in kept:
+        kept["output"] = _kept_parts(item.get("output"), "input_text")
+    elif kind == "function_call":
+        kept.setdefault("arguments", json.dumps(read_arguments(item.get("arguments"))))
+    elif kind == "custom_tool_call":
+        kept.setdefault("input", read_text(item.get("input"), loose=True))
     return kept
 
 
-def _kept_part(part: Any, kind: str) -> Body:
-    text = part if isinstance(part, str) else part["text"]
-    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+def _kept_parts(content: Any, kind: str) -> list[Body]:
+    """Return a content as parts that are text: one, if some of it is not, since that becomes lines between texts."""
+    plain = isinstance(content, list) and all(isinstance(each, Mapping) and "text" in each for each in content)
+    texts = [read_text([part], loose=True) for part in content] if plain else [read_text(content, loose=True)]
+    more: Body = {"annotations": []} if kind == "output_text" else {}
+    return [{"type": kind, "text": text, **more} for text in texts]

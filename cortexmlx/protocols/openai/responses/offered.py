@@ -11,7 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.fields import check_fields, checked, inside
+from cortexmlx.protocols.fields import checked, inside
+from cortexmlx.protocols.history import known_fields, mend_tool
 from cortexmlx.protocols.reply import Body
 from cortexmlx.tools.tool import CHOICES, MOST_TOOLS, Tool
 
@@ -148,7 +149,7 @@ def _entries(listed: Sequence[Any]) -> Iterator[_Entry]:
             said = _plain(tool)
             inner = [(path, said)]
             if said.get("type") == "namespace":
-                check_fields(said, _NAMESPACE, "a group of tools")
+                said = known_fields(said, _NAMESPACE, "a group of tools", _NAMESPACE[1:4])
                 checked("name", said.get("name"), str, "a text")
                 group = checked("tools", said.get("tools", []), list, "a list of tools")
                 inner = [(f"{path}.tools[{number}]", _plain(each)) for number, each in enumerate(group)]
@@ -166,7 +167,8 @@ def _entry(path: str, said: Mapping[str, Any], group: Mapping[str, Any] | None) 
     with inside(path):
         kind = said.get("type")
         if kind in ("function", "custom"):
-            check_fields(said, _FUNCTION if kind == "function" else _CUSTOM, f"a tool of type {kind!r}")
+            parts = _FUNCTION if kind == "function" else _CUSTOM
+            said = known_fields(said, parts, f"a tool of type {kind!r}", parts[1:5])
             name = checked("name", said.get("name"), str, "a text")
             return _Entry(path, said, Callee(name, None if group is None else group["name"], kind == "custom"), group)
         if isinstance(kind, str) and kind in LEFT_OUT and group is None:
@@ -181,7 +183,7 @@ def _plain(tool: object) -> dict[str, Any]:
     """Return the parts of a tool that are not null."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with a `type`")
-    return {name: part for name, part in tool.items() if part is not None}
+    return {name: mend_tool({name: part})[name] for name, part in tool.items() if part is not None}
 
 
 def _tool(entry: _Entry, name: str) -> Tool:

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import EFFORT, THINKING
+from cortexmlx.messages import EFFORT
+from cortexmlx.protocols import peers
 from cortexmlx.protocols.earlier import EarlierResponse
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
+from cortexmlx.protocols.history import mend
 from cortexmlx.protocols.openai import forms, parameters, tools
 from cortexmlx.protocols.openai.errors import NotStored
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.openai.responses.details import Details
 from cortexmlx.protocols.openai.responses.items import kept_form, messages_of, plain_items
 from cortexmlx.protocols.openai.responses.offered import offered_tools
-from cortexmlx.protocols.request import Defaults, Request, checked_text
+from cortexmlx.protocols.request import Defaults, Request, with_notes
 from cortexmlx.request import Message
 
 URL = "/v1/responses"
@@ -55,6 +57,10 @@ FIELDS = Fields(
     | set(parameters.TEMPLATE)
     | {"input", "instructions", "max_output_tokens", "top_logprobs", "include", "reasoning", "text"}
     | {"previous_response_id"}
+    | {
+        "skip_special_tokens",
+        *(alias for alias, name in peers.RENAMED.items() if name in parameters.SAMPLING - {"max_tokens"}),
+    }
     | parameters.STREAM
     | tools.FIELDS,
     parameters.NO_EFFECT | {"client_metadata", "max_tool_calls"},
@@ -65,6 +71,7 @@ _VERBOSITIES = ("low", "medium", "high")
 _SUMMARIES = ("auto", "concise", "detailed")
 
 
+@with_notes
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in a body. Raises InvalidRequest."""
     own = FIELDS.without(defaults.unserved)
@@ -86,17 +93,16 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     params = parameters.sampling_params(defaults.params, values, said)
     stream = parameters.stream_of(said, params)
     previous = _previous(said, defaults)
-    items = plain_items(said.get("input"), defaults.earlier)
-    told = [(f"input[{place}]", item) for place, item in enumerate(items)]
+    told = items = plain_items(said.get("input"), defaults.earlier)
     if previous is not None:
         told = [*(("previous_response_id", item) for item in previous.items()), *told]
     messages, paths = messages_of(told, offered, defaults.seal)
     if not messages:
-        raise InvalidRequest("`input` has thoughts only: send a message, too", field="input")
+        raise InvalidRequest("`input` has no message, no call and no result: send one of them", field="input")
     read = [*_instructions(said), *read_messages(messages, paths)]
-    variables = parameters.template_variables(said, defaults.template_vars, effort=_effort(said, defaults))
+    variables = parameters.template_variables(said, defaults, more=_effort(said))
     store = defaults.earlier is not None and parameters.flag({"store": True, **accepted}, "store")
-    kept = tuple(kept_form(item) for item in items) if store else ()
+    kept = tuple(kept_form(item) for _, item in items) if store else ()
     details = Details(offered, kept, previous, store, ENCRYPTED in included)
     return Request((read,), params, variables, body=body, details=details, **stream)
 
@@ -145,10 +151,8 @@ def _form(said: Mapping[str, Any]) -> dict[str, Any]:
             return {"structured": forms.text_format(asked)}
 
 
-def _effort(said: Mapping[str, Any], defaults: Defaults) -> object:
-    """Return the degree of thinking that `reasoning` asks for; None if the chat template is known to have no such
-    degrees: agents send it to every model.
-    """
+def _effort(said: Mapping[str, Any]) -> dict[str, object]:
+    """Return the template's variable that `reasoning` sets: the degree of thinking."""
     reasoning = checked("reasoning", said.get("reasoning", {}), dict, "an object")
     with inside("reasoning"):
         given = {name: part for name, part in reasoning.items() if part is not None}
@@ -156,10 +160,7 @@ def _effort(said: Mapping[str, Any], defaults: Defaults) -> object:
         for name in ("summary", "generate_summary"):
             _check_hint(name, given.get(name), _SUMMARIES)
         effort = checked("effort", given.get("effort", ""), str, "a text like 'low'")
-    known = defaults.known_vars
-    if not effort or known is None or EFFORT in known:
-        return effort or None
-    return effort if effort == "none" and not known.isdisjoint({THINKING, "thinking"}) else None
+    return {EFFORT: effort} if effort else {}
 
 
 def _check_hint(name: str, value: object, known: tuple[str, ...]) -> None:
@@ -173,4 +174,4 @@ def _instructions(said: Mapping[str, Any]) -> list[Message]:
     with inside("instructions"):
         if not isinstance(instructions, str | None):
             raise InvalidRequest(f"`instructions` must be a text, not {type(instructions).__name__}")
-        return [{"role": "system", "content": checked_text(instructions)}] if instructions else []
+        return [{"role": "system", "content": mend(instructions)}] if instructions else []

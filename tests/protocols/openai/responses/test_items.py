@@ -78,10 +78,12 @@ def test_sealed_thoughts_are_read_where_there_are_no_others() -> None:
 @pytest.mark.parametrize(
     "sealed", ["x", "", "QUJD", "é", "\ud800", Seal(b"secret", "bob").wrap("a"), Seal(b"other", "alice").wrap("a")]
 )
-def test_forged_thoughts_are_refused(sealed: str) -> None:
+def test_thoughts_that_others_wrote_are_left_out(sealed: str) -> None:
     for content in (None, [{"type": "reasoning_text", "text": "Hm."}]):
         if sealed:
-            assert refused(USER, thoughts(content=content, encrypted_content=sealed)) == "input[1].encrypted_content"
+            assert read(USER, thoughts(content=content, encrypted_content=sealed), ANSWER) == read(USER, ANSWER)
+    for item in (thoughts(content=["a"]), thoughts(content={"a": 1}), thoughts(content=None, summary=[{"text": "a"}])):
+        assert read(USER, item, {"type": "web_search_call", "id": "ws_1"}, ANSWER) == read(USER, ANSWER)
 
 
 def test_calls_of_groups_and_custom_tools_have_the_names_that_the_model_knows() -> None:
@@ -99,21 +101,13 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
 @pytest.mark.parametrize(
     ("item", "field"),
     [
-        ({**OUTPUT, "output": [{"type": "input_text", "text": "a"}, IMAGE]}, "input[0].output[1]"),
-        ({**OUTPUT, "output": 5}, "input[0].output"),
-        ({"role": "user", "content": [IMAGE]}, "input[0].content[0]"),
-        ({"role": "user", "content": [], "zzz": 1}, "input[0].zzz"),
+        ({"role": "user", "content": 5}, "input[0].content"),
         ({"type": ["message"]}, "input[0].type"),
         ({**CALL, "namespace": 5}, "input[0].namespace"),
         ({**CALL, "id": 5}, "input[0].id"),
         ({**CALL, "call_id": None}, "input[0].call_id"),
-        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": {}}, "input[0].input"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].id"),
         ({"type": "item_reference"}, "input[0].id"),
-        (thoughts(content=["a"]), "input[0].content[0].text"),
-        (thoughts(content={"a": 1}), "input[0].content"),
-        (thoughts(content=None, summary=[{"text": "a"}]), "input[0].summary"),
-        (thoughts(encrypted_content=[]), "input[0].encrypted_content"),
     ],
 )
 def test_an_error_names_the_item(item: Any, field: str) -> None:
@@ -136,9 +130,17 @@ def test_a_reference_stands_for_the_item() -> None:
     assert responses.read(asked, defaults).prompts == (read(USER, ANSWER, USER),)
 
 
-@pytest.mark.parametrize("item", [USER, ANSWER, thoughts(), CALL, OUTPUT, {**CALL, "namespace": "n", "id": "fc_1"}])
+@pytest.mark.parametrize(
+    "item",
+    [
+        *(USER, ANSWER, thoughts(), CALL, OUTPUT, {**CALL, "namespace": "n", "id": "fc_1"}),
+        *({**USER, "content": [IMAGE, "a", {"type": "zzz"}]}, {**OUTPUT, "output": {"a": 1}}, {**OUTPUT, "output": 5}),
+        *({**CALL, "arguments": {"a": [None]}}, {**CALL, "arguments": "{"}, {**CALL, "arguments": None}),
+        {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": {"a": 1}},
+    ],
+)
 def test_the_kept_form_says_the_same(item: Any) -> None:
-    (plain,) = plain_items([item], None)
+    ((_, plain),) = plain_items([item], None)
     kept = kept_form(plain)
     assert kept["status"] == "completed" and kept["type"] == item.get("type", "message")
     assert read(USER, plain) == read(USER, kept)
@@ -148,7 +150,7 @@ def test_what_has_no_effect_and_is_no_text_is_not_kept() -> None:
     deep: Any = [[[["a"]]]]
     for item in (USER, ANSWER, thoughts(), CALL, OUTPUT, {**OUTPUT, "output": [{"type": "input_text", "text": "r"}]}):
         said = {**item, "caller": deep, "agent": deep, "phase": deep, "status": deep, "created_by": deep}
-        (plain,) = plain_items([said], None)
+        ((_, plain),) = plain_items([said], None)
         assert '"a"' not in json.dumps(kept_form(plain))
 
 
