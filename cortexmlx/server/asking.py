@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,13 +14,14 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
+from cortexmlx.request import TokenEvent
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.models import Lease, Models
@@ -41,6 +43,8 @@ from cortexmlx.server.web.http import (
 )
 from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
+
+log = logging.getLogger("cortexmlx")
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -167,27 +171,53 @@ class Asking:
         return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
 
     async def _stream(self, answering: Answering, protocol: Protocol, chunks: Any) -> AsyncIterator[bytes]:
-        async for item in answering.events(self.settings.quiet):
-            if item is None:
-                yield protocol.ping
-                continue
-            number, said = item
-            yield b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
-            if said.error is not None:
-                return
+        def told(said: TokenEvent, number: int = 0) -> bytes:
+            return b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
+
+        try:
+            async for item in answering.events(self.settings.quiet):
+                if item is None:
+                    yield protocol.ping
+                    continue
+                number, said = item
+                yield told(said, number)
+                if said.error is not None:
+                    return
+        except BaseException as error:
+            if (why := _in_words(error)) is None:
+                raise
+            yield told(TokenEvent("", error=why))
+            return
         if not protocol.named:
             yield b"data: [DONE]\n\n"
 
 
 def guarded(answer: Answer) -> Answer:
-    """Return the same, with errors as replies."""
+    """Return the same, with errors as replies in the protocol of the path."""
 
     async def guarded(request: Request) -> Response:
         try:
             return await answer(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        except CortexError as error:
-            return error_reply(error, request.url.path)
+        except BaseException as error:
+            if (why := _in_words(error)) is None:
+                raise
+            return error_reply(why, request.url.path)
 
     return guarded
+
+
+def _in_words(error: BaseException) -> CortexError | None:
+    """Return what a client is told of an error; None: nothing, since nobody listens any more. A task is cancelled when
+    the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries, which
+    are no subclass of Exception.
+    """
+    if isinstance(error, CortexError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return EngineClosed("the server ends: ask again when it is back, or another one")
+    if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+        return None
+    log.error("a request failed: unexpected %s", type(error).__name__, exc_info=error)
+    return CortexError(f"unexpected {type(error).__name__}")
