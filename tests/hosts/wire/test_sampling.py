@@ -18,6 +18,7 @@ from support.hosts.values import values
 
 VOCABULARY, LIKELY = 301, 11
 
+
 @settings(max_examples=40)
 @given(
     st.lists(values(SamplingRow), min_size=1, max_size=3),
