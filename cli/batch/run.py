@@ -13,8 +13,8 @@ from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, InvalidRequest
 from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, error_record
-from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.error_text import error_text
+from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
 from cortexmlx.protocols.request import Asked, Request

@@ -67,7 +67,12 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a key.")] = False,
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", metavar="ORIGIN", help="Web pages that may ask, like https://a.org; * for all.", show_default=False),
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Web pages that may ask, like https://a.org; * for all.",
+            show_default=False,
+        ),
     ] = None,
     alias: Annotated[
         list[str] | None,

@@ -15,6 +15,7 @@ _MOST = 1000
 _MOST_QUOTED = 120
 """Characters of all that a message quotes."""
 _MOST_FIELD = 80
+_BULK = 20_000
 
 _QUOTED = re.compile(r"""(?<![^\s(\[{:,=])(['"])((?:\\.|(?!\1).)*)\1(?=[\s)\]}:,;.?]|$)""", re.DOTALL)
 _UNBROKEN = re.compile(rf"\S{{{_MOST_QUOTED + 1},}}")
@@ -30,7 +31,7 @@ _PANIC_OF_OURS = re.compile(rf"{_PANIC.pattern}|panic|backtrace|\brust\b", re.IG
 
 def error_text(error: CortexError) -> str:
     """Return what a client is told of an error."""
-    text = _cut(str(error), 20 * _MOST)
+    text = _without_bulk(str(error))
     sent = isinstance(error, InvalidRequest)
     if found := (_PANIC if sent else _PANIC_OF_OURS).search(text):
         begun = text[: found.start()].rpartition(":")[0] or ("the request" if sent else "an unexpected error")
@@ -47,14 +48,18 @@ def bounded(text: str) -> str:
     """Return a message of which what is quoted is cut, and then the middle."""
     left = _MOST_QUOTED
 
-    def shorter(found: re.Match[str]) -> str:
+    def shorter(said: str) -> str:
         nonlocal left
-        quote, said = found[1], found[2]
         kept, left = _cut(said, left), max(0, left - len(said))
-        return f"{quote}{kept}{quote}"
+        return kept
 
-    text = _QUOTED.sub(shorter, _cut(text, 20 * _MOST))
-    return _cut(_UNBROKEN.sub(lambda found: _cut(found[0], _MOST_QUOTED), text), _MOST)
+    text = _QUOTED.sub(lambda found: f"{found[1]}{shorter(found[2])}{found[1]}", _without_bulk(text))
+    return _cut(_UNBROKEN.sub(lambda found: shorter(found[0]), text), _MOST)
+
+
+def _without_bulk(text: str) -> str:
+    """Return a text that is quick to search: a value of megabytes stays one value."""
+    return text if len(text) <= _BULK else f"{text[: _BULK // 2]}...{text[-_BULK // 2 :]}"
 
 
 def _cut(text: str, most: int) -> str:

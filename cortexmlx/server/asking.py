@@ -25,8 +25,8 @@ from cortexmlx.request import TokenEvent
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.metrics.tally import Tally
-from cortexmlx.server.places import Places
 from cortexmlx.server.models import Lease, Models
+from cortexmlx.server.places import Places
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.stored import StoredResponses
@@ -35,7 +35,6 @@ from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import (
     BODY_BYTES,
     EventStream,
-    Refused,
     by_size,
     error_reply,
     event,

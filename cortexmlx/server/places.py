@@ -14,9 +14,9 @@ SLOW_SECONDS = 5.0
 
 
 class Places:
-    """At most `most` open requests of `clients` clients. Half of the places are kept for single clients, the same number
-    for each. The other half is for whoever comes first. If there are too few to keep one for each, a client has half
-    of them at most.
+    """At most `most` open requests of `clients` clients. Half of the places are kept for single clients, as many for
+    each. The other half is for whoever comes first. If there are too few to keep one for each, a client has half of
+    them at most.
     """
 
     def __init__(self, most: int, clients: int = 1) -> None:
