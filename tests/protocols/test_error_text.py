@@ -52,6 +52,7 @@ QUOTES = {
     "bare": f"the pattern {LONG} is none",
     "names": ", ".join(f"'{'¤' * 30}{n}'" for n in range(1000)),
     "unclosed": "it is '" + LONG + " '" * 1000,
+    "backslashes": "it is '" + "\\" * 9999 + "' \\'" * 9999 + LONG,
     "value": f"it is {[LONG] * 2!r}",
 }
 
