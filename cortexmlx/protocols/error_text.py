@@ -17,7 +17,7 @@ _MOST_QUOTED = 120
 _MOST_FIELD = 80
 _BULK = 20_000
 
-_QUOTED = re.compile(r"""(?<![^\s(\[{:,=])(['"])((?:\\.|(?!\1).)*)\1(?=[\s)\]}:,;.?]|$)""", re.DOTALL)
+_QUOTED = re.compile(r"""(?<![^\s(\[{:,=])(['"])((?:\\.|(?!\1)[^\\])*+)\1(?=[\s)\]}:,;.?]|$)""", re.DOTALL)
 _UNBROKEN = re.compile(rf"\S{{{_MOST_QUOTED + 1},}}")
 _PATH = re.compile(r"(?<![\w:/.~])~?(?:/[\w.@+~-]+)+/([\w.@+~-]*)")
 _PANIC = re.compile(
