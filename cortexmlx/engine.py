@@ -312,12 +312,15 @@ class Engine(HasAdapters, EmbeddingCalls):
 
     # -- texts and tokens: also on a closed engine; ForkedProcess in a forked child ------------------------------------
 
-    def encode(self, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
+    def encode(self, prompt: Prompt, params: SamplingParams | None = None, *, fitting: bool = False) -> list[int]:
         """Return the token ids of a prompt: a text as it is, messages through the chat template, with the tools of
-        `params`. Raises InvalidRequest.
+        `params`. With `fitting`, a text that surely is too long for a request is refused before it takes memory.
+        Raises InvalidRequest and PromptTooLong.
         """
         self._worker.check_process()
-        return list(tokenize(self._tokenizer, prompt, params=params))
+        asked, scheduler = SamplingParams(max_tokens=1), self._worker.core.scheduler
+        fits = partial(scheduler.check_prompt, params=asked, at_least=True) if fitting else None
+        return list(tokenize(self._tokenizer, prompt, fits, params))
 
     def count_tokens(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Return how many tokens a prompt has, with the tools of `params`: what `usage.prompt_tokens` of its answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,14 +12,6 @@ class CortexError(Exception):
     """Base of all errors that cortexmlx raises on purpose. The message is one line that says what happened and what to
     do next.
     """
-
-
-_OPTIONS = re.compile(r" \((?:\w+=, )?--[a-z-]+\)|, --[a-z-]+(?=\))")
-
-
-def message_for_client(error: CortexError) -> str:
-    """Return the message for a client of a server, which has no command line. Messages name options in parentheses."""
-    return _OPTIONS.sub("", str(error))
 
 
 class KVCacheFull(CortexError):

@@ -113,11 +113,11 @@ def _text_of(part: object, place: int) -> str:
         if isinstance(text, str):
             return text
         raise InvalidRequest(
-            f"a message's `content` has a part of type {kind!r} whose `text` is no text.",
+            f"a message's `content` has a part of type {kind!r:.80} whose `text` is no text.",
             field=f"content[{place}].text",
         )
     raise InvalidRequest(
-        f"a message's `content` has a part of type {kind!r}, but only text is read: images, audio and files are not, "
-        "by models with such parts either. Leave it out.",
+        f"a message's `content` has a part of type {kind!r:.80}, but only text is read: images, audio and files are "
+        "not, by models with such parts either. Leave it out.",
         field=f"content[{place}]",
     )

@@ -14,6 +14,7 @@ from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, InvalidRequest
 from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, error_record
+from cortexmlx.protocols.error_text import error_text
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
@@ -249,7 +250,7 @@ class BatchRun:
 
 
 def _refused(item: BatchRequest, error: CortexError) -> Body:
-    return error_record(item, str(error), INVALID if is_refusal(error) else type(error).__name__)
+    return error_record(item, error_text(error, options=True), INVALID if is_refusal(error) else type(error).__name__)
 
 
 def _cancelled(result: Completion | CortexError) -> bool:

@@ -28,7 +28,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.server.settings import LOOPBACK
+from cortexmlx.server.settings import LOOPBACK, check_origins
 from cortexmlx.server.web.logged import Logged
 from cortexmlx.serving.config import EngineConfig
 
@@ -67,7 +67,12 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a key.")] = False,
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", metavar="ORIGIN", help="Web pages that may ask; * for all.", show_default=False),
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Web pages that may ask, like https://a.org; * for all.",
+            show_default=False,
+        ),
     ] = None,
     alias: Annotated[
         list[str] | None,
@@ -135,6 +140,10 @@ def serve(
         )
     if host in LOOPBACK and insecure:
         raise typer.BadParameter(f"{host} is reached from this machine only", param_hint="--insecure")
+    try:
+        check_origins(cors or ())
+    except InvalidRequest as error:
+        raise typer.BadParameter(str(error), param_hint="--cors") from None
     asked = Asked(options.given_sampling(context, params), template_vars(template_var, think))
     budget, names, seconds = options.memory_size(memory, "--memory"), _named(models, model_option, alias), _idle(idle)
     if len(names.models) > 1 and config.adapter is not None:

@@ -17,6 +17,7 @@ from typing import Any
 from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import simple
+from cortexmlx.protocols.error_text import bounded
 from cortexmlx.protocols.fields import Unserved, check_fields
 from cortexmlx.protocols.openai import chat_completions, completions, embeddings, responses
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
@@ -30,7 +31,6 @@ Identity = str | int
 
 ENVELOPE = ("custom_id", "id", "method", "url", "body")
 INVALID = "invalid_request"
-_LONGEST_MESSAGE = 1000
 _WHOLE = "the answers of a batch are whole"
 UNSERVED = {
     "stream": Unserved(_WHOLE, (False,)),
@@ -106,7 +106,7 @@ def identity_of(data: Mapping[str, Any], line: int) -> Identity:
     if len(names) > 1:
         raise InvalidRequest("there are both `custom_id` and `id`: give one of them", field="id")
     if isinstance(identity, bool) or not isinstance(identity, str | int):
-        raise InvalidRequest(f"{names[0]} is {identity!r}, but must be a text or an integer", field=names[0])
+        raise InvalidRequest(f"{names[0]} is {identity!r:.80}, but must be a text or an integer", field=names[0])
     return identity
 
 
@@ -150,10 +150,10 @@ def _adapter_in(named: object, model: str, known: Collection[str]) -> str | None
 def _check_envelope(data: Mapping[str, Any]) -> None:
     check_fields(data, ENVELOPE, "a request around its `body`")
     if data.get("method", "POST") != "POST":
-        raise InvalidRequest(f"method is {data['method']!r}, but must be 'POST'", field="method")
+        raise InvalidRequest(f"method is {data['method']!r:.80}, but must be 'POST'", field="method")
     url = data.get("url", Style.CHAT.value)
     if not isinstance(url, str) or url not in ENDPOINTS:
-        raise InvalidRequest(f"url is {url!r}, but must be one of {', '.join(ENDPOINTS)}", field="url")
+        raise InvalidRequest(f"url is {url!r:.80}, but must be one of {', '.join(ENDPOINTS)}", field="url")
     if not isinstance(data.get("body"), dict):
         raise InvalidRequest("`body` is missing or not an object", field="body")
 
@@ -187,12 +187,8 @@ class Recorder:
 
 
 def error_record(item: BatchRequest | BadLine, message: str, code: str = INVALID) -> Body:
-    """Return the record with an error in the place of an answer, and the number of the line. A message over 1,000
-    characters is cut in its middle, because it may repeat a value of any length.
-    """
-    if len(message) > _LONGEST_MESSAGE:
-        message = f"{message[: _LONGEST_MESSAGE // 2]} ... {message[-_LONGEST_MESSAGE // 2 :]}"
-    error = {"code": code, "message": message, "line": item.line}
+    """Return the record with an error in the place of an answer, and the number of the line."""
+    error = {"code": code, "message": bounded(message), "line": item.line}
     if item.style is Style.SIMPLE:
         return {"id": item.id, "error": error}
     return {"id": f"batch_req_{item.line}", "custom_id": item.id, "response": None, "error": error}

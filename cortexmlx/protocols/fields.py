@@ -16,6 +16,8 @@ from cortexmlx.protocols import peers
 from cortexmlx.protocols.notes import tell_once
 
 _MOST_NAMED = 10
+_MOST_SHOWN = 100
+"""Characters of unknown names that an error repeats."""
 
 Kind = TypeVar("Kind")
 
@@ -80,9 +82,10 @@ def check_fields(names: Collection[str], known: Collection[str], what: str) -> N
     """Raise InvalidRequest if `what` does not have one of the fields. The message suggests known names for it."""
     strange = [name for name in names if name not in known]
     if strange:
-        shown = ", ".join(repr(name) + meant(name, known) for name in strange[:_MOST_NAMED])
-        if len(strange) > _MOST_NAMED:
-            shown += f" and {len(strange) - _MOST_NAMED} more"
+        most = max(1, min(_MOST_NAMED, _MOST_SHOWN // max(1, *map(len, strange))))
+        shown = ", ".join(f"{name!r:.80}" + meant(name[:80], known) for name in strange[:most])
+        if len(strange) > most:
+            shown += f" and {len(strange) - most} more"
         raise InvalidRequest(f"unknown field{'s' * (len(strange) > 1)} of {what}: {shown}", field=strange[0])
 
 

@@ -48,7 +48,8 @@ class Answering:
         self._handles: list[RequestHandle] = []
         self._events: deque[tuple[int, TokenEvent]] = deque()
         self._news = asyncio.Event()
-        self._closed = False
+        self.closed = False
+        """Whether nobody reads what comes."""
         self.completions: dict[int, Completion] = {}
         """The completions so far, by the numbers of their prompts."""
         self.failed = 0
@@ -83,7 +84,7 @@ class Answering:
         def deliver(event: TokenEvent) -> None:
             if event.completion is not None and reading is not None:
                 reading.ended(event.completion)
-            if self._closed:
+            if self.closed:
                 return
             self._events.append((number, event))
             self._news.set()
@@ -98,7 +99,7 @@ class Answering:
         """
         while len(self.completions) < len(self._request.prompts):
             if not self._events:
-                if self._closed:
+                if self.closed:
                     raise SlowReader(f"more than {MOST_WAITING} events wait to be read: the request is cancelled")
                 self._news.clear()
                 alarm = asyncio.get_running_loop().call_later(quiet, self._news.set)  # without a task for each event
@@ -106,7 +107,7 @@ class Answering:
                     await self._news.wait()
                 finally:
                     alarm.cancel()
-                if not self._events and not self._closed:
+                if not self._events and not self.closed:
                     yield None
                 continue
             number, event = self._events.popleft()
@@ -135,6 +136,6 @@ class Answering:
 
     def close(self) -> None:
         """Cancel what has not ended. Safe to call again, and from other threads."""
-        self._closed = True
+        self.closed = True
         for handle in self._handles:
             handle.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import CortexError
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import embeddings
@@ -26,7 +25,7 @@ from cortexmlx.server.response_paths import ResponsePaths
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.watching import LIVE, Watching
 from cortexmlx.server.web.access import OPEN, Access
-from cortexmlx.server.web.http import Refused, error_reply, json_body, json_reply
+from cortexmlx.server.web.http import Refused, error_reply, json_reply
 from cortexmlx.server.web.request_log import RequestLog
 from cortexmlx.server.web.usual_paths import UsualPaths
 
@@ -52,7 +51,7 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
     """Return the application of an engine, of several by name, or of a pool."""
     models = Models(served, settings)
     watching = Watching(models, settings, PATHS)
-    asking, other = Asking(models, settings, watching.tally), _Other(models, settings)
+    asking, other = Asking(models, settings, watching.tally), _Other()
     responses, numbers = ResponsePaths(asking.stored), EmbeddingPaths(asking)
     routes = [
         *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
@@ -63,7 +62,7 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
         *(Route(path, guarded(numbers.rerank), methods=["POST"]) for path in rerank.URLS),
         Route("/v1/models", models.listed, methods=["GET"]),
         Route("/v1/models/{name:path}", models.one, methods=["GET"]),
-        Route("/tokenize", guarded(other.tokenize), methods=["POST"]),
+        Route("/tokenize", guarded(asking.tokenize), methods=["POST"]),
         Route("/health", other.health, methods=["GET"]),
         Route("/metrics", guarded(watching.metrics), methods=["GET"]),
         Route(LIVE, guarded(watching.live), methods=["GET"]),
@@ -84,23 +83,6 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
 
 class _Other:
     """The paths that ask nothing of a model."""
-
-    def __init__(self, models: Models, settings: ServerSettings) -> None:
-        self._models = models
-        self._settings = settings
-
-    async def tokenize(self, request: Request) -> Response:
-        """Answer with the tokens of a text: llama.cpp's `/tokenize`, with `content`."""
-        body = await json_body(request, self._settings.max_body, self._settings.body_seconds)
-        text = body.get("content", body.get("prompt"))
-        if not isinstance(text, str):
-            raise InvalidRequest("`content` must be a text", field="content")
-        lease = await self._models.take(body.get("model"), request)
-        try:
-            tokens = await asyncio.to_thread(lease.engine.encode, text)
-        finally:
-            lease.release()
-        return json_reply({"tokens": tokens, "count": len(tokens)})
 
     async def health(self, request: Request) -> Response:
         """Say that the server runs."""

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
+from cortexmlx.request import TokenEvent
+from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.models import Lease, Models
+from cortexmlx.server.places import Places
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.stored import StoredResponses
@@ -31,7 +35,6 @@ from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import (
     BODY_BYTES,
     EventStream,
-    Refused,
     by_size,
     error_reply,
     event,
@@ -41,77 +44,94 @@ from cortexmlx.server.web.http import (
 )
 from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
+from cortexmlx.serving.app.event_loop import on_a_thread
+from cortexmlx.serving.prompt import Prompt
+
+log = logging.getLogger("cortexmlx")
 
 Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Asking:
-    """Answers the requests of all protocols. `open` counts those that are being answered."""
+    """Answers the requests of all protocols."""
 
     def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
         self.models = models
         self.settings = settings
         self.tally = tally
-        self.open = 0
-        self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, len(set(settings.keys.values())))
+        clients = len(set(settings.keys.values()))
+        self.places = Places(settings.max_open, clients)
+        self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
         self._mailbox: Mailbox | None = None
         self._tables = Tables(settings.transcripts, settings.transcripts_folder)
+
+    @property
+    def open(self) -> int:
+        """How many requests are being read or answered."""
+        return self.places.open
 
     def asked(self, protocol: Protocol) -> Answer:
         """Return what answers the requests of a protocol."""
 
         async def answer(request: Request) -> Response:
-            with self.entered():
-                body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
+            with ExitStack() as held:
+                body = await self.body(request, held)
                 began, name = time.monotonic(), body.get("model")
                 if not self.models.is_ready(name):  # a wrong body loads no model
                     defaults = self._defaults(request)
                     await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
                 lease = await self.models.take(name, request)
-                try:
-                    request.scope[MODEL] = lease.name
-                    return await self._answer(request, protocol, body, lease, time.monotonic() - began)
-                except BaseException:
-                    lease.release()
-                    raise
+                held.callback(lease.release)
+                request.scope[MODEL] = lease.name
+                return await self._answer(request, protocol, body, lease, time.monotonic() - began, held)
 
         return guarded(answer)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Count a request as open in this context. Raises Refused if there are too many, before its body takes
-        memory.
+    async def body(self, request: Request, held: ExitStack) -> dict[str, Any]:
+        """Return the body of a request, which is counted as open until `held` ends. Raises Refused if there are too
+        many, before the body takes memory.
         """
-        if self.open >= self.settings.max_open:
-            later = {"retry-after": "1"}
-            raise Refused(429, f"{self.open} requests run or wait: come again later", "overloaded", later)
-        self.open += 1
-        try:
-            yield
-        finally:
-            self.open -= 1
+        place = held.enter_context(self.places.take(request.scope.get(CLIENT, "")))
+        return await json_body(request, self.settings.max_body, self.settings.body_seconds, place.while_it_arrives)
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with how many tokens the prompt of a message would have."""
-        body = await json_body(request, self.settings.max_body, self.settings.body_seconds)
-        size, unknown = request.scope[BODY_BYTES], self._defaults(request)
-        await by_size(size, lambda: messages.read_prompt(body, unknown))  # a wrong body loads no model
-        lease = await self.models.take(body.get("model"), request)
-        try:
+        with ExitStack() as held:
+            body = await self.body(request, held)
+            size, unknown = request.scope[BODY_BYTES], self._defaults(request)
+            await by_size(size, lambda: messages.read_prompt(body, unknown))  # a wrong body loads no model
+            lease = await self.models.take(body.get("model"), request)
+            held.callback(lease.release)
             defaults = self._defaults(request, lease)
             asked: Asked = await by_size(size, lambda: messages.read_prompt(body, defaults))
             prompt: Any = asked.prompts[0]
             chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
-            count = await asyncio.to_thread(lease.engine.count_tokens, chat, asked.params)
-        finally:
-            lease.release()
-        return json_reply({"input_tokens": count}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
+            tokens = await self._tokens(lease, chat, asked.params)
+        return json_reply({"input_tokens": len(tokens)}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer with the tokens of a text: llama.cpp's `/tokenize`, with `content`."""
+        with ExitStack() as held:
+            body = await self.body(request, held)
+            text = body.get("content", body.get("prompt"))
+            if not isinstance(text, str):
+                raise InvalidRequest("`content` must be a text", field="content")
+            lease = await self.models.take(body.get("model"), request)
+            held.callback(lease.release)
+            tokens = await self._tokens(lease, text)
+        return json_reply({"tokens": tokens, "count": len(tokens)})
 
     async def _answer(
-        self, request: Request, protocol: Protocol, body: dict[str, Any], lease: Lease, waited: float
+        self,
+        request: Request,
+        protocol: Protocol,
+        body: dict[str, Any],
+        lease: Lease,
+        waited: float,
+        held: ExitStack,
     ) -> Response:
-        """Answer with a model, for which the request waited so many seconds. The model is given back when the answer
-        has ended; not if this raises.
+        """Answer with a model, for which the request waited so many seconds. A stream keeps what is `held` until its
+        end.
         """
         client, defaults = request.scope.get(CLIENT), self._defaults(request, lease)
         question: Asked = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
@@ -134,27 +154,20 @@ class Asking:
             answering.close()
             request.scope[TOKENS] = tokens_of(answering.completions.values())
             self.tally.answered(lease.name, answering)
-            lease.release()
 
-        try:
-            timeout = self.settings.timeout
-            await answering.begin(client, None if timeout is None else max(timeout - waited, 0.001))
-            if question.stream:
-                stream = self._stream(answering, protocol, protocol.chunks(question, info))
-                self.open += 1  # the stream's own
+        held.callback(ended)
+        timeout = self.settings.timeout
+        await answering.begin(client, None if timeout is None else max(timeout - waited, 0.001))
+        if question.stream:
+            stream = self._stream(answering, protocol, protocol.chunks(question, info))
+            return EventStream(stream, held.pop_all().close, headers)
+        answers = await unless_gone(request, answering.result())
+        return json_reply(protocol.module.write(question, answers, info), headers=headers)
 
-                def streamed() -> None:
-                    self.open -= 1
-                    ended()
-
-                return EventStream(stream, streamed, headers)
-            answers = await unless_gone(request, answering.result())
-            ended()
-            return json_reply(protocol.module.write(question, answers, info), headers=headers)
-        except BaseException:
-            answering.close()
-            self.tally.answered(lease.name, answering)
-            raise
+    @staticmethod
+    async def _tokens(lease: Lease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
+        """Return the tokens of a prompt. A text that surely is too long for a request is refused, as requests are."""
+        return await on_a_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
 
     def _defaults(self, request: Request, lease: Lease | None = None) -> Defaults:
         """Return what a body of this client does not set, with what it may refer to. Without a lease, nothing is known
@@ -167,27 +180,53 @@ class Asking:
         return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
 
     async def _stream(self, answering: Answering, protocol: Protocol, chunks: Any) -> AsyncIterator[bytes]:
-        async for item in answering.events(self.settings.quiet):
-            if item is None:
-                yield protocol.ping
-                continue
-            number, said = item
-            yield b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
-            if said.error is not None:
-                return
+        def told(said: TokenEvent, number: int = 0) -> bytes:
+            return b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
+
+        try:
+            async for item in answering.events(self.settings.quiet):
+                if item is None:
+                    yield protocol.ping
+                    continue
+                number, said = item
+                yield told(said, number)
+                if said.error is not None:
+                    return
+        except BaseException as error:
+            if (why := _in_words(error)) is None or answering.closed:
+                raise
+            yield told(TokenEvent("", error=why))
+            return
         if not protocol.named:
             yield b"data: [DONE]\n\n"
 
 
 def guarded(answer: Answer) -> Answer:
-    """Return the same, with errors as replies."""
+    """Return the same, with errors as replies in the protocol of the path."""
 
     async def guarded(request: Request) -> Response:
         try:
             return await answer(request)
         except ClientDisconnect:
             return Response(status_code=499)
-        except CortexError as error:
-            return error_reply(error, request.url.path)
+        except BaseException as error:
+            if (why := _in_words(error)) is None:
+                raise
+            return error_reply(why, request.url.path)
 
     return guarded
+
+
+def _in_words(error: BaseException) -> CortexError | None:
+    """Return what a client is told of an error; None: nothing, since nobody listens any more. A task is cancelled when
+    the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries, which
+    are no subclass of Exception.
+    """
+    if isinstance(error, CortexError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return EngineClosed("the server ends: ask again when it is back, or another one")
+    if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+        return None
+    log.error("a request failed: unexpected %s", type(error).__name__, exc_info=error)
+    return CortexError("an unexpected error, which the server's log tells")

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from cortexmlx.protocols.reply import Body
 from cortexmlx.server.asking import Asking
 from cortexmlx.server.loading.lease import Lease
 from cortexmlx.server.web.access import CLIENT
-from cortexmlx.server.web.http import BODY_BYTES, by_size, dumped, json_body, unless_gone
+from cortexmlx.server.web.http import BODY_BYTES, by_size, dumped, unless_gone
 from cortexmlx.server.web.logged import MODEL, TOKENS, Tokens
 
 T = TypeVar("T")
@@ -83,12 +84,13 @@ class EmbeddingPaths:
     ) -> Response:
         """Answer with a model, which is given back at the end."""
         asking = self._asking
-        with asking.entered():
-            body = await json_body(request, asking.settings.max_body, asking.settings.body_seconds)
+        with ExitStack() as held:
+            body = await asking.body(request, held)
             began, name = time.monotonic(), body.get("model")
             if not asking.models.is_ready(name):  # a wrong body loads no model
                 await self._read(request, lambda: read(body))
             lease = await asking.models.take(name, request)
+            held.callback(lease.release)
             try:
                 if lease.adapter is not None:
                     raise embeddings.vectors_of_adapter(lease.name)
@@ -97,8 +99,6 @@ class EmbeddingPaths:
             except EmbeddingRefused as error:  # a folder's path is nobody's business
                 said, info = str(error), lease.engine.info
                 raise EmbeddingRefused(said.replace(info.path, lease.name).replace(info.name, lease.name)) from None
-            finally:
-                lease.release()
 
     @staticmethod
     async def _read(request: Request, work: Callable[[], T]) -> T:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,8 @@ from cortexmlx.server.web.logged import Logged
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """The names of this machine for its own programs."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?")
 
 
 @dataclass(frozen=True)
@@ -75,3 +78,15 @@ class ServerSettings:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be at least 0", field=name)
         if any(not key.isascii() or not key or key.strip() != key for key in self.keys):
             raise InvalidRequest("a key must be a text of ASCII characters, without blanks around it", field="keys")
+        check_origins(self.origins)
+
+
+def check_origins(origins: Iterable[str]) -> None:
+    """Raise InvalidRequest for an origin that no browser sends, so that it would never be let in."""
+    for origin in origins:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+            raise InvalidRequest(
+                f"the origin {origin!r:.80} is none that a browser sends: write a scheme and a host in small letters, "
+                "such as https://example.com or http://localhost:3000, or * for all pages",
+                field="origins",
+            )

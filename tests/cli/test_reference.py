@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -37,3 +38,19 @@ def test_the_page_has_the_options_and_defaults_that_help_shows(
     defaults = re.findall(r"\[default: ([^\];]+)", re.sub(r"\s+", " ", shown))
     cells = [line.split("|")[2].strip().strip("`") for line in table.splitlines() if line]
     assert [c.removeprefix("--") for c in cells if c] == defaults
+
+
+OTHERS = {"hostfile", "backend", "starting-port", "map-by", "bind-to", "env", "hf-path", "mlx-path"}
+OTHERS |= {"upgrade", "no-deps", "no-cache", "force-reinstall"}
+"""Options of pip, mlx.launch and mlx-lm that our messages name."""
+
+
+def test_every_option_that_a_message_names_exists() -> None:
+    root, page = PAGE.parents[1], PAGE.read_text(encoding="utf-8")
+    for path in (each for folder in ("cortexmlx", "cli") for each in (root / folder).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in docs:
+                named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*[a-z])", each.value)) - OTHERS
+                assert all(re.search(rf"--(no-)?{name}(?![\w-])", page) for name in named), (path, named)

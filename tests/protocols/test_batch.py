@@ -138,12 +138,6 @@ def test_an_error_stands_in_the_place_of_an_answer_with_its_line() -> None:
     }
 
 
-def test_an_error_that_repeats_a_long_value_is_cut_in_its_middle() -> None:
-    record = error_record(BadLine(3, 3, Style.SIMPLE, ""), f"stop is {'x' * 100_000}, but must be a list")
-    message = record["error"]["message"]
-    assert len(message) < 1100 and message.startswith("stop is x") and message.endswith("x, but must be a list")
-
-
 @pytest.mark.parametrize("style", list(Style))
 def test_a_record_has_the_key_of_its_request(style: Style) -> None:
     for identity in ("q", 3, None):

@@ -114,14 +114,3 @@ def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: E
         asyncio.run(ask())
     assert application.state.asking.open == 0
     assert soon(lambda: idle(engine))
-
-
-def test_a_body_that_is_still_arriving_counts_as_open(serve: Any) -> None:
-    """Its memory is taken before anything is known of it."""
-    url = httpx.URL(serve(max_open=1))
-    with socket.create_connection((url.host, url.port)) as slow, httpx.Client(base_url=url, trust_env=False) as http:
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
-        small = {"prompt": "a", "max_tokens": 1}
-        assert soon(lambda: http.post("/v1/completions", json=small).status_code == 429)
-        slow.close()
-        assert soon(lambda: http.post("/v1/completions", json=small).status_code == 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import httpx2 as httpx
@@ -11,6 +12,8 @@ import pytest
 from openai.types.responses import Response
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.models.tokenizers import shared
+from support.patience import soon
 
 USER: Any = [{"role": "user", "content": "Hello?"}]
 WEATHER: Any = {
@@ -162,3 +165,37 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(serve: Any) -> No
                 yield b"x" * 100
 
         assert http.post("/v1/completions", content=pieces()).status_code == 413
+
+
+TOO_LONG: Any = {
+    "/tokenize": {"content": "a b c d " * 200_000},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a b c d " * 200_000}]},
+    "/v1/messages": {"system": "a b c d " * 200_000, "messages": USER, "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b c d " * 200_000}]},
+    "/v1/completions": {"prompt": ["a", "a b c d " * 200_000]},
+    "/v1/responses": {"input": "a", "instructions": "a b c d " * 200_000},
+}
+
+
+def test_a_text_that_surely_is_too_long_is_refused_before_it_takes_memory(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every path that makes tokens of a client's text: tokenized, 15 MiB take gigabytes."""
+    made: list[int] = []
+    encode = shared.encode_with
+    monkeypatch.setattr(shared, "encode_with", lambda *of: made.append(len(of[1])) or encode(*of))
+    for path, body in TOO_LONG.items():
+        reply = http.post(path, json=body)
+        assert reply.status_code == 400 and "at least" in reply.json()["error"]["message"], path
+    assert made and max(made) < 1000
+    counted = http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user", "content": "x" * 9000}]})
+    assert counted.json()["input_tokens"] > 4096, "what may be too long is counted, so that a client can shorten it"
+
+
+def test_every_path_that_makes_tokens_counts_as_open(serve: Any) -> None:
+    url = httpx.URL(serve(max_open=1))
+    with socket.create_connection((url.host, url.port)) as slow, httpx.Client(base_url=url, trust_env=False) as http:
+        slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
+        small = {path: {**body, "content": "a"} if path == "/tokenize" else body for path, body in TOO_LONG.items()}
+        assert soon(lambda: http.post("/tokenize", json=small["/tokenize"]).status_code == 429)
+        assert {http.post(path, json=small[path]).status_code for path in small} == {429}

@@ -180,3 +180,36 @@ def test_no_body_is_a_bug(http: httpx.Client, path: str, seed: int) -> None:
             assert reply.json()["error"]["message"]
         statuses.add(reply.status_code)
     assert {200, 400} <= statuses
+
+
+LONG = "¤" * 3000
+LONG_VALUES: list[Any] = [
+    LONG,
+    [LONG],
+    [{LONG: LONG}],
+    {LONG: 1},
+    {f"{n}{'¤' * 90}": n for n in range(50)},
+    {"type": LONG, "name": LONG, "function": LONG},
+    {"type": "object", "properties": {LONG: {"type": LONG}}, "required": [LONG], LONG: LONG},
+    [{"type": "function", "name": LONG, "function": {"name": LONG, "parameters": {LONG: 1}}}],
+    {"type": "json_schema", "schema": {"$ref": LONG}, "json_schema": {"name": LONG, "schema": {"pattern": f"({LONG}"}}},
+    [{"role": LONG, "content": LONG}, {"type": LONG}],
+]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 11))])
+def test_no_error_says_more_than_200_characters_of_what_was_sent(http: httpx.Client, path: str, seed: int) -> None:
+    draw, refused = random.Random(f"{path} {seed}"), 0
+    http.timeout = httpx.Timeout(PATIENCE)
+    chosen = [(place, value) for place in range(len(places(BODIES[path]))) for value in range(len(LONG_VALUES))]
+    for place, value in draw.sample(chosen, min(len(chosen), 60)):
+        body = copy.deepcopy(BODIES[path])
+        container, key = places(body)[place]
+        name = LONG if isinstance(container, dict) and draw.random() < 0.2 else key
+        container[name] = LONG_VALUES[value]
+        reply = http.post(path, json=body)
+        if reply.status_code != 200:
+            refused += 1
+            assert reply.text.count("¤") <= 200 and len(reply.content) < 1500, (key, reply.status_code, reply.text)
+    assert refused

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 
+from cortexmlx import Engine
+from cortexmlx.errors import HostLost, InvalidRequest, StructuredOutputError
+from cortexmlx.request import TokenEvent
+from cortexmlx.server.answering import Answering
 from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.web.logged import Logged
 from support.patience import PATIENCE, soon
@@ -113,3 +118,68 @@ def test_a_name_that_leads_here_is_not_enough(serve: Any) -> None:
         for host in ("evil.example:8000", "127.0.0.1.evil.example", "localhost@evil.example"):
             reply = http.post(CHAT, json=SECRET, headers={"Host": host, "Origin": f"http://{host}"})
             assert reply.status_code == 403
+
+
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+}
+PANIC = "panicked at src/parser.rs:1:2: index out of bounds\n<backtrace>\n at /Users/ann/x.rs"
+FAILURES = [type("PanicException", (BaseException,), {}), RuntimeError, StructuredOutputError, InvalidRequest, HostLost]
+
+
+def error_in(reply: httpx.Response) -> dict[str, Any]:
+    """The error of a reply, or of the last event of a stream."""
+    said = json.loads(reply.text.strip().rsplit("data: ", 1)[-1])
+    found: dict[str, Any] = (said.get("response") or said)["error"]
+    return found
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_no_failure_tells_what_is_inside(http: httpx.Client, monkeypatch: pytest.MonkeyPatch, failure: Any) -> None:
+    """Before an answer begins and within a stream, whatever is raised. All is JSON of the protocol."""
+
+    def fail(*of: Any, **options: Any) -> Any:
+        raise failure(f"it failed: {PANIC}")
+
+    async def begin_and_fail(*of: Any) -> Any:
+        yield 0, TokenEvent("a")
+        fail()
+
+    tokens = {"/tokenize": {"content": "a"}, "/v1/messages/count_tokens": {"messages": SECRET["messages"]}}
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "submit", fail)
+        patched.setattr(Engine, "encode", fail)
+        replies = [http.post(path, json=body) for path, body in (BODIES | tokens).items()]
+    assert {reply.status_code for reply in replies} == ({400} if failure in FAILURES[2:4] else {500})
+    with monkeypatch.context() as patched:
+        patched.setattr(Answering, "events", begin_and_fail)
+        replies += [http.post(path, json={**body, "stream": True}) for path, body in BODIES.items()]
+    for reply in replies:
+        assert error_in(reply)["message"]
+        assert not re.search(r"panic|backtrace|\.rs|Users|index out", reply.text, re.IGNORECASE), reply.text
+
+
+def test_a_form_that_is_too_complex_while_it_is_written_is_the_requests_fault(http: httpx.Client) -> None:
+    """With a 500, an agent's package would ask again and again."""
+    inner = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"]}
+    endless = {
+        "type": "array",
+        "prefixItems": [{"enum": [1, 2]}, {"$ref": "#/$defs/a"}],
+        "minItems": 2,
+        "$defs": {"a": inner},
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    form = {"name": "x", "schema": endless, "strict": True}
+    forms: dict[str, Any] = {
+        "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": form}},
+        "/v1/responses": {"text": {"format": {"type": "json_schema", **form}}},
+        "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": endless}}},
+    }
+    for path, more in forms.items():
+        whole = http.post(path, json={**BODIES[path], **more})
+        assert whole.status_code == 400 and error_in(whole)["type"] == "invalid_request_error"
+        streamed = http.post(path, json={**BODIES[path], **more, "stream": True})
+        assert "cannot have the form" in error_in(streamed)["message"] and streamed.status_code == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,24 @@ def test_what_was_written_is_read(
     talk = replace(TALK, system=system, messages=messages, adapter=system)
     talk.write(path)
     assert SavedConversation.read(path) == talk
+
+
+def test_no_field_is_forgotten(tmp_path: Path) -> None:
+    """A new field of the record or of the sampling parameters needs a value here, and is in the file."""
+    sampling: dict[str, Any] = {"max_tokens": 9, "max_thinking_tokens": 3, "temperature": 0.5, "top_p": 0.5, "top_k": 7}
+    sampling |= {"min_p": 0.1, "repetition_penalty": 1.1, "repetition_context": 7, "presence_penalty": 0.5, "n": 2}
+    sampling |= {"frequency_penalty": 0.5, "logit_bias": {3: -1.5}, "stop": ("a",), "stop_token_ids": (3,), "seed": 7}
+    sampling |= {"ignore_eos": True, "logprobs": 1, "prompt_logprobs": 1, "best_of": 3, "priority": 1}
+    assert sampling.keys() | set(files._NOT_SAVED) == {each.name for each in fields(SamplingParams)}
+    params = SamplingParams(**sampling, structured={"type": "array"})
+    talk = replace(TALK, params=params, template_vars={"a": 1}, unread=1, adapter="sql")
+    talk.write(tmp_path / "talk.json")
+    assert SavedConversation.read(tmp_path / "talk.json") == talk
+    for each in (*fields(talk), *fields(params)):
+        owner: Any = talk if each in fields(talk) else params
+        known = MISSING if each.default_factory is MISSING else each.default_factory()
+        usual = each.default if each.default is not MISSING else known
+        assert each.name in files._NOT_SAVED or getattr(owner, each.name) != usual, each.name
 
 
 def test_a_file_is_for_its_user_alone_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

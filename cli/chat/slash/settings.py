@@ -199,14 +199,14 @@ def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
         schema = value.removeprefix("--open-schema ")
         form = None if value == "none" else form_of_schema(schema, is_open=schema != value)
         return replace(params, structured=form)
-    default = next(f.default for f in fields(SamplingParams) if f.name == name)
+    kind = next(str(f.type) for f in fields(SamplingParams) if f.name == name)
     given: Any
     if name == "stop":
         given = () if value == "none" else _quoted(value)
     elif value == "none":
         given = None
     else:
-        given = _number(name, value, whole=isinstance(default, int) or name == "seed")
+        given = _number(name, value, whole="float" not in kind)
     return replace(params, **{name: given})
 
 

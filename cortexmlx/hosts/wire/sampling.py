@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -15,28 +16,54 @@ from cortexmlx.hosts.wire.codec import Codec, Reader, broken, codec, register, w
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.steps.plan import SamplingRow
 
-CHOOSES: Mapping[str, Any] = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "repetition_penalty": float,
-    "repetition_context": int,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "logit_bias": Mapping[int, float],
-    "logprobs": int | None,
-}
-"""The parameters that change how a token is chosen. The others are not sent."""
+NOT_SENT = frozenset(
+    {
+        "best_of",
+        "ignore_eos",
+        "logits_processors",
+        "max_thinking_tokens",
+        "max_tokens",
+        "n",
+        "parallel_tool_calls",
+        "priority",
+        "prompt_logprobs",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "structured",
+        "tool_choice",
+        "tools",
+    }
+)
+"""The parameters that do not change how a token is chosen from logits. A row has its own seed."""
+
+
+def sent_kinds(params: type) -> dict[str, Any]:
+    """Return the types of all other parameters by their names, so that a new one is sent unless `NOT_SENT` has it.
+    Raises TypeError for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
+    """
+    said = {field.name: field.type for field in fields(params)}
+    if strange := NOT_SENT - said.keys():
+        raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
+    sent = {name: kind for name, kind in said.items() if name not in NOT_SENT}
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent), {"Mapping": Mapping})
+    for name, kind in kinds.items():
+        try:
+            codec(kind)
+        except TypeError as error:
+            raise TypeError(f"the sampling parameter {name!r} has no bytes: {error}; or it is NOT_SENT") from None
+    return kinds
+
 
 _DEFAULTS = SamplingParams()
-_FIELDS = [(1 << bit, name, getattr(_DEFAULTS, name), codec(kind)) for bit, (name, kind) in enumerate(CHOOSES.items())]
+_FIELDS = [
+    (1 << bit, name, getattr(_DEFAULTS, name), codec(kind))
+    for bit, (name, kind) in enumerate(sent_kinds(SamplingParams).items())
+]
 _INT32 = np.dtype(np.int32)
 _MOST_KEPT = 128
 _params_bytes: Codec[bytes] = codec(bytes)
 _seed: Codec[int] = codec(int)
-
-assert CHOOSES.keys() <= {field.name for field in fields(SamplingParams)}
 
 
 def _encoded(params: SamplingParams) -> bytes:

@@ -101,8 +101,7 @@ def encode_with(core: tokenizers.Tokenizer, text: str, add_special_tokens: bool)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        said = " ".join(str(error).split())
-        raise InvalidRequest(f"the model's tokenizer gives up on this text ({said}): shorten it, or cut it.") from error
+        raise InvalidRequest("the model's tokenizer gives up on this text: shorten it, or cut it.") from error
     return ids
 
 

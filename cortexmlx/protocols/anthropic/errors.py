@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import re
 
-from cortexmlx.errors import (
-    CortexError,
-    EngineClosed,
-    InvalidRequest,
-    KVCacheFull,
-    PromptTooLong,
-    RequestTimeout,
-    message_for_client,
-)
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, PromptTooLong, RequestTimeout
+from cortexmlx.protocols.error_text import error_text, field_of
+from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
 
 _BY_STATUS = {
@@ -29,9 +23,6 @@ _NAMES = {"structured": "output_config.format", "stop": "stop_sequences"}
 
 _DETAILS = {"thread": "thread_unsupported_request"}
 """The codes of fields that are not served, where Anthropic's packages go on without the field."""
-
-_SHOWN = 2000
-"""Characters of a message, at most. It may repeat names from the body."""
 
 
 def is_own_path(path: str) -> bool:
@@ -53,7 +44,7 @@ def error_body(error: CortexError, status: int | None = None, request_id: str | 
 
 
 def _type_of(error: CortexError) -> str:
-    if isinstance(error, InvalidRequest | PromptTooLong):
+    if is_refusal(error):
         return "invalid_request_error"
     if isinstance(error, RequestTimeout):
         return "timeout_error"
@@ -62,9 +53,9 @@ def _type_of(error: CortexError) -> str:
 
 def _message(error: CortexError) -> str:
     """Return the message. Agents recognise a prompt that is too long by its first words, and then shorten it."""
-    message = message_for_client(error)
+    message, field = error_text(error), field_of(error)
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"
-    if isinstance(error, InvalidRequest) and error.field and not message.startswith(error.field):
-        message = f"{_NAMES.get(error.field, error.field)}: {message}"
-    return message if len(message) <= _SHOWN else f"{message[: _SHOWN // 2]} ... {message[-_SHOWN // 2 :]}"
+    if field is not None and not message.startswith(field):
+        message = f"{_NAMES.get(field, field)}: {message}"
+    return message

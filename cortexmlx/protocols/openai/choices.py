@@ -19,7 +19,7 @@ from cortexmlx.tools.call import CallDelta
 def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
     """Return a reply or a chunk. `kind` is the value of its field `object`."""
     return {
-        "id": f"cmpl-{info.id}",
+        "id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{info.id}",
         "object": kind,
         "created": info.created,
         "model": info.model,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from cortexmlx.errors import (
     CortexError,
     EmbeddingRefused,
+    FormRefused,
     InvalidRequest,
     PromptTooLong,
     UnknownAdapter,
-    message_for_client,
 )
+from cortexmlx.protocols.error_text import error_text, field_of
 from cortexmlx.protocols.reply import Body
 
 
@@ -23,18 +24,23 @@ class NotStored(InvalidRequest):
         super().__init__(f"there is no response {id!r:.80} here: {why}. Send all items in `input` instead", field=field)
 
 
+_REFUSALS = (InvalidRequest, PromptTooLong, EmbeddingRefused, UnknownAdapter, FormRefused)
+
+
 def is_refusal(error: CortexError) -> bool:
-    """Whether the request is at fault: status 400. The same request fails again."""
-    return isinstance(error, InvalidRequest | PromptTooLong | EmbeddingRefused | UnknownAdapter)
+    """Whether the request is at fault: status 400. The same request fails again. So does a form that turns out to be
+    too complex while the answer is written.
+    """
+    return isinstance(error, _REFUSALS)
 
 
 def error_body(error: CortexError) -> Body:
     """Return the body of an error. `param` is the path of the wrong field, if the error names one."""
     return {
         "error": {
-            "message": message_for_client(error),
+            "message": error_text(error),
             "type": "invalid_request_error" if is_refusal(error) else "server_error",
-            "param": error.field if isinstance(error, InvalidRequest) else None,
+            "param": field_of(error),
             "code": _code(error),
         }
     }

@@ -233,7 +233,7 @@ def _biases(value: Any) -> dict[int, Any]:
     try:
         return {int(token): bias for token, bias in value.items()}
     except (AttributeError, ValueError):
-        message = f"logit_bias is {value!r}, but must be an object from token ids to numbers"
+        message = f"logit_bias is {value!r:.80}, but must be an object from token ids to numbers"
         raise InvalidRequest(message, field="logit_bias") from None
 
 

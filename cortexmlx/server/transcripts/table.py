@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import threading
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Protocol
 
 from cortexmlx.models.tokenizers.fitting import named_ids
@@ -21,6 +23,11 @@ _PER_CUT = 120
 """Bytes that a cut takes, roughly."""
 _PER_TRANSCRIPT = 1500
 """Bytes that a transcript takes beside its texts and tokens, roughly: many of them are short."""
+
+MOST_COMPARED = 256
+"""How many of a client's transcripts that are equally near to a text are compared by their answers: more than a prompt
+has answers.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,46 @@ class Shelf(Protocol):
         """Remove a transcript."""
 
 
+class _Transcripts:
+    """The transcripts of one client, by their use and by their texts."""
+
+    def __init__(self) -> None:
+        self.by_use: OrderedDict[str, Remembered] = OrderedDict()
+        """By their ids, the least recently used first."""
+        self._texts: list[tuple[str, int, str]] = []
+        """The text of each with the number of its last use and its id, sorted."""
+        self._uses: dict[str, int] = {}
+        self._numbers = count()
+
+    def add(self, remembered: Remembered) -> None:
+        """Add a transcript as the one that was used last."""
+        number = self._uses[remembered.id] = next(self._numbers)
+        self.by_use[remembered.id] = remembered
+        insort(self._texts, (remembered.read.text, number, remembered.id))
+
+    def pop(self, id: str) -> Remembered | None:
+        """Remove and return a transcript; None if there is none."""
+        found = self.by_use.pop(id, None)
+        if found is not None:
+            del self._texts[bisect_left(self._texts, (found.read.text, self._uses.pop(id), id))]
+        return found
+
+    def near(self, text: str) -> list[Remembered]:
+        """Return transcripts that have the most in common with a text, in the order of their use: of those that are a
+        beginning of it, and of longer ones, `MOST_COMPARED` at most. Their neighbours among the sorted texts have no
+        more in common with it than they, so nothing else is looked at.
+        """
+        texts, place = self._texts, bisect_left(self._texts, (text,))
+        common = max((common_length(known, text) for known, _, _ in texts[max(0, place - 1) : place + 1]), default=0)
+        if not common:
+            return []
+        begin = text[:common]
+        first, end = bisect_left(texts, (begin,)), bisect_left(texts, (begin, next(self._numbers)))
+        longer = texts[max(end, place - MOST_COMPARED // 2) : place + MOST_COMPARED // 2]
+        found = texts[max(first, end - MOST_COMPARED) : end] + [each for each in longer if each[0].startswith(begin)]
+        return [self.by_use[id] for _, _, id in sorted(found, key=lambda each: each[1])]
+
+
 class Table:
     """The transcripts of all clients of one model. Any thread may use it.
 
@@ -119,7 +166,7 @@ class Table:
         self._shelf = shelf
         self._unread = shelf is not None
         self._lock = threading.RLock()
-        self._clients: dict[str, OrderedDict[str, Remembered]] = {}
+        self._clients: dict[str, _Transcripts] = {}
         self._sizes: dict[str, int] = {}
         self._calls: dict[str, dict[str, list[Answered]]] = {}
 
@@ -132,19 +179,16 @@ class Table:
     def all(self) -> list[tuple[str, Remembered]]:
         """Return all transcripts with their clients, for each the least recently used first."""
         with self._lock:
-            return [(client, each) for client, kept in self._clients.items() for each in kept.values()]
+            return [(client, each) for client, kept in self._clients.items() for each in kept.by_use.values()]
 
     def nearest(self, client: str, text: str, messages: Sequence[Message]) -> Remembered | None:
         """Return a client's transcript that has the most in common with a rendered text; None if there is none. Of
         those that are equally near, it is one whose answer follows in `messages` or in the text, or else the one that
-        was used last.
+        was used last. The time does not depend on how many there are.
         """
         with self._lock:
             self._open()
-            kept = list(self._clients.get(client, {}).values())
-        shared = [common_length(each.read.text, text) for each in kept]
-        most = max(shared, default=0)
-        near = [each for each, common in zip(kept, shared, strict=True) if common == most > 0]
+            near = self._clients[client].near(text) if client in self._clients else []
         return max(reversed(near), key=lambda each: each.answer_in(text, messages), default=None)
 
     def answer_of(self, client: str, call: str) -> list[Answered]:
@@ -156,9 +200,9 @@ class Table:
     def use(self, client: str, remembered: Remembered) -> None:
         """Say that a transcript was continued."""
         with self._lock:
-            kept = self._clients.get(client, OrderedDict())
-            if remembered.id in kept:
-                kept.move_to_end(remembered.id)
+            kept = self._clients.get(client)
+            if kept is not None and kept.pop(remembered.id) is not None:
+                kept.add(remembered)
 
     def keep(self, client: str, remembered: Remembered, instead_of: Remembered | None = None) -> None:
         """Keep a transcript, in the place of one that it continues."""
@@ -178,18 +222,19 @@ class Table:
                 self._add(client, remembered)
 
     def _add(self, client: str, remembered: Remembered) -> None:
-        self._clients.setdefault(client, OrderedDict())[remembered.id] = remembered
+        self._clients.setdefault(client, _Transcripts()).add(remembered)
         self._sizes[client] = self._sizes.get(client, 0) + remembered.size
         for answer in (*remembered.earlier, remembered.answered):
             for call in answer.calls:
                 self._calls.setdefault(client, {}).setdefault(call.id, []).append(answer)
         while sum(self._sizes.values()) > self._most:
             largest = max(self._sizes, key=lambda name: self._sizes[name])
-            self._drop(largest, next(iter(self._clients[largest])))
+            self._drop(largest, next(iter(self._clients[largest].by_use)))
 
     def _drop(self, client: str, id: str) -> None:
-        lost = self._clients.get(client, OrderedDict()).pop(id, None)
-        if lost is None:
+        kept = self._clients.get(client)
+        lost = None if kept is None else kept.pop(id)
+        if kept is None or lost is None:
             return
         self._sizes[client] -= lost.size
         calls = self._calls.get(client, {})
@@ -199,7 +244,7 @@ class Table:
                 known.remove(answer)
                 if not known:
                     del calls[call.id]
-        if not self._clients[client]:
+        if not kept.by_use:
             del self._clients[client], self._sizes[client]
             self._calls.pop(client, None)
         if self._shelf is not None:

@@ -74,7 +74,7 @@ class Access:
         host = _name_of(headers.get("host", ""))
         names = self._settings.hosts
         if not self._settings.keys and host not in names and "*" not in names:
-            return f"the host {host[:80]!r} is not served: --host and --api-key allow others"
+            return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
         if origin is None or self._trusts(origin) or urlsplit(origin).netloc == headers.get("host"):
             return ""
         return f"pages of {origin[:80]!r} may not ask: --cors allows them"

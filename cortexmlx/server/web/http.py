@@ -8,7 +8,7 @@ import math
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -34,11 +34,14 @@ from cortexmlx.serving.app.event_loop import on_a_thread
 T = TypeVar("T")
 
 
+Arriving = AbstractContextManager[None]
+"""A context in which the body of a request arrives."""
+
 BODY_BYTES = "cortexmlx.body_bytes"
 """The size of a request's body, in its scope."""
 
 
-class Refused(CortexError):
+class Refused(InvalidRequest):
     """A request that is refused before the engine hears of it."""
 
     def __init__(
@@ -50,21 +53,27 @@ class Refused(CortexError):
         self.headers = headers or {}
 
 
-async def json_body(request: Request, most: int, seconds: float) -> dict[str, Any]:
-    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises Refused."""
+async def json_body(
+    request: Request, most: int, seconds: float, arriving: Callable[[asyncio.Timeout], Arriving]
+) -> dict[str, Any]:
+    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. `arriving` is entered with the
+    limit of its time while it arrives. Raises Refused.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(int(declared), most)
-    pieces, size = [], 0
+    pieces, size, began = [], 0, asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(seconds):
-            async for piece in request.stream():
-                size += len(piece)
-                if size > most:
-                    raise _too_large(size, most)
-                pieces.append(piece)
+        async with asyncio.timeout(seconds) as limit:
+            with arriving(limit):
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size > most:
+                        raise _too_large(size, most)
+                    pieces.append(piece)
     except TimeoutError:
-        raise Refused(408, f"{size:,} bytes of the body have come in {seconds:g} s, which is not all of it") from None
+        took = min(seconds, round(asyncio.get_running_loop().time() - began, 1))
+        raise Refused(408, f"{size:,} bytes of the body have come in {took:g} s, which is not all of it") from None
     data = b"".join(pieces)
     if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         data = await on_a_thread(lambda: unpacked(data, coding, most))
@@ -160,7 +169,9 @@ def event(body: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A stream of events. `end` is called when it is over, also if the client has gone before it began."""
+    """A stream of events. `end` is called when it is over, also if the client has gone before it began, and perhaps
+    again.
+    """
 
     def __init__(
         self, events: AsyncIterator[bytes], end: Callable[[], None], headers: Mapping[str, str] | None = None
@@ -175,6 +186,11 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._end()
+
+    async def listen_for_disconnect(self, receive: Receive) -> None:
+        """Wait until the client has gone, or has it all."""
+        await super().listen_for_disconnect(receive)
+        self._end()
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:

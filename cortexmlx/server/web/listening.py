@@ -18,6 +18,9 @@ from cortexmlx.server.web.connection import ConnectionLimits, limited
 OWN_FILES = 128
 """Open files that are kept for the model, the disk cache and the terminal."""
 
+LAST_WORDS = 1.0
+"""Seconds in which requests that are cut at the end tell their clients so."""
+
 
 class Listening:
     """Answers on a socket of `bound` while `run` runs. `stop`, SIGINT and SIGTERM end it: no new requests are taken,
@@ -55,6 +58,13 @@ class Listening:
             def capture_signals(self) -> Iterator[None]:
                 with listening._signals():
                     yield
+
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().shutdown(sockets)
+                if tasks := set(self.server_state.tasks):  # the time is over: let them tell their clients
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks, timeout=LAST_WORDS)
 
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._server = Server(config)

@@ -35,6 +35,6 @@ class RequestLog:
             await self._app(scope, receive, also)
         finally:
             seconds = time.perf_counter() - started
-            path, inside, shown = scope["path"], path_in(scope), status if ended else 499
+            path, inside, shown = scope["path"][:200], path_in(scope), status if ended else 499
             logged = Logged(scope["method"], path, shown, seconds, scope.get(TOKENS), scope.get(MODEL))
             self._write(logged, inside)

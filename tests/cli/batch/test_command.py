@@ -94,7 +94,7 @@ def test_openai_records_have_the_shape_of_the_openai_batch_api(fakes: Fakes, sou
             "status_code": 200,
             "request_id": "req_1",
             "body": {
-                "id": "cmpl-1",
+                "id": "chatcmpl-1",
                 "object": "chat.completion",
                 "model": "fake",
                 "choices": [

@@ -85,6 +85,7 @@ def test_keys_come_from_a_file_and_the_environment(started: Any, tmp_path: Path)
         (["--host", "no.such.host.invalid", "--insecure"], 1, "there is no address"),
         (["--port", "70000"], 2, "65535"),
         (["--temp", "-1"], 2, "temp"),
+        (["--cors", "app.example"], 2, "--cors: the origin 'app.example' is none that a browser sends"),
         (["missing-model"], 1, "missing-model"),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import HostLost, InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.hosts.wire import sampling
 from cortexmlx.hosts.wire.codec import codec
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
@@ -20,28 +17,6 @@ from cortexmlx.scheduling.steps.plan import SamplingRow
 from support.hosts.values import values
 
 VOCABULARY, LIKELY = 301, 11
-OTHERS = {
-    "best_of",
-    "ignore_eos",
-    "logits_processors",
-    "max_thinking_tokens",
-    "max_tokens",
-    "n",
-    "parallel_tool_calls",
-    "priority",
-    "prompt_logprobs",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "structured",
-    "tool_choice",
-    "tools",
-}
-"""Parameters that do not change how a token is chosen from logits. The row has the seed."""
-
-
-def test_every_parameter_is_sent_or_changes_no_choice() -> None:
-    assert {field.name for field in fields(SamplingParams)} == OTHERS | sampling.CHOOSES.keys()
 
 
 @settings(max_examples=40)

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.models import load_model
+from cortexmlx.models.tokenizers import bytelevel
+from cortexmlx.models.tokenizers.shared import LONG as LONG_FROM
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.gguf.models import write_model
 from support.models.sentencepieces import CORPUS
@@ -133,3 +135,21 @@ def test_threads_take_turns_at_a_tokenizer_that_is_not_known_to_be_safe() -> Non
         assert list(pool.map(shared.render, [MESSAGES] * 10)) == [[0]] * 10
     assert unknown.most == 1
     assert shared.least_tokens.of("a" * 1000) == 0
+
+
+def test_long_texts_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 15 MiB takes gigabytes while it is tokenized."""
+    tokenizer, at_once, most = SharedTokenizer(gguf(tmp_path)), 0, 0
+
+    def encode(core: Any, text: str, special: bool) -> list[int]:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.01)  # where another thread would come in
+        at_once -= 1
+        return [len(text)]
+
+    monkeypatch.setattr(bytelevel, "encode_with", lambda core, text, add_special_tokens: encode(core, text, False))
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tokenizer.encode, ["x" * LONG_FROM] * 4)) == [[LONG_FROM]] * 4
+    assert most == 1

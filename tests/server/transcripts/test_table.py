@@ -6,9 +6,11 @@ from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from cortexmlx.server.transcripts import table as tables
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
@@ -103,8 +105,7 @@ class Kept(RuleBasedStateMachine):
         if not max(common, default=0):
             assert found is None
         else:
-            assert found is not None and any(found is e for e in own)
-            assert _common(found.read.text, text) == max(common)
+            assert found is [e for e, n in zip(own, common, strict=True) if n == max(common)][-1], "the last used"
 
 
 def _common(one: str, other: str) -> int:
@@ -113,6 +114,23 @@ def _common(one: str, other: str) -> int:
 
 TestKept = Kept.TestCase
 TestKept.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("text", ["The system prompt. User {n}: hello", "Hi"])
+def test_the_nearest_of_many_is_found_without_a_look_at_all(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Those of agents share a long beginning, those of a health check are all the same."""
+    table, kept = Table(1 << 30), [remembered(text.format(n=n * 7919 % 5003)) for n in range(5003)]
+    looked: list[Any] = []
+    for each in kept:
+        table.keep("a", each)
+    compare, answers = tables.common_length, Remembered.answer_in
+    monkeypatch.setattr(tables, "common_length", lambda *of: looked.append(of) or compare(*of))
+    monkeypatch.setattr(Remembered, "answer_in", lambda *of: looked.append(of) or answers(*of))
+    for said in ("z$ and on", "", " other"):
+        looked.clear()
+        found = table.nearest("a", kept[7].read.text + said, ())
+        assert found is kept[7] or (text == "Hi" and found is kept[-1])
+        assert len(looked) < 3 * tables.MOST_COMPARED
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:

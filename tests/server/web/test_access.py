@@ -101,10 +101,17 @@ def test_a_page_of_the_server_itself_may_ask(serve: Any) -> None:
         assert http.get("/v1/models", headers={"Origin": url}).status_code == 200
 
 
-@pytest.mark.parametrize("options", [{"keys": {"": "a"}}, {"keys": {"k ": "a"}}, {"keys": {"é": "a"}}, {"max_body": 0}])
-def test_wrong_settings_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest):
-        ServerSettings(**options)
+def test_wrong_settings_are_refused() -> None:
+    """An origin that no browser sends would never be let in, and nobody would be told why."""
+    wrong: list[dict[str, Any]] = [{"keys": {key: "a"}} for key in ("", "k ", "é")] + [{"max_body": 0}]
+    never = ["app.example", "localhost:3000", "https://", "https://a.example/", "https://a.example/x", "//a.example"]
+    never += ["https://u@a.example", "HTTPS://a.example", "https://A.example", "https://*.example", "", "https://a b"]
+    never += ["https://a.example?x", "https://a.example#x", "https://a.example:port", "https://a,https://b", "http:a"]
+    for options in wrong + [{"origins": (origin,)} for origin in never]:
+        with pytest.raises(InvalidRequest):
+            ServerSettings(**options)
+    usual = ("*", "null", "https://a.example", "http://localhost:3000", "http://[::1]:8080", "app://obsidian.md")
+    assert ServerSettings(origins=(*usual, "chrome-extension://abc")).origins[:6] == usual
 
 
 def test_mounted_in_another_application_it_is_the_same(engine: Engine) -> None:

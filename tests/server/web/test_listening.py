@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2 as httpx
@@ -15,6 +16,7 @@ from cortexmlx import Engine
 from cortexmlx.errors import CortexError
 from cortexmlx.server import app
 from cortexmlx.server.web.listening import Listening, bound
+from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
 
@@ -44,27 +46,65 @@ def test_the_address_is_one_that_can_be_asked(engine: Engine, host: str, shown: 
         http.get("/health")
 
 
-def test_a_stream_that_runs_at_the_end_ends_or_is_cut(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice stopped, nothing is waited for, and nothing is an error."""
-    listening = Listening(app(engine), bound("127.0.0.1", 0), grace=600.0)
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000},
+    "/v1/completions": {"prompt": "Hi", "max_tokens": 3000},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 3000},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000},
+}
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_runs_when_the_grace_is_over_is_told_so_in_its_protocol(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, twice: bool
+) -> None:
+    """A stream gets an error event, a request that waits for its answer or still sends its body a 503. Nothing is an
+    error in the log.
+    """
+    application = app(engine)
+    listening = Listening(application, bound("127.0.0.1", 0), grace=600.0)
+    listening._server.config.timeout_graceful_shutdown = None if twice else 0
     logged: list[logging.LogRecord] = []
     monkeypatch.setattr(logging.getLogger("uvicorn"), "handlers", [handler := logging.NullHandler()])
-    monkeypatch.setattr(handler, "handle", logged.append)
-    thread = threading.Thread(target=listening.run)
-    thread.start()
-    body: Any = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000, "ignore_eos": True}
-    with (
-        httpx.Client(base_url=listening.url, timeout=PATIENCE, trust_env=False) as http,
-        http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply,
-    ):
-        lines = reply.iter_lines()
-        next(lines)
+    monkeypatch.setattr(handler, "handle", lambda record: record.exc_info and logged.append(record))
+    server = threading.Thread(target=listening.run)
+    server.start()
+    replies: dict[str, httpx.Response] = {}
+
+    def wait(path: str) -> None:
+        with httpx.Client(base_url=listening.url, timeout=PATIENCE, trust_env=False) as client:
+            replies[path] = client.post(path, json=BODIES[path])
+
+    with ExitStack() as stack:
+        stack.callback(hold_long_answers(engine))
+        http = stack.enter_context(httpx.Client(base_url=listening.url, timeout=PATIENCE, trust_env=False))
+        streams = {
+            path: stack.enter_context(http.stream("POST", path, json={**body, "stream": True}))
+            for path, body in BODIES.items()
+        }
+        waiting = [threading.Thread(target=wait, args=(path,)) for path in BODIES]
+        for thread in waiting:
+            thread.start()
+        slow = stack.enter_context(socket.create_connection(listening._socket.getsockname(), timeout=PATIENCE))
+        slow.sendall(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        assert soon(lambda: application.state.asking.open == 2 * len(BODIES) + 1)
         listening.stop()
-        listening.stop()
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-        with pytest.raises(httpx.HTTPError):
-            list(lines)
+        if twice:
+            listening.stop()
+        for thread in (server, *waiting):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        ends = {path: reply.read().decode() for path, reply in streams.items()}
+        head, _, body = slow.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ") and json.loads(body)["error"]["type"] == "overloaded_error"
+    for path, reply in replies.items():
+        said = reply.json()
+        assert reply.status_code == 503 and "the server ends" in said["error"]["message"], path
+        assert (said.get("type") == "error") is (path == "/v1/messages")
+    for path, text in ends.items():
+        last = json.loads(text.strip().rsplit("data: ", 1)[1])
+        error = last["response"]["error"] if path == "/v1/responses" else last["error"]
+        assert "the server ends" in error["message"], text
     assert not logged and soon(lambda: engine.stats().rows_running == 0)
 
 
