@@ -1,5 +1,5 @@
-"""Every format against hostile arguments: what others wrote by the model makers' documents comes back as it was written,
-whole and byte by byte; what is cut, broken or ambiguous is text; what does not fit its schema has a note.
+"""Every format against hostile arguments: what was written by the model makers' documents comes back as it was, whole
+and byte by byte; what is cut, broken or ambiguous is text; what does not fit its schema has a note.
 """
 
 from __future__ import annotations
@@ -12,16 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cortexmlx.calls.find import function_gemma, gemma4
+from cortexmlx.calls.find import format_of
 from cortexmlx.calls.format import CallFormat, Calls
 from cortexmlx.calls.harmony import Harmony
-from cortexmlx.calls.hermes import Hermes
-from cortexmlx.calls.json_sections import Kimi, deepseek
-from cortexmlx.calls.literals import Pythonic
 from cortexmlx.calls.llama import Llama
-from cortexmlx.calls.mistral import MistralList, MistralTags
 from cortexmlx.calls.reader import MOST_HEADER
-from cortexmlx.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.serving.text.stops import Stops
 from cortexmlx.serving.text.stream import TextStream
@@ -40,32 +35,43 @@ class Written(NamedTuple):
     """Whether texts have quotes, so that an argument may be a text or something else."""
 
 
+def of(*marks: str, vocabulary: tuple[str, ...] = ()) -> CallFormat:
+    """The format of a model whose chat template has some texts."""
+    found = format_of(" ".join(marks), vocabulary)
+    assert found is not None
+    return found
+
+
 JSON = {
-    "Hermes": Written(Hermes(), write.hermes),
-    "Mistral list": Written(MistralList(), write.mistral_list),
-    "Mistral": Written(MistralTags(False), write.mistral_tags),
-    "Llama": Written(Llama(), write.llama),
-    "DeepSeek V3": Written(deepseek(True), write.deepseek_v3),
-    "DeepSeek V3.1": Written(deepseek(False), write.deepseek_v31),
-    "Kimi": Written(Kimi(), write.kimi),
-    "harmony": Written(Harmony(), write.harmony),
+    "Hermes": Written(of("<tool_call>"), write.hermes),
+    "Mistral list": Written(of("[TOOL_CALLS]"), write.mistral_list),
+    "Mistral": Written(of("[TOOL_CALLS] [ARGS]"), write.mistral_tags),
+    "Llama": Written(of('"name": "parameters": <|eot_id|>'), write.llama),
+    "DeepSeek V3": Written(of("<｜tool▁calls▁begin｜> ```json"), write.deepseek_v3),
+    "DeepSeek V3.1": Written(of("<｜tool▁calls▁begin｜>"), write.deepseek_v31),
+    "Kimi": Written(of("<|tool_calls_section_begin|>"), write.kimi),
+    "harmony": Written(of(vocabulary=("<|channel|>", "<|call|>")), write.harmony),
 }
 TAGGED = {
-    "Qwen3-Coder": Written(Tagged(QWEN_CODER), write.qwen_coder, "\n</parameter>", False),
-    "GLM 4.6": Written(Tagged(GLM), write.glm("", "\n"), "</arg_value>", False),
-    "GLM 4.7": Written(Tagged(GLM), write.glm("", ""), "</arg_value>", False),
-    "LongCat": Written(Tagged(LONGCAT), write.glm("longcat_", "\n"), "</longcat_arg_value>", False),
-    "MiniMax": Written(Tagged(MINIMAX), write.invoked("", "minimax:tool_call"), "</parameter>", False),
-    "Muse": Written(Tagged(MUSE), write.invoked("atem:", "atem:function_calls"), "</atem:parameter>", False),
-    "MiniCPM": Written(Tagged(MINICPM), write.minicpm, "", False),
+    "Qwen3-Coder": Written(of("<tool_call>\n<function="), write.qwen_coder, "\n</parameter>", False),
+    "GLM 4.6": Written(of("<arg_key>"), write.glm("", "\n"), "</arg_value>", False),
+    "GLM 4.7": Written(of("<arg_key>"), write.glm("", ""), "</arg_value>", False),
+    "LongCat": Written(of("<longcat_tool_call>"), write.glm("longcat_", "\n"), "</longcat_arg_value>", False),
+    "MiniMax": Written(of("<minimax:tool_call>"), write.invoked("", "minimax:tool_call"), "</parameter>", False),
+    "Muse": Written(
+        of("<atem:function_calls>"), write.invoked("atem:", "atem:function_calls"), "</atem:parameter>", False
+    ),
+    "MiniCPM": Written(of('<function name="', '<param name="'), write.minicpm, "", False),
 }
 LITERAL = {
-    "Gemma 4": Written(gemma4(), write.braces("<|tool_call>", "<tool_call|>", '<|"|>'), '<|"|>'),
+    "Gemma 4": Written(of("<|tool_call> <tool_call|>"), write.braces("<|tool_call>", "<tool_call|>", '<|"|>'), '<|"|>'),
     "FunctionGemma": Written(
-        function_gemma(), write.braces("<start_function_call>", "<end_function_call>", "<escape>"), "<escape>"
+        of("<start_function_call>"),
+        write.braces("<start_function_call>", "<end_function_call>", "<escape>"),
+        "<escape>",
     ),
-    "LFM2": Written(Pythonic(), write.pythonic(write.dumped)),
-    "LFM2.5": Written(Pythonic(), write.pythonic(repr)),
+    "LFM2": Written(of("<|tool_call_start|>"), write.pythonic(write.dumped)),
+    "LFM2.5": Written(of("<|tool_call_start|>"), write.pythonic(repr)),
 }
 FORMATS = JSON | TAGGED | LITERAL
 
@@ -124,9 +130,7 @@ MISFITS: tuple[dict[str, Any], ...] = ({"count": "three"}, {"count": 1.5}, {"cou
 
 
 def read(form: Written, answer: str, pieces: Sequence[str] | None = None) -> tuple[str, tuple[Call, ...], list[str]]:
-    """The text, the calls and the notes of an answer that comes in pieces, or byte by byte through the stream that serves
-    answers.
-    """
+    """The text, the calls and the notes of an answer in pieces, or byte by byte through the stream of answers."""
     parser = Calls(form.format, TOOLS).parser("key", streamed=False)
     assert parser is not None
     if pieces is not None:
@@ -312,7 +316,7 @@ def test_variants_that_models_write_are_read() -> None:
         ("MiniCPM", '<function name="edit">\n<param name="text">x</param>\n<param name="count">3</param>\n</function>'),
     ):
         assert both(FORMATS[name], answer) == ("", said, []), answer
-    parser = Calls(Kimi(), TOOLS).parser("key", streamed=False)
+    parser = Calls(FORMATS["Kimi"].format, TOOLS).parser("key", streamed=False)
     assert parser is not None
     parser.feed(write.kimi([("now", {}), ("now", {})]))
     assert [call.model_id for call in parser.calls] == ["functions.now:0", "functions.now:1"]
