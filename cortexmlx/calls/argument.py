@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from cortexmlx.calls.reader import NotACall, json_value
 from cortexmlx.structured.references import target_of
 from cortexmlx.tools.tool import Tool
 
@@ -15,6 +16,8 @@ Schema = Mapping[str, Any]
 
 MOST_REFERENCES = 32
 """How many references of references are followed, and how deep the ways of ways are looked at."""
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 _WAYS = ("anyOf", "oneOf")
 
@@ -54,20 +57,56 @@ class Argument:
     """The schema of all arguments, in which references are looked up."""
 
     @cached_property
+    def named_types(self) -> frozenset[str]:
+        """The types that a value may have; none if the schema does not say."""
+        return _Parts(self.schema, self.whole).types()
+
+    @property
     def types(self) -> frozenset[str]:
         """The types that a value may have."""
-        return _Parts(self.schema, self.whole).types() or _UNTYPED
+        return self.named_types or _UNTYPED
 
     @cached_property
     def texts(self) -> list[str]:
         """The values, as they are written, if the schema lists them."""
         values = _Parts(self.schema, self.whole).values() or []
-        return list(dict.fromkeys(each if isinstance(each, str) else _dumped(each) for each in values))
+        return list(dict.fromkeys(each if isinstance(each, str) else dumped(each) for each in values))
 
     @property
     def is_free(self) -> bool:
         """Whether a value may be any text, which stands as it is."""
         return "string" in self.types and not self.texts
+
+    def json_of(self, text: str) -> str:
+        """Return a value that stands as it is, without quotes, as JSON. A text is the text that was written, unless the
+        schema takes no such text. What is no value of the schema is a text: it does not fit, and a note will say so.
+        """
+        if not self.is_free and text not in self._listed_texts:
+            try:
+                json_value(text)
+            except NotACall:
+                pass
+            else:
+                if text.strip() in self.texts or "string" not in self.types:
+                    return text.strip()
+        return dumped(text)
+
+    def json_of_literal(self, written: str, literal: str | None) -> str:
+        """Return a value of a format in which texts stand in quotes, and other values without, as JSON. `literal` is
+        that JSON, None if it is not of this kind. Without quotes, a text is the text that was written.
+        """
+        if literal is None:
+            return dumped(written)
+        value = json_value(literal)
+        kinds = self.named_types
+        if "string" in kinds and not any(fits(value, kind) for kind in kinds):
+            return dumped(written)
+        return literal
+
+    @cached_property
+    def _listed_texts(self) -> frozenset[str]:
+        values = _Parts(self.schema, self.whole).values() or []
+        return frozenset(value for value in values if isinstance(value, str))
 
     @property
     def ignored(self) -> list[str]:
@@ -76,14 +115,22 @@ class Argument:
         return [keyword for keyword in _OF_TEXTS if keyword in found]
 
 
-def arguments(tool: Tool) -> dict[str, Argument]:
-    """Return a tool's arguments by their names."""
-    whole = tool.schema
-    properties = (resolved(whole, whole) or whole).get("properties")
-    named: dict[str, object] = dict(properties) if isinstance(properties, Mapping) else {}
-    for key in required_of(tool):
-        named.setdefault(key, {})
-    return {key: Argument(resolved(schema, whole) or {}, whole) for key, schema in named.items() if schema is not False}
+class Arguments(dict[str, Argument]):
+    """A tool's arguments by their names. One that the schema does not name is what it says of others, or any text."""
+
+    def __init__(self, tool: Tool) -> None:
+        whole = tool.schema
+        own = resolved(whole, whole) or whole
+        properties = own.get("properties")
+        named: dict[str, object] = dict(properties) if isinstance(properties, Mapping) else {}
+        for key in required_of(tool):
+            named.setdefault(key, {})
+        known = {key: schema for key, schema in named.items() if schema is not False}
+        super().__init__({key: Argument(resolved(schema, whole) or {}, whole) for key, schema in known.items()})
+        self._other = Argument(resolved(own.get("additionalProperties"), whole) or {}, whole)
+
+    def __missing__(self, key: str) -> Argument:
+        return self._other
 
 
 def required_of(tool: Tool) -> list[str]:
@@ -124,8 +171,9 @@ def resolved(schema: object, whole: Schema) -> Schema | None:
     return None
 
 
-def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def dumped(value: object) -> str:
+    """Return a value as JSON text."""
+    return _ENCODER.encode(value)
 
 
 def fits(value: object, kind: str) -> bool:

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cortexmlx.calls import deepseek, harmony, llama, mistral
-from cortexmlx.calls.deepseek import DeepSeek
-from cortexmlx.calls.foreign import Foreign
+from cortexmlx.calls import harmony, literals, llama, mistral
 from cortexmlx.calls.format import CallFormat
 from cortexmlx.calls.harmony import Harmony
 from cortexmlx.calls.hermes import OPEN, Hermes
+from cortexmlx.calls.json_sections import DEEPSEEK, KIMI, Kimi, deepseek
+from cortexmlx.calls.literals import Braces, Pythonic
 from cortexmlx.calls.llama import Llama
 from cortexmlx.calls.mistral import MistralList, MistralTags
-from cortexmlx.calls.qwen_coder import QwenCoder
+from cortexmlx.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 
-_FOREIGN = (
-    ("minimax_m2", ("<minimax:tool_call>",)),
-    ("gemma4", ("<|tool_call>", "<tool_call|>")),
-    ("function_gemma", ("<start_function_call>",)),
-    ("longcat", ("<longcat_tool_call>",)),
-    ("glm47", ("<arg_key>",)),
-    ("pythonic", ("<|tool_list_start|>",)),
-    ("pythonic", ("<|tool_call_start|>",)),
-    ("kimi_k2", ("<|tool_calls_section_begin|>",)),
-    ("minicpm5", ('<function name="', '<param name="')),
-    ("muse_spark", ("<atem:function_calls>",)),
+_TAGGED = (
+    (MINIMAX, (MINIMAX.section,)),
+    (MUSE, (MUSE.section,)),
+    (LONGCAT, (LONGCAT.call,)),
+    (GLM, (GLM.key,)),
+    (MINICPM, (MINICPM.call, MINICPM.key)),
 )
-"""The modules of mlx-lm's parsers that are used, each with the texts of a chat template that it is recognised by."""
+"""Formats with the texts of a chat template that each is recognised by."""
+
+
+def gemma4() -> Braces:
+    """Return the format of Gemma 4."""
+    return Braces("Gemma 4", literals.GEMMA, literals.GEMMA_END, '<|"|>')
+
+
+def function_gemma() -> Braces:
+    """Return the format of FunctionGemma."""
+    return Braces("FunctionGemma", literals.FUNCTION_GEMMA, "<end_function_call>", "<escape>")
 
 
 def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
@@ -37,16 +42,24 @@ def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
 
     if harmony.CALL in vocabulary and harmony.CHANNEL in vocabulary:
         return Harmony()
-    if has(deepseek.CALLS_BEGIN):
-        return DeepSeek(fenced=has("```json"))
+    if has(DEEPSEEK):
+        return deepseek(fenced=has("```json"))
     if has(mistral.TRIGGER):
         return MistralTags(with_id=has(mistral.CALL_ID)) if has(mistral.ARGUMENTS) else MistralList()
-    if foreign := next((module for module, texts in _FOREIGN if has(*texts)), None):
-        return Foreign(foreign)
+    if has(literals.GEMMA, literals.GEMMA_END):
+        return gemma4()
+    if has(literals.FUNCTION_GEMMA):
+        return function_gemma()
+    if has(KIMI):
+        return Kimi()
+    if tags := next((tags for tags, texts in _TAGGED if has(*texts)), None):
+        return Tagged(tags)
+    if has(literals.PYTHONIC) or has("<|tool_list_start|>"):
+        return Pythonic()
     if has(f"{OPEN}\\n<function=") or has(f"{OPEN}\n<function="):
-        return QwenCoder()
+        return Tagged(QWEN_CODER)
     if has(OPEN):
         return Hermes()
     if has('"name":', '"parameters":') and (llama.PYTHON in vocabulary or has("<|eot_id|>")):
         return Llama()
-    return None
+    return Pythonic() if literals.PYTHONIC in vocabulary and literals.PYTHONIC_END in vocabulary else None

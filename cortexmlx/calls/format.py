@@ -10,7 +10,9 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
+from cortexmlx.calls.argument import Arguments
 from cortexmlx.calls.reader import AnswerReader, CutCall, NotACall, Reading
+from cortexmlx.calls.schema_check import misfit
 from cortexmlx.structured import lark
 from cortexmlx.structured.escapes import allowed_escapes
 from cortexmlx.structured.lark import Specials
@@ -33,7 +35,7 @@ class Calls:
     parallel: bool = True
     """`parallel_tool_calls`."""
 
-    @property
+    @cached_property
     def callable(self) -> tuple[Tool, ...]:
         """The tools that an answer may call."""
         if self.choice == "none":
@@ -55,12 +57,39 @@ class Calls:
         """Whether an answer must have a call."""
         return self.choice not in ("auto", "none")
 
+    @property
+    def enforced(self) -> bool:
+        """Whether a grammar holds the calls to their schemas."""
+        strict = self.required or not self.parallel or any(tool.strict for tool in self.callable)
+        return self.format.enforced and (self.format.always_enforced or strict)
+
     def tool(self, name: str) -> Tool:
         """Return the tool of this name. Raises NotACall if the answer may not call it."""
         for tool in self.callable:
             if tool.name == name:
                 return tool
         raise NotACall(f"there is no tool {name!r}")
+
+    def arguments(self, name: str) -> Arguments:
+        """Return the arguments of the tool of this name."""
+        if name not in self._known:
+            self._known[name] = Arguments(self.tool(name))
+        return self._known[name]
+
+    def misfit(self, call: ToolCall) -> str:
+        """Return a note if a call does not fit the schema of its tool; empty if it does."""
+        if call.name not in self._schemas:
+            self._schemas[call.name] = closed(self.tool(call.name).schema)
+        why = misfit(call.values, self._schemas[call.name])
+        return f"the call of {call.name!r} does not fit its schema: {why}" if why else ""
+
+    @cached_property
+    def _known(self) -> dict[str, Arguments]:
+        return {}
+
+    @cached_property
+    def _schemas(self) -> dict[str, Mapping[str, Any]]:
+        return {}
 
     def parser(self, key: str, streamed: bool) -> CallParser | None:
         """Return a parser for one answer, or None if it calls nothing. `key` is another one for each answer: the ids of
@@ -76,8 +105,14 @@ class CallFormat(ABC):
 
     name: str
     enforced: bool = True
-    """Whether there is a grammar, so that calls are always valid."""
+    """Whether there is a grammar, so that calls can be held to their schemas."""
+    always_enforced: bool = True
+    """Whether calls are held to their schemas also where the model may choose. Otherwise they are read as it writes
+    them, unless a call is required, one at most is allowed, or a tool is strict.
+    """
     trigger: str = ""
+    opener: int | None = None
+    """The token that is the trigger; None: it is written with several."""
     opening: str = ""
     """What stands between the trigger and the first call, as a part of a rule."""
     between: str = ""
@@ -118,7 +153,9 @@ class CallFormat(ABC):
             rules += rest
         if not text and not calls.required:
             rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {lark.without(self.trigger, opens)}"]
-        return rules, [grammar for number, tool in enumerate(calls.callable) for grammar in self.schemas(number, tool)]
+        return rules, [
+            each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool, specials)
+        ]
 
     def _lead(self, specials: Specials, opens: str) -> list[str]:
         """Return the rules of free text up to the trigger, with the trigger."""
@@ -128,21 +165,29 @@ class CallFormat(ABC):
 
     def _calls(self, calls: Calls, specials: Specials) -> list[str]:
         """Return the rules of all calls after the trigger."""
-        more = f"({lark.tag(self.between, specials) if self.between else ''} call)*"
+        more = f"({self._between(specials)} call)*"
         several = self.parallel and calls.several
-        end = lark.tag(self.close, specials) if self.close else ""
+        end = self._closing(specials)
         ways = [self.call(number, tool, specials) for number, tool in enumerate(calls.callable)]
         return [f"calls: {self.opening} call {more if several else ''} {end}", *_choice("call", ways)]
 
-    @abstractmethod
+    def _between(self, specials: Specials) -> str:
+        """Return what stands between two calls, as a part of a rule."""
+        return lark.tag(self.between, specials) if self.between else ""
+
+    def _closing(self, specials: Specials) -> str:
+        """Return what stands after all calls, as a part of a rule."""
+        return lark.tag(self.close, specials) if self.close else ""
+
     def call(self, number: int, tool: Tool, specials: Specials) -> str:
-        """Return one call of a tool, as a part of a rule."""
+        """Return one call of a tool, as a part of a rule. A format that is not `enforced` has none."""
+        raise NotImplementedError
 
     def notes(self, tool: Tool) -> Iterator[str]:
         """Yield what of a tool's schema this format cannot enforce, besides what no grammar can."""
         yield from ()
 
-    def schemas(self, number: int, tool: Tool) -> Iterator[JsonGrammar]:
+    def schemas(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
         """Yield the grammars that `call` uses. Raises InvalidRequest for a schema that this format cannot write."""
         yield json_grammar(f"tool_{number}", closed(tool.schema), tool.strict, self.separators)
 
@@ -162,11 +207,21 @@ class CallParser:
         self._begin: Callable[[], Reading[None]] = lambda: calls.format.parse(self._reader, calls)
         self._parse = self._begin()
         self._over = False
+        self._calls = calls
+        self._checked = 0
+        self.notes: list[str] = []
+        """What of the complete calls does not fit the schemas of their tools."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The complete calls so far."""
         return tuple(self._reader.calls)
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether the answer so far ends with a complete call, or with blanks after one."""
+        reader = self._reader
+        return bool(reader.calls) and not (reader.said_after_calls or reader.reads_call or reader.in_section)
 
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Take the next text of the answer. Return the text and the pieces of calls that are certain now."""
@@ -187,11 +242,17 @@ class CallParser:
             except StopIteration:
                 self._over = True
             except CutCall:
-                reader.drop_call(keep_text=False)
+                reader.drop_call(cut=True)
                 self._over = True
             except NotACall:
-                reader.drop_call(keep_text=True)
+                reader.drop_call()
                 self._parse = self._begin()
+        while self._checked < len(reader.calls):
+            if note := self._calls.misfit(reader.calls[self._checked]):
+                self.notes.append(note)
+            self._checked += 1
+        if not reader.text and not reader.deltas:
+            return "", ()
         text, deltas = "".join(reader.text), tuple(reader.deltas)
         reader.text, reader.deltas = [], []
         return text, deltas

@@ -42,7 +42,7 @@ class Harmony(CallFormat):
             ways.append(f"({preamble} preamble)? calls")
             rules = [*self._calls(calls, specials), *lark.up_to("preamble", f"{END}{START}", specials)]
         rules += ["free_text: FREE_TEXT", f"FREE_TEXT: {_without_tags()}"]
-        schemas = [each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool)]
+        schemas = [each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool, specials)]
         return [f"answer: {' | '.join(ways)}", *rules], schemas
 
     def call(self, number: int, tool: Tool, specials: Specials) -> str:
@@ -55,9 +55,10 @@ class Harmony(CallFormat):
 
     def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
         """See `CallFormat.parse`."""
-        while (yield from reader.begins_with(CHANNEL, FUNCTION, START)):
+        while tag := (yield from reader.begins_with(CHANNEL, FUNCTION, START)):
             reader.begin_calls()
-            header = yield from reader.up_to(MESSAGE)
+            yield from reader.exactly(tag)  # it is text if this is no message: else it would be read again for ever
+            header = tag + (yield from reader.up_to(MESSAGE))
             if FUNCTION in header:
                 words = header.partition(FUNCTION)[2].replace(CHANNEL, " ").replace(CONSTRAIN, " ").split()
                 reader.begin_call(calls.tool(words[0] if words else "").name)
@@ -67,7 +68,7 @@ class Harmony(CallFormat):
                 if (yield from reader.begins_with(CALL, END)):
                     yield from reader.one_of(CALL, END)
             elif "analysis" in header:
-                yield from reader.up_to(END, most=1 << 24)
+                yield from reader.value_up_to(END)
             elif "final" in header or "commentary" in header:
                 reader.begin_paragraph()
                 if not (yield from reader.text_up_to(END)):

@@ -41,7 +41,9 @@ class Llama(CallFormat):
         if not text and not calls.required:
             begins = lark.but_not(opens)
             rules += ["free_text: FREE_TEXT", f"FREE_TEXT: /{lark.ANY}/ & ~/{LIKE_A_CALL}{lark.ANY}/{begins}"]
-        return rules, [each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool)]
+        return rules, [
+            each for number, tool in enumerate(calls.callable) for each in self.schemas(number, tool, specials)
+        ]
 
     def call(self, number: int, tool: Tool, specials: Specials) -> str:
         """See `CallFormat.call`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterator
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 from cortexmlx.tools.call import CallDelta, ToolCall, loaded
 
@@ -12,11 +14,11 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 """A parser, or a part of one. It yields when it needs more text, and returns what it has read."""
 
-MOST_HEADER = 4096
-"""How many characters the name of a tool, or what is around it, may have. More are no call."""
+MOST_HEADER = 1024
+"""How many characters the name of a tool or of an argument, with what is around it, may have. More are no call."""
 
 WIDEST = 64
-"""How many blanks before a call are dropped at most."""
+"""How many blanks around a tag belong to it at most. As many are held back until the next text is known."""
 
 
 def _nothing(_: str) -> None:
@@ -46,107 +48,207 @@ class AnswerReader:
         self.ended = False
         self._ids = ids
         self._streamed = streamed
+        # What was read of `_held` stays there until more text comes: to cut it off each time takes quadratic time.
         self._held = ""
+        self._at = 0
         self._call: _OpenCall | None = None
         self._since: list[str] | None = None
         self._said = False
         self.untouched = True
         """Whether nothing was said or taken yet."""
+        self._before_section = 0
+        self.in_section = False
+        """Whether the tag that opens several calls was read, and not yet the one that closes them."""
+        self.said_after_calls = False
+        """Whether a text that is not blank came after the newest call."""
 
     # -- from outside -------------------------------------------------------------------------------------------------
 
+    @property
+    def reads_call(self) -> bool:
+        """Whether a call has begun and is not complete."""
+        return bool(self._since and "".join(self._since).strip())
+
     def add(self, text: str) -> None:
         """Append the next text of the answer."""
-        self._held += text
+        self._held = self._held[self._at :] + text if self._at < len(self._held) else text
+        self._at = 0
 
-    def drop_call(self, keep_text: bool) -> None:
-        """Leave the call that is being read. Its characters become text, unless it was cut."""
-        if keep_text and self._since is not None:
-            self.text += self._since
+    def drop_call(self, cut: bool = False) -> None:
+        """Leave the call that is being read. Its characters become text, unless it was `cut` and its pieces are told as
+        they come.
+        """
+        if self._since is not None and not (cut and self._streamed):
+            self._say("".join(self._since) + (self._rest() if cut else ""))
         self._call = self._since = None
 
     # -- for parsers: text --------------------------------------------------------------------------------------------
 
     def text_up_to(self, *tags: str) -> Reading[str]:
         """Read text up to the first of some tags. Return the tag, which is consumed; empty at the end of the answer.
-        Blanks before a tag are dropped, and the beginning of a tag with which an answer with calls is cut.
+        Blanks before a tag of a call are dropped, and the beginning of a tag with which an answer with calls is cut.
         """
+        pattern = _any_of(tags)
         while True:
-            found = min(((self._held.find(tag), tag) for tag in tags if tag in self._held), default=None)
+            found = pattern.search(self._held, self._at) if tags else None
             if found is not None:
-                place, tag = found
-                self._say(_without_blanks(self._held[:place]))
+                self._say(without_blanks(self._held[self._at : found.start()]), consumed=True)
                 self.begin_calls()
-                self._take(place + len(tag), place)
-                return tag
+                self._take(found.end())
+                return found.group()
             if self.ended:
-                cut = self.calls and any(tag.startswith(self._held.strip()) for tag in ("", *tags))
-                self._say("" if cut else self._held)
-                self._held = ""
+                rest = self._rest()
+                cut = self.calls and any(tag.startswith(rest.strip()) for tag in ("", *tags))
+                self._say("" if cut else rest)
                 return ""
-            keep = max((_beginning_of(tag, self._held) for tag in tags), default=0)
-            certain = _without_blanks(self._held[: len(self._held) - keep])
-            self._say(certain)
-            self._held = self._held[len(certain) :]
+            keep = max((beginning_of(tag, self._held, self._at) for tag in tags), default=0)
+            self._say(without_blanks(self._held[self._at : len(self._held) - keep]), consumed=True)
             yield
 
     def begins_with(self, *beginnings: str) -> Reading[str]:
         """Return the first of some texts with which the unread text begins, which is not consumed; empty if there is
         none. Of several that fit, the longest counts.
         """
+        longest = max(map(len, beginnings))
         while True:
-            fits = [text for text in beginnings if self._held.startswith(text)]
-            open_ = [text for text in beginnings if text.startswith(self._held) and text not in fits]
+            held = self._held[self._at : self._at + longest]
+            fits = [text for text in beginnings if held.startswith(text)]
+            open_ = [text for text in beginnings if text.startswith(held) and text not in fits]
             if self.ended or not open_:
                 return max(fits, key=len, default="")
             yield
 
     def next_char(self) -> Reading[str]:
         """Return the next character, which is not consumed; empty at the end of the answer."""
-        while not self._held and not self.ended:
+        while self._at == len(self._held) and not self.ended:
             yield
-        return self._held[:1]
+        return self._held[self._at : self._at + 1]
 
     # -- for parsers: within a call -----------------------------------------------------------------------------------
 
     def blanks(self) -> Reading[None]:
         """Skip blanks."""
         while (yield from self.next_char()).isspace():
-            self._take(len(self._held) - len(self._held.lstrip()))
+            found = _INK.search(self._held, self._at)
+            self._take(len(self._held) if found is None else found.start())
 
     def exactly(self, text: str) -> Reading[None]:
         """Skip a text. Raises NotACall if another one comes."""
-        while len(self._held) < len(text) and text.startswith(self._held):
-            yield from self._more()
-        if not self._held.startswith(text):
+        while len(self._held) - self._at < len(text) and text.startswith(self._held[self._at :]):
+            self._check_end()
+            yield
+        if not self._held.startswith(text, self._at):
             raise NotACall(f"{text!r} is missing")
-        self._take(len(text))
+        self._take(self._at + len(text))
 
     def one_of(self, *texts: str) -> Reading[str]:
         """Skip one of some texts, and return it. Raises NotACall if another one comes."""
         text = yield from self.begins_with(*texts)
         if not text:
-            if any(each.startswith(self._held) for each in texts):
+            held = self._held[self._at : self._at + max(map(len, texts))]
+            if any(each.startswith(held) for each in texts):
                 self._check_end()
             raise NotACall(f"none of {texts} follows")
-        self._take(len(text))
+        self._take(self._at + len(text))
         return text
 
-    def up_to(self, tag: str, most: int = MOST_HEADER) -> Reading[str]:
-        """Return the text before a tag, which is consumed. Raises NotACall if it is longer than `most`."""
-        while (place := self._held.find(tag)) < 0:
-            if len(self._held) > most:
+    def up_to(self, tag: str) -> Reading[str]:
+        """Return the text before a tag, which is consumed. Raises NotACall if it is longer than `MOST_HEADER`."""
+        most = MOST_HEADER + len(tag)
+        while (place := self._held.find(tag, self._at, self._at + most)) < 0:
+            if len(self._held) - self._at >= most:
                 raise NotACall(f"{tag!r} is missing")
-            yield from self._more()
-        return self._take(place + len(tag))[:place]
+            self._check_end()
+            yield
+        return self._take(place + len(tag))[: -len(tag)]
 
-    def pieces_up_to(self, tag: str, written: Callable[[str], str]) -> Reading[None]:
-        """Add the text before a tag to the arguments, `written` as JSON, piece by piece. The tag is consumed."""
-        while (place := self._held.find(tag)) < 0:
-            certain = len(self._held) - _beginning_of(tag, self._held)
-            self.add_arguments(written(self._take(certain)))
-            yield from self._more()
-        self.add_arguments(written(self._take(place + len(tag))[:place]))
+    def run_of(self, pattern: re.Pattern[str], most: int = MOST_HEADER) -> Reading[str]:
+        """Return the longest text of characters of a class, which the pattern matches one by one; it may be empty.
+        Raises NotACall if it is longer than `most`.
+        """
+        pieces: list[str] = []
+        while True:
+            end = pattern.match(self._held, self._at).end()  # type: ignore[union-attr]
+            pieces.append(self._take(end))
+            if sum(map(len, pieces)) > most:
+                raise NotACall(f"a name has more than {most} characters")
+            if self._at < len(self._held):
+                return "".join(pieces)
+            self._check_end()
+            yield
+
+    def value_up_to(self, tag: str, tell: Callable[[str], None] | None = None) -> Reading[str]:
+        """Return the text of any length before a tag, which is consumed. With `tell`, its pieces are told as they come,
+        and it is not returned.
+        """
+        pieces: list[str] = []
+        tell = tell or pieces.append
+        while (place := self._held.find(tag, self._at)) < 0:
+            end = len(self._held) - beginning_of(tag, self._held, self._at)
+            if end > self._at:
+                tell(self._take(end))
+            self._check_end()
+            yield
+        tell(self._take(place + len(tag))[: -len(tag)])
+        return "".join(pieces)
+
+    def literal(self, quotes: tuple[str, ...], ends: str, escapes: bool = False) -> Reading[str]:
+        """Return the next value as it is written, up to one of the signs `ends` outside of its texts and brackets. The
+        sign is not consumed. Texts stand between two of the same `quotes`; with `escapes`, a quote after a backslash
+        ends none.
+        """
+        pieces: list[str] = []
+        depth, quote = 0, ""
+        outside = _any_of((*quotes, *"[](){},"))
+        while True:
+            pattern = outside if not quote else _any_of((quote, "\\")) if escapes else _any_of((quote,))
+            found = pattern.search(self._held, self._at)
+            if found is None:
+                tags = (quote,) if quote else quotes
+                keep = max(beginning_of(tag, self._held, self._at) for tag in tags)
+                pieces.append(self._take(len(self._held) - keep))
+                self._check_end()
+                yield
+                continue
+            sign = found.group()
+            if not quote and depth == 0 and sign in ends:
+                pieces.append(self._take(found.start()))
+                return "".join(pieces)
+            pieces.append(self._take(found.end()))
+            if sign == "\\":
+                while self._at == len(self._held):
+                    self._check_end()
+                    yield
+                pieces.append(self._take(self._at + 1))
+            elif sign in quotes:
+                quote = "" if quote else sign
+            else:
+                depth += {"[": 1, "(": 1, "{": 1, ",": 0}.get(sign, -1)
+                if depth < 0:
+                    raise NotACall(f"{sign!r} closes nothing")
+
+    def next_in_section(self, section: str, call: str, end: str) -> Reading[bool]:
+        """Read up to the next call between the tags `section` and `end`. Its tag `call` is consumed. Return False at
+        the end of the answer. A call that is none does not hide those after it.
+        """
+        while True:
+            if not self.in_section:
+                if not (yield from self.text_up_to(section)):
+                    return False
+                yield from self.blanks()
+                yield from self.exactly(call)
+                self.in_section = True
+                self._before_section = len(self.calls)
+                return True
+            tag = yield from self.text_up_to(call, end)
+            if tag == call:
+                return True
+            if not tag:
+                return False
+            if self._before_section == len(self.calls):
+                self.drop_call()  # a section without calls is text, with its tags
+            self.end_calls()
+            self.in_section = False
 
     def json_text(self) -> Reading[str]:
         """Return the JSON text that follows: an object, a list or a string. Raises NotACall if it is none of them."""
@@ -157,7 +259,7 @@ class AnswerReader:
     def json_string(self) -> Reading[str]:
         """Return the JSON string that follows. Raises NotACall if there is none."""
         if (yield from self.next_char()) != '"':
-            if not self._held:
+            if self._at == len(self._held):
                 self._check_end()
             raise NotACall("there is no JSON string")
         return str(json_value((yield from self.json_text())))
@@ -173,9 +275,9 @@ class AnswerReader:
         if self._said:
             self.text.append("\n\n")
 
-    def begin_call(self, name: str, id: str = "") -> None:
-        """Begin a call of a tool, with the id that the model gave it, if any."""
-        self._call = _OpenCall(len(self.calls), id or next(self._ids), name)
+    def begin_call(self, name: str, id: str = "", model_id: str = "") -> None:
+        """Begin a call of a tool, with the id that the model gave it, if any. See `ToolCall` for `model_id`."""
+        self._call = _OpenCall(len(self.calls), id or next(self._ids), name, model_id)
         self._tell(CallDelta(self._call.index, self._call.id, name))
 
     def add_arguments(self, piece: str) -> None:
@@ -188,7 +290,7 @@ class AnswerReader:
     def json_arguments(self) -> Reading[None]:
         """Read the arguments of the call as a JSON object. Raises NotACall if there is none."""
         if (yield from self.next_char()) != "{":
-            if not self._held:
+            if self._at == len(self._held):
                 self._check_end()
             raise NotACall("the arguments are no JSON object")
         assert self._call is not None
@@ -203,7 +305,8 @@ class AnswerReader:
             raise NotACall("the arguments are no JSON object")
         if not self._streamed:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
-        self.calls.append(ToolCall(call.id, call.name, arguments))
+        self.calls.append(ToolCall(call.id, call.name, arguments, call.model_id))
+        self.said_after_calls = False
         self._call = None
         self._since = []
 
@@ -213,26 +316,32 @@ class AnswerReader:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, consumed: bool = False) -> None:
+        """Tell a text, which is the next unread one if it is `consumed`."""
         if text:
             self._said = True
             self.untouched = False
+            self.said_after_calls = self.said_after_calls or not text.isspace()
             self.text.append(text)
+        if consumed:
+            self._at += len(text)
 
-    def _take(self, count: int, said: int = 0) -> str:
-        """Consume characters, of which the first `said` were told as text."""
+    def _take(self, end: int) -> str:
+        """Consume the characters before the place `end`."""
         self.untouched = False
-        taken, self._held = self._held[:count], self._held[count:]
+        taken = self._held[self._at : end]
+        self._at = end
         if self._since is not None:
-            self._since.append(taken[said:])
+            self._since.append(taken)
         return taken
 
-    def _more(self) -> Reading[None]:
-        """Wait for more text. Raises CutCall if there is no more."""
-        self._check_end()
-        yield
+    def _rest(self) -> str:
+        """Consume all that is left."""
+        rest, self._held, self._at = self._held[self._at :], "", 0
+        return rest
 
     def _check_end(self) -> None:
+        """Raise CutCall if no more text comes."""
         if self.ended:
             raise CutCall
 
@@ -246,10 +355,12 @@ class AnswerReader:
 
     def _json(self, pieces: list[str], tell: Callable[[str], None] = _nothing) -> Reading[None]:
         """Read one JSON text into `pieces`, and tell each of them."""
-        depth, quoted, escaped = 0, False, False
-        while True:
-            count = 0
-            for count, char in enumerate(self._held, 1):  # noqa: B007 (it is used after the loop)
+        depth, quoted, escaped, whole = 0, False, False, False
+        while not whole:
+            end = self._at
+            while end < len(self._held) and not whole:
+                char = self._held[end]
+                end += 1
                 if escaped:
                     escaped = False
                 elif quoted:
@@ -260,33 +371,32 @@ class AnswerReader:
                     depth += 1
                 elif char in "}]":
                     depth -= 1
-                if depth <= 0 and not quoted and not escaped:
-                    break
-            else:
-                if count:
-                    pieces.append(self._take(count))
-                    tell(pieces[-1])
-                yield from self._more()
-                continue
-            pieces.append(self._take(count))
-            tell(pieces[-1])
-            return
+                whole = depth <= 0 and not quoted and not escaped
+            if end > self._at:
+                pieces.append(self._take(end))
+                tell(pieces[-1])
+            if not whole:
+                self._check_end()
+                yield
 
 
 class _OpenCall:
     """A call that is being read."""
 
-    def __init__(self, index: int, id: str, name: str) -> None:
+    def __init__(self, index: int, id: str, name: str, model_id: str) -> None:
         self.index = index
         self.id = id
         self.name = name
+        self.model_id = model_id
         self.pieces: list[str] = []
 
 
 def json_value(text: str) -> object:
-    """Return the value of a JSON text. Raises NotACall, also for NaN and infinities."""
+    """Return the value of a JSON text. Raises NotACall, also for NaN, infinities, and keys that come twice: readers of
+    JSON differ in which of them counts.
+    """
     try:
-        return loaded(text, parse_constant=_refuse)
+        return loaded(text, parse_constant=_refuse, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise NotACall(str(error)) from None
 
@@ -295,11 +405,31 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _without_blanks(text: str) -> str:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+_INK = re.compile(r"\S")
+
+
+@cache
+def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))))
+
+
+def without_blanks(text: str) -> str:
     """Return a text without the blanks at its end, of which at most `WIDEST` are removed."""
     return text[: max(len(text.rstrip()), len(text) - WIDEST)]
 
 
-def _beginning_of(tag: str, text: str) -> int:
-    """Return how many characters at the end of `text` could begin `tag`."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+def beginning_of(tag: str, text: str, start: int = 0) -> int:
+    """Return how many characters at the end of `text`, after the place `start`, could begin `tag`."""
+    place = text.find(tag[0], max(start, len(text) - len(tag) + 1))
+    while place >= 0:
+        if tag.startswith(text[place:]):
+            return len(text) - place
+        place = text.find(tag[0], place + 1)
+    return 0

@@ -53,6 +53,8 @@ class GrammarCompiler:
         output, calls = request.params.form, request.calls
         if calls is None:
             return None if output is None else self.compile(output, request.thoughts)
+        if output is None and calls.format.enforced and not calls.enforced:
+            return None
         if calls.format.enforced and (output is not None or self.possible):
             return self.compile(output, request.thoughts, calls)
         if output is not None:

@@ -33,8 +33,9 @@ def source_of(
 ) -> str:
     """Return the grammar of an answer with all that comes before it.
 
-    The model's `thoughts` are free text. If the tokenizer `drops_space`, the answer may begin with a space, which is no
-    part of its text. With `calls`, it may call tools instead of having its form, or besides its text. One of `output`
+    The model's `thoughts` are free text. An answer may end within them, unless it must have a form or a call. If the
+    tokenizer `drops_space`, the answer may begin with a space, which is no part of its text. With `calls`, it may call
+    tools instead of having its form, or besides its text. One of `output`
     and `calls` must be given.
     """
     before = _before(thoughts, specials)
@@ -52,6 +53,11 @@ def source_of(
         bodies += schemas
     if thoughts is not None:
         rules += lark.up_to("thoughts", thoughts.close, specials)
+        if output is None and calls is not None and not calls.required:
+            rest, more = lark.never_closed("thoughts", thoughts.close, specials)
+            opened = "" if thoughts.begun else lark.after_blanks(thoughts.open, specials)
+            rules[0] += f" | {opened} {rest}"
+            rules += more
     return json.dumps({"grammars": [{"name": "answer", "lark_grammar": "\n".join(rules)}, *bodies]})
 
 

@@ -222,7 +222,7 @@ class Answer:
 
     def finish(self, reason: FinishReason) -> None:
         """Complete the answer."""
-        rest = self._text.finish()
+        rest = self._text.finish(ended=reason is FinishReason.STOP and not self._text.stopped)
         params, calls = self.request.params, self._text.calls
         if calls and reason is FinishReason.STOP:
             reason = FinishReason.TOOL_CALLS
@@ -254,10 +254,12 @@ class Answer:
 
     def _notes(self) -> tuple[str, ...]:
         """Return what of the answer's form is not enforced."""
+        own = tuple(self._text.notes)
         if self.matcher is not None:
-            own = () if self.request.calls is None else self.request.calls.notes
-            return (*self.matcher.grammar.notes, *own)
-        return ("calls are not enforced by a grammar with this model",) if self.request.calls is not None else ()
+            offered = () if self.request.calls is None else self.request.calls.notes
+            return (*self.matcher.grammar.notes, *offered, *own)
+        free = ("calls are not enforced by a grammar with this model",) if self.request.calls is not None else ()
+        return (*free, *own)
 
     def _timings(self) -> Timings:
         now = time.perf_counter()

@@ -25,7 +25,7 @@ from cortexmlx.serving.deadlines import Deadlines, timed_out
 from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.serving.observed.meter import Measurements
 from cortexmlx.serving.text.stops import Stops
-from cortexmlx.serving.text.stream import Detokenizer, TextStream
+from cortexmlx.serving.text.stream import CallsInThoughts, Detokenizer, TextStream
 
 
 class OpenRequests:
@@ -74,11 +74,12 @@ class OpenRequests:
             first = first or job
             if job.processed:
                 self._processors[job.id] = job.request.params.logits_processors
-            parser = None
-            if request.calls is not None:
+            parser = in_thoughts = None
+            if request.calls is not None and request.calls.callable:
                 key = f"{request.seed}/{len(request.prompt)}/{index}"
                 parser = request.calls.parser(key, streamed=grammar is not None)
-            text = TextStream(self._detokenizer(), stops, request.thoughts, parser)
+                in_thoughts = None if request.thoughts is None else CallsInThoughts(request.calls, key)
+            text = TextStream(self._detokenizer(), stops, request.thoughts, parser, in_thoughts)
             matcher = None if grammar is None or params.only_scores else grammar.matcher(self._forced_tokens)
             answer = Answer(answers, job, index, text, matcher, stops.thinking)
             self._constrainable += answer.constrainable

@@ -48,6 +48,15 @@ def up_to(name: str, close: str, specials: Specials, not_first: str = "") -> lis
     return [f"{name}: {name}_text {rest}", lazy, f"{terminal}: /{ANY}{escaped(first)}/{begins}"]
 
 
+def never_closed(name: str, close: str, specials: Specials) -> tuple[str, list[str]]:
+    """Return free text without the tag `close`, as a part of a rule, and the rules that it needs besides those of
+    `up_to` with this name.
+    """
+    if isinstance(parts(close, specials)[0], int):
+        return f"{name.upper()}_TEXT", []
+    return f"{name.upper()}_REST", [f"{name.upper()}_REST: {without(close)}"]
+
+
 def without(text: str, not_first: str = "") -> str:
     """Return a terminal of free text that does not contain `text`, and does not begin with `not_first`, which may have
     blanks before it.

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from cortexmlx.calls.argument import arguments, required_of, unresolved
+from cortexmlx.calls.argument import Arguments, required_of, unresolved
 from cortexmlx.calls.format import Calls
-from cortexmlx.calls.qwen_coder import QwenCoder
+from cortexmlx.calls.tagged import QWEN_CODER, Tagged
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.grammar.sources import source_of
 from cortexmlx.tools.tool import Tool
@@ -55,7 +55,7 @@ def whole(schema: Any) -> Tool:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
 def test_what_the_grammar_takes_fits_the_schema_or_there_is_a_note(schema: Any) -> None:
-    calls = Calls(QwenCoder(), (whole(schema),), "f")
+    calls = Calls(Tagged(QWEN_CODER), (whole(schema),), "f")
     bytes_ = LLTokenizer("byte")
     grammar = LLMatcher(bytes_, source_of(None, None, False, {}, calls), log_level=0)
     assert not grammar.get_error()
@@ -78,13 +78,13 @@ def test_what_the_grammar_takes_fits_the_schema_or_there_is_a_note(schema: Any) 
 
 def test_what_is_not_enforced_is_noted_wherever_it_stands() -> None:
     def notes(schema: Any) -> list[str]:
-        return [note.partition(" ")[0] for note in Calls(QwenCoder(), (whole(schema),)).notes]
+        return [note.partition(" ")[0] for note in Calls(Tagged(QWEN_CODER), (whole(schema),)).notes]
 
     assert notes({"anyOf": [{"$ref": "#/$defs/Short"}, {"type": "null"}]}) == ["maxLength"]
     assert notes({"anyOf": [{"enum": ["small"]}, {"type": "string"}]}) == ["enum"]
     assert notes({"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]}) == []
     together = mapping("f", {"a": {}, "b": {}}, anyOf=[{"required": ["a"]}, {"required": ["b"]}])
-    assert Calls(QwenCoder(), (Tool.of(together),)).notes == (
+    assert Calls(Tagged(QWEN_CODER), (Tool.of(together),)).notes == (
         "anyOf of the tool 'f' is not enforced: each argument is written by itself",
     )
 
@@ -93,8 +93,8 @@ def test_arguments_are_found_behind_a_reference() -> None:
     """pydantic writes a type that holds itself so."""
     node = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     tool = Tool.named("f", "", {"$ref": "#/$defs/Node", "$defs": {"Node": node}})
-    assert list(arguments(tool)) == required_of(tool) == ["a"]
-    assert arguments(tool)["a"].types == {"integer"}
+    assert list(Arguments(tool)) == required_of(tool) == ["a"]
+    assert Arguments(tool)["a"].types == {"integer"}
 
 
 @pytest.mark.parametrize("reference", ["#/nowhere", "http://x", "#/$defs/Tree/anyOf/7", "#/properties/a"])
@@ -102,7 +102,7 @@ def test_a_reference_that_leads_nowhere_is_refused(reference: str) -> None:
     tool = whole({"$ref": reference})
     assert unresolved(tool) == reference
     with pytest.raises(InvalidRequest, match="leads nowhere"):
-        list(QwenCoder().schemas(0, tool))
+        list(Tagged(QWEN_CODER).schemas(0, tool, {}))
 
 
 @pytest.mark.parametrize("value", [5, "x", [1], {"a": 1}, None, [[]]])
@@ -111,21 +111,21 @@ def test_a_keyword_of_another_type_raises_nothing_else(keyword: str, value: Any)
     """llguidance refuses what it reads; the rest is no schema, and any text fits it."""
     tool = whole({keyword: value})
     try:
-        list(QwenCoder().schemas(0, tool))
+        list(Tagged(QWEN_CODER).schemas(0, tool, {}))
     except InvalidRequest:
         return
-    assert isinstance(Calls(QwenCoder(), (tool,)).notes, tuple)
+    assert isinstance(Calls(Tagged(QWEN_CODER), (tool,)).notes, tuple)
 
 
 def test_a_reference_is_followed_once() -> None:
     """Otherwise the ways of this one would be as many as a hundred to the power of the depth."""
     many = {"anyOf": [{"$ref": "#/$defs/Many"}] * 100 + [{"type": "boolean"}]}
     tool = Tool.of(mapping("f", {"a": {"$ref": "#/$defs/Many"}}, **{"$defs": {"Many": many}}))
-    assert arguments(tool)["a"].types == {"boolean"}
+    assert Arguments(tool)["a"].types == {"boolean"}
 
 
 def test_very_deep_ways_end() -> None:
     deep: Any = {"type": "integer"}
     for _ in range(300):
         deep = {"anyOf": [deep]}
-    assert arguments(whole(deep))["a"].is_free
+    assert Arguments(whole(deep))["a"].is_free

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import mlx.core as mx
 import pytest
 
 from cortexmlx import (
@@ -26,6 +27,7 @@ from cortexmlx.calls.hermes import Hermes
 from cortexmlx.grammar.sources import source_of
 from cortexmlx.tools.call import result_message
 from cortexmlx.tools.tool import Tool
+from support.clients.scripted import write_scripted
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer
 from support.models.calling import write_calling
 from support.models.recurrent import RECURRENT
@@ -313,10 +315,40 @@ def test_a_format_without_a_grammar_is_read_and_said_to_be_unenforced(open_engin
     broken = call.replace("}<", "<")
     said = engine.generate(USER, dictated(engine, broken, tools=TOOLS))
     assert (said.text, said.tool_calls, said.finish_reason) == (broken, (), FinishReason.STOP)
+    odd = engine.generate(USER, dictated(engine, call.replace('"Rome"', "7"), tools=TOOLS))
+    assert [each.values for each in odd.tool_calls] == [{"city": 7}] and "does not fit its schema" in odd.notes[-1]
+    held = engine.generate(USER, tools=TOOLS, tool_choice="required", max_tokens=300, temperature=1.5, seed=1)
+    assert held.notes == () and (held.tool_calls or held.finish_reason is FinishReason.LENGTH)
+    free = open_engine("lfm")
     with pytest.raises(InvalidRequest, match="tool_choice 'required' cannot be enforced with this model"):
-        engine.generate(USER, tools=TOOLS, tool_choice="required")
+        free.generate(USER, tools=TOOLS, tool_choice="required")
     with pytest.raises(InvalidRequest, match="cannot be enforced together"):
-        engine.generate(USER, tools=TOOLS, structured="json")
+        free.generate(USER, tools=TOOLS, structured="json")
+
+
+def test_a_call_at_the_end_of_thoughts_that_are_not_closed_is_a_call(tmp_path: Path) -> None:
+    with Engine(str(write_scripted(tmp_path / "m")), kv_memory="64MB", max_rows=4) as engine:
+        end = engine.encode("<|im_end|>")
+
+        def said(text: str) -> Completion:
+            """What becomes of an answer that the model ends after this text."""
+            tokens, prompt = [*engine.encode(text), *end], 0
+
+            def dictate(known: mx.array, logits: mx.array) -> mx.array:
+                nonlocal prompt
+                prompt = prompt or known.size
+                return mx.where(mx.arange(logits.shape[-1]) == tokens[known.size - prompt], 0.0, -mx.inf)[None]
+
+            return engine.generate(USER, tools=TOOLS, max_tokens=200, logits_processors=[dictate])
+
+        call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+        answer = said(f"<think>I call it.\n{call}")
+        assert [each.values for each in answer.tool_calls] == [{"city": "Rome"}]
+        assert (answer.thinking, answer.finish_reason, answer.notes) == ("I call it.", FinishReason.TOOL_CALLS, ())
+        for thought, notes in (("The answer is 4.", 0), (f"{call} No.", 1), (call.replace("Rome", "Bonn"), 1)):
+            answer = said(f"<think>{thought}")
+            assert (answer.thinking, answer.tool_calls, len(answer.notes)) == (thought, (), notes)
+            assert answer.finish_reason is FinishReason.STOP
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_with_the_name_of_its_tool(open_engine: Open) -> None:

@@ -7,12 +7,14 @@ from tests.faults.planted import Fault
 FORMAT, READER = "cortexmlx/calls/format.py", "cortexmlx/calls/reader.py"
 FITTING = "cortexmlx/models/tokenizers/fitting.py"
 ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
-STREAM, CODER = "cortexmlx/serving/text/stream.py", "cortexmlx/calls/qwen_coder.py"
+STREAM, TAGGED = "cortexmlx/serving/text/stream.py", "cortexmlx/calls/tagged.py"
 
 TESTS = (
     "tools",
     "calls",
     "structured/test_lark.py",
+    "serving/text/test_stream.py",
+    "grammar/test_sources.py",
     "protocols/openai/test_tools.py",
     "engine/test_tools.py",
     "models/tokenizers/test_fitting.py",
@@ -30,8 +32,10 @@ FAULTS = (
     Fault("arguments have names that the schema does not have", FORMAT, "schema.keys().isdisjoint(_COMPOSED)", "False"),
     Fault("strict tools are lenient", FORMAT, "    if not strict:\n", "    if True:\n"),
     Fault("all calls have one id", FORMAT, "        number += 1\n", "        number += 0\n"),
-    Fault("what is no call is lost", FORMAT, "reader.drop_call(keep_text=True)", "reader.drop_call(keep_text=False)"),
-    Fault("a cut call is text", FORMAT, "reader.drop_call(keep_text=False)", "reader.drop_call(keep_text=True)"),
+    Fault("what is no call is lost", READER, 'self._say("".join(self._since) + (self._rest() if cut else ""))', "pass"),
+    Fault("a cut call that was told is text, too", READER, "not (cut and self._streamed)", "True"),
+    Fault("a call that does not fit has no note", FORMAT, "self.notes.append(note)", "pass"),
+    Fault("one unknown call hides those after it", READER, "                self.in_section = True\n", ""),
     Fault(
         "an escaped quote ends a text",
         READER,
@@ -49,14 +53,14 @@ FAULTS = (
     Fault(
         "a half tag is told as text",
         READER,
-        "keep = max((_beginning_of(tag, self._held) for tag in tags), default=0)",
+        "keep = max((beginning_of(tag, self._held, self._at) for tag in tags), default=0)",
         "keep = 0",
     ),
     Fault(
         "blanks before a call stay",
         READER,
-        "self._say(_without_blanks(self._held[:place]))",
-        "self._say(self._held[:place])",
+        "self._say(without_blanks(self._held[self._at : found.start()]), consumed=True)",
+        "self._say(self._held[self._at : found.start()], consumed=True)",
     ),
     Fault(
         "pieces come late", READER, "        if self._streamed:\n            self.deltas.append(delta)", "        pass"
@@ -83,8 +87,26 @@ FAULTS = (
         "key = output, thoughts, calls",
         "key = output, thoughts, None",
     ),
-    Fault("raw texts are JSON", CODER, "json.dumps(piece, ensure_ascii=False)[1:-1]", "piece"),
-    Fault("every text is a number if it can be", CODER, 'types - {"string"}', "_KINDS"),
+    Fault("raw texts are JSON", TAGGED, "dumped(piece)[1:-1]", "piece"),
+    Fault(
+        "every text is a number if it can be",
+        "cortexmlx/calls/argument.py",
+        'return "string" in self.types and not self.texts',
+        'return self.types == {"string"}',
+    ),
+    Fault(
+        "a text without quotes is a number",
+        "cortexmlx/calls/argument.py",
+        "return dumped(written)\n        return literal",
+        "return literal\n        return literal",
+    ),
+    Fault(
+        "calls in thoughts run though text follows",
+        STREAM,
+        "if closed or text.strip() else certain",
+        "if closed else certain",
+    ),
+    Fault("thoughts must be closed", "cortexmlx/grammar/sources.py", "and not calls.required:", "and False:"),
     Fault(
         "thoughts end in the final channel only",
         "cortexmlx/calls/harmony.py",

@@ -183,7 +183,10 @@ def test_calls_come_after_thoughts_and_after_a_dropped_space(
         assert follows(tokenizer, begun, f"{call(-1)}</think>{call(2)}") is True
         wrong = [call(-1), f"<think>so</think>{call(-1)}"]
         assert [follows(tokenizer, source, text) for text in wrong] == [None] * len(wrong)
-        assert not follows(tokenizer, source, f"<think>{call(1)}"), "thoughts that do not end are no answer"
+        for open_, own in (("<think>", source), ("", begun)):
+            assert follows(tokenizer, own, f"{open_}hm, {call(-1)}") is True, "an answer may end within its thoughts"
+        required = source_of(None, TAGGED, drops_space, SPECIALS, Calls(format, TOOLS, "required"))
+        assert not follows(tokenizer, required, f"<think>{call(1)}"), "unless a call is required"
         assert follows(tokenizer, source, " " + call(1)) is True or not drops_space
 
 
@@ -191,5 +194,6 @@ def test_a_form_or_calls_come_after_thoughts(tokenizer: Any) -> None:
     source = source_of(FORM, TAGGED, False, SPECIALS, Calls(Hermes(), TOOLS))
     for text in ('<think>hm</think>{"a":1}', f"<think>hm</think>{hermes_call(1)}", '{"a": 1}'):
         assert follows(tokenizer, source, text) is True
+    assert not follows(tokenizer, source, "<think>hm"), "a form is asked for"
     for text in ("<think>hm</think>b", f'{{"a":1}}{hermes_call(1)}'):
         assert follows(tokenizer, source, text) is None

@@ -359,17 +359,6 @@ def test_latent_attention_is_computed_of_what_is_replaced(home: str, name: str) 
     assert "cache=cache" in source and "mask=pe_scores" in source
 
 
-def test_parsers_of_tool_calls_have_tags_and_read_a_text() -> None:
-    from cortexmlx.calls.find import _FOREIGN
-
-    for name in {module for module, _ in _FOREIGN}:
-        parser = module(f"tool_parsers.{name}")
-        assert parser.tool_call_start and parser.tool_call_end, name
-        assert len(parameters(parser.parse_tool_call)) == 2, name
-    call = module("tool_parsers.pythonic").parse_tool_call("[f(a=1)]", [])
-    assert call in ({"name": "f", "arguments": {"a": 1}}, [{"name": "f", "arguments": {"a": 1}}])
-
-
 def test_the_server_has_the_options_that_the_study_gives() -> None:
     text = inspect.getsource(module("server").main)
     assert all(f'"--{option}"' in text for option in ("model", "port"))

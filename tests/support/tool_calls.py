@@ -265,3 +265,78 @@ def qwen_coder(calls: Sequence[Call]) -> str:
         return f"<tool_call>\n<function={name}>\n{given}</function>\n</tool_call>"
 
     return "\n".join(one(*call) for call in calls)
+
+
+def tagged(call: str, key: str, value: str, end: str, line: str = "\n", section: tuple[str, str] = ("", "")) -> Write:
+    """A writer of a format with a tag for each argument. `call`, `key` and `value` have places for what they name."""
+
+    def write(calls: Sequence[Call]) -> str:
+        def one(name: str, arguments: dict[str, Any]) -> str:
+            parts = [
+                key.replace("KEY", each) + value.replace("VALUE", said if isinstance(said, str) else dumped(said))
+                for each, said in arguments.items()
+            ]
+            return line.join([call.replace("NAME", name), *parts, end])
+
+        return line.join([*filter(None, section[:1]), *(one(*each) for each in calls), *filter(None, section[1:])])
+
+    return write
+
+
+def glm(prefix: str, line: str) -> Write:
+    """GLM 4.5 and 4.6 write line breaks between the tags, 4.7 none. LongCat's tags have a prefix."""
+    key, value = f"<{prefix}arg_key>KEY</{prefix}arg_key>", f"<{prefix}arg_value>VALUE</{prefix}arg_value>"
+    return tagged(f"<{prefix}tool_call>NAME", key + line, value, f"</{prefix}tool_call>", line)
+
+
+def invoked(prefix: str, section: str) -> Write:
+    """MiniMax M2 and Muse Spark."""
+    key, value = f'<{prefix}parameter name="KEY">', f"VALUE</{prefix}parameter>"
+    tags = f"<{section}>", f"</{section}>"
+    return tagged(f'<{prefix}invoke name="NAME">', key, value, f"</{prefix}invoke>", section=tags)
+
+
+def minicpm(calls: Sequence[Call]) -> str:
+    """MiniCPM 5: what is more than a plain line stands in CDATA."""
+
+    def written(value: Any) -> str:
+        text = value if isinstance(value, str) else dumped(value)
+        return f"<![CDATA[{text.replace(']]>', ']]]]><![CDATA[>')}]]>" if set(text) & set("<&\n") else text
+
+    return "".join(
+        f'<function name="{name}">'
+        + "".join(f'<param name="{key}">{written(value)}</param>' for key, value in arguments.items())
+        + "</function>"
+        for name, arguments in calls
+    )
+
+
+def kimi(calls: Sequence[Call]) -> str:
+    """Kimi K2."""
+    each = (
+        f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{dumped(arguments)}<|tool_call_end|>"
+        for number, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{''.join(each)}<|tool_calls_section_end|>"
+
+
+def braces(begin: str, end: str, quote: str) -> Write:
+    """Gemma 4 and FunctionGemma: keys stand as they are, texts between two tags, and a key for each value."""
+
+    def written(value: Any) -> str:
+        if isinstance(value, str):
+            return f"{quote}{value}{quote}"
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{key}:{written(each)}' for key, each in value.items())}}}"
+        return f"[{','.join(map(written, value))}]" if isinstance(value, list) else dumped(value)
+
+    return lambda calls: "".join(f"{begin}call:{name}{written(arguments)}{end}" for name, arguments in calls)
+
+
+def pythonic(literal: Callable[[Any], str]) -> Write:
+    """LFM2, whose templates write values as JSON, and LFM2.5, with the literals of Python."""
+
+    def one(name: str, arguments: dict[str, Any]) -> str:
+        return f"{name}({', '.join(f'{key}={literal(value)}' for key, value in arguments.items())})"
+
+    return lambda calls: f"<|tool_call_start|>[{', '.join(one(*each) for each in calls)}]<|tool_call_end|>"

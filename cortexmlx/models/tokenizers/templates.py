@@ -218,7 +218,11 @@ def call_format_of(tokenizer: Any) -> CallFormat | None:
                 return None
         except TemplateError:
             return None
-    return format_of(template, tokenizer.get_vocab())
+    vocabulary = tokenizer.get_vocab()
+    found = format_of(template, vocabulary)
+    if found is not None:
+        found.opener = vocabulary.get(found.trigger)
+    return found
 
 
 def reads_thoughts_field(tokenizer: Any) -> bool:

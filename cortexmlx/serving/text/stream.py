@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from cortexmlx.calls.format import CallParser
+from cortexmlx.calls.format import CallParser, Calls
+from cortexmlx.calls.reader import without_blanks
 from cortexmlx.serving.text.stops import Stops, StopStrings
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter, ThoughtTokens
 from cortexmlx.structured.thoughts import Thoughts
@@ -40,7 +41,8 @@ class TextStream:
 
     With `thoughts`, the model's thoughts are told apart: see `ThoughtSplitter`. Stop strings apply to the answer. They
     do not end thoughts, except those that contain one of the tags: see `Stops`. With a parser of `calls`, calls are
-    told apart, too, and stop strings do not end them.
+    told apart, too, and stop strings do not end them. `in_thoughts` takes calls with which an answer ends before its
+    thoughts do.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class TextStream:
         stops: Stops,
         thoughts: Thoughts | None = None,
         calls: CallParser | None = None,
+        in_thoughts: CallsInThoughts | None = None,
     ) -> None:
         self.stopped = False
         """Whether a stop string is complete. Tokens that are pushed after that are ignored."""
@@ -60,6 +63,7 @@ class TextStream:
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts)
         self._thought_tokens = ThoughtTokens()
         self._calls = calls
+        self._calls_in_thoughts = in_thoughts
         self._text = _Text()
         self._thinking = _Text()
         self._before = _Text()
@@ -109,7 +113,15 @@ class TextStream:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The complete calls."""
+        if self._calls_in_thoughts is not None and self._calls_in_thoughts.calls:
+            return self._calls_in_thoughts.calls
         return () if self._calls is None else self._calls.calls
+
+    @property
+    def notes(self) -> list[str]:
+        """What is wrong with calls."""
+        own = [] if self._calls is None else self._calls.notes
+        return own if self._calls_in_thoughts is None else [*own, *self._calls_in_thoughts.notes]
 
     def push(self, token: int) -> TextDelta:
         """Take one token id. Return the text that can now be shown, often none."""
@@ -120,17 +132,26 @@ class TextStream:
         self.silent = not new
         if self._splitter is not None and not self._splitter.over:
             self._thought_tokens.add_token(new)
+        if self._calls_in_thoughts is not None:
+            self._calls_in_thoughts.see(token)
         return self._take(new)
 
-    def finish(self) -> TextDelta:
-        """Return the rest of the text, which was held back until now, because no more tokens come."""
+    def finish(self, ended: bool = False) -> TextDelta:
+        """Return the rest of the text, which was held back until now, because no more tokens come. `ended` says whether
+        the model has ended its turn.
+        """
         if self._in_answer is not None and self._in_answer.stopped:
             return TextDelta()
         new = ""
         if not self.stopped:
             self._detokenizer.finalize()
             new = self._detokenizer.last_segment
-        return self._take(new, final=True)
+        text, thinking, calls = self._take(new, final=True)
+        if self._calls_in_thoughts is not None and self.in_thoughts:
+            rest, more = self._calls_in_thoughts.finish(ended, self.thinking)
+            self._thinking.add(rest)
+            thinking, calls = thinking + rest, calls + more
+        return TextDelta(text, thinking, calls)
 
     def _take(self, new: str, final: bool = False) -> TextDelta:
         if self._everywhere is not None:
@@ -170,8 +191,70 @@ class TextStream:
         self._thought_tokens.add_parts(parts)
         self._before.add("".join(part.text for part in parts if part.kind is not Kind.ANSWER))
         thinking = "".join(part.text for part in parts if part.kind is Kind.THOUGHT)
+        if self._calls_in_thoughts is not None:
+            thinking = self._calls_in_thoughts.feed(thinking, closed=not splitter.inside)
         self._thinking.add(thinking)
         return "".join(part.text for part in parts if part.kind is Kind.ANSWER), thinking
+
+
+class CallsInThoughts:
+    """Calls with which an answer ends before its thoughts do: some models forget to close them.
+
+    Such a call counts if it begins with the token that opens calls, is complete, fits its schema, and is the last that
+    the model writes. All others are thoughts: a model that only thinks about a tool runs none. A call is held back
+    until that is known.
+    """
+
+    def __init__(self, calls: Calls, key: str) -> None:
+        self.calls: tuple[ToolCall, ...] = ()
+        """The calls that count, when the answer has ended."""
+        self.notes: list[str] = []
+        self._key = key
+        self._offered = calls
+        self._opens = False
+        self._parser: CallParser | None = None
+        self._held: list[str] = []
+        self._deltas: tuple[CallDelta, ...] = ()
+
+    def see(self, token: int) -> None:
+        """Note the token that wrote the next text."""
+        self._opens = token == self._offered.format.opener
+
+    def feed(self, thought: str, closed: bool) -> str:
+        """Take the next text of the thoughts, which is the last if they are `closed`. Return what is certainly a
+        thought.
+        """
+        certain = ""
+        if self._parser is None:
+            place = thought.rfind(self._offered.format.trigger) if self._opens else -1
+            if place < 0:
+                return thought
+            certain = without_blanks(thought[:place])
+            thought = thought[len(certain) :]
+            self._parser, self._held, self._deltas = self._offered.parser(self._key, streamed=False), [], ()
+            assert self._parser is not None
+        self._held.append(thought)
+        text, deltas = self._parser.feed(thought)
+        self._deltas += deltas
+        return certain + self._released() if closed or text.strip() else certain
+
+    def finish(self, ended: bool, thinking: str) -> tuple[str, tuple[CallDelta, ...]]:
+        """Return what was held back, or the calls: no more text comes. `thinking` is what came before."""
+        if ended and self._parser is not None:
+            _, deltas = self._parser.rest()
+            if self._parser.ends_with_calls and not self._parser.notes:
+                self.calls = self._parser.calls
+                return "", self._deltas + deltas
+        rest = self._released()
+        if self._offered.format.trigger and self._offered.format.trigger in thinking + rest:
+            self.notes.append(
+                "the answer ended within its thoughts, so what looks like a call there was not taken as one"
+            )
+        return rest, ()
+
+    def _released(self) -> str:
+        held, self._parser, self._held = "".join(self._held), None, []
+        return held
 
 
 class _Text:

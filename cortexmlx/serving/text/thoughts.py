@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
+from cortexmlx.calls.reader import WIDEST, beginning_of, without_blanks
 from cortexmlx.structured.thoughts import Thoughts
-
-WIDEST = 64
-"""How many blanks around a tag belong to it at most. As many are held back until the next text is known."""
 
 
 class Kind(Enum):
@@ -66,7 +64,7 @@ class ThoughtSplitter:
     @property
     def half_closed(self) -> int:
         """How many characters at the end of the text begin the tag that closes thoughts."""
-        return _beginning_of(self._thoughts.close, self._held) if self._place is _Place.INSIDE else 0
+        return beginning_of(self._thoughts.close, self._held) if self._place is _Place.INSIDE else 0
 
     def feed(self, text: str) -> Iterator[TextPart]:
         """Take text, and yield the parts that are certain now."""
@@ -128,15 +126,15 @@ class ThoughtSplitter:
     def _inside(self, final: bool) -> TextPart | None:
         before, tag, _ = self._held.partition(self._thoughts.close)
         if tag:
-            thought = _without_blanks(before)
+            thought = without_blanks(before)
             if thought:
                 return TextPart(thought, Kind.THOUGHT)
             self._place = _Place.CLOSED
             return TextPart(before + tag, Kind.MARKUP)
         if final:
             return TextPart(self._held, Kind.THOUGHT)
-        certain = self._held[: len(self._held) - _beginning_of(self._thoughts.close, self._held)]
-        return TextPart(_without_blanks(certain), Kind.THOUGHT)
+        certain = self._held[: len(self._held) - beginning_of(self._thoughts.close, self._held)]
+        return TextPart(without_blanks(certain), Kind.THOUGHT)
 
     def _blanks(self, then: _Place) -> TextPart | None:
         blanks = len(self._held) - len(self._held.lstrip())
@@ -173,13 +171,3 @@ class ThoughtTokens:
         """How many tokens wrote the thoughts."""
         first, last = self._thought
         return sum(begin < last and first < max(end, begin + 1) for begin, end in pairwise(self._ends))
-
-
-def _without_blanks(text: str) -> str:
-    """Return a text without the blanks at its end, of which at most `WIDEST` are removed."""
-    return text[: max(len(text.rstrip()), len(text) - WIDEST)]
-
-
-def _beginning_of(tag: str, text: str) -> int:
-    """Return how many characters at the end of `text` could begin `tag`."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)

@@ -12,12 +12,15 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetoke
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from cortexmlx.calls.format import Calls
+from cortexmlx.calls.hermes import Hermes
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.text.stops import Stops, StopTable
-from cortexmlx.serving.text.stream import TextDelta, TextStream
+from cortexmlx.serving.text.stream import CallsInThoughts, TextDelta, TextStream
 from cortexmlx.structured.thoughts import Thoughts
+from support.tool_calls import TOOLS
 
 CORPUS = [
     "the theme of the song",
@@ -222,3 +225,43 @@ def test_an_answer_stays_stopped_at_a_string_with_a_tag_beside_strings_of_the_an
     shown = [text.push(token) for token in tokenizer().encode("<think>why</think>because")]
     assert text.stopped and text.finish() == TextDelta()
     assert (text.text, text.thinking, "".join(piece.thinking for piece in shown)) == ("", "why", "why")
+
+
+CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+OPENER = 256
+WITH_OPENER = [*(bytes([byte]) for byte in range(OPENER)), b"<tool_call>"]
+
+
+@pytest.mark.parametrize(
+    ("said", "runs", "thinking"),
+    [
+        (["I call it.\n", OPENER, CALL], 1, "I call it."),
+        ([OPENER, f"\n{CALL}\n", OPENER, CALL, "\n"], 2, ""),
+        (["Perhaps ", OPENER, CALL, " or rather\n", OPENER, CALL], 1, f"Perhaps <tool_call>{CALL} or rather"),
+        (["The tag ", OPENER, " opens a call. ", OPENER, CALL], 1, "The tag <tool_call> opens a call."),
+        ([f"<tool_call>{CALL}"], 0, f"<tool_call>{CALL}"),  # spelled with ordinary tokens
+        ([OPENER, CALL, " But no."], 0, f"<tool_call>{CALL} But no."),
+        ([OPENER, CALL[:-3]], 0, f"<tool_call>{CALL[:-3]}"),
+        ([OPENER, CALL.replace("weather", "nosuch")], 0, f"<tool_call>{CALL.replace('weather', 'nosuch')}"),
+        ([OPENER, CALL.replace('"Oslo"', "7")], 0, f"<tool_call>{CALL.replace(chr(34) + 'Oslo' + chr(34), '7')}"),
+        ([OPENER, CALL, "</think>Hello"], 0, f"<tool_call>{CALL}"),
+        ([OPENER, CALL, "</think>", OPENER, CALL], 1, f"<tool_call>{CALL}"),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_calls_at_the_end_of_thoughts_count(said: list[str | int], runs: int, thinking: str, ended: bool) -> None:
+    format = Hermes()
+    format.opener = OPENER
+    calls = Calls(format, TOOLS)
+    parser, in_thoughts = calls.parser("key", streamed=True), CallsInThoughts(calls, "key")
+    text = TextStream(ByteDetokenizer(WITH_OPENER), Stops(), Thoughts("<think>", "</think>"), parser, in_thoughts)
+    tokens = [token for part in ["<think>", *said] for token in ([part] if isinstance(part, int) else part.encode())]
+    shown = [*map(text.push, tokens), text.finish(ended)]
+    closed = "</think>" in str(said)
+    if not ended and not closed:  # the answer was cut
+        runs, thinking = 0, "".join("<tool_call>" if part == OPENER else str(part) for part in said)
+    assert (len(text.calls), text.thinking.strip()) == (runs, thinking.strip())
+    assert "".join(piece.thinking for piece in shown) == text.thinking
+    assert [delta.name for piece in shown for delta in piece.calls if delta.name] == ["weather"] * runs
+    assert len({call.id for call in text.calls}) == runs
+    assert bool(text.notes) == (not closed and "<tool_call>" in text.thinking and not runs)

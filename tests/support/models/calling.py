@@ -29,6 +29,7 @@ TOKENS = {
     ),
     "plain tags": (templates.HERMES, ()),
     "kimi": (templates.KIMI, ()),
+    "lfm": (templates.LFM, ()),
     "toolless": (templates.TOOLLESS, ()),
 }
 """Chat templates, each with the tokens that the vocabulary has for its tags."""

@@ -1,4 +1,4 @@
-"""Qwen3-Coder's arguments: raw texts, and JSON of the types that the schema names."""
+"""Arguments between tags, as Qwen3-Coder writes them: raw texts, and JSON where the schema takes no text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx import InvalidRequest
 from cortexmlx.calls.format import Calls
-from cortexmlx.calls.qwen_coder import QwenCoder
+from cortexmlx.calls.tagged import QWEN_CODER, Tagged
 from cortexmlx.tools.tool import Tool
 from support.tool_calls import Call, mapping
 
@@ -18,7 +18,7 @@ SHARED = {"$defs": {"Size": {"enum": ["small", "large"]}, "Point": {"type": "obj
 
 def called(schema: dict[str, Any], value: str, **more: Any) -> tuple[Call, ...]:
     tool = Tool.of(mapping("f", {"a": schema}, ["a"], **more))
-    parser = Calls(QwenCoder(), (tool,)).parser("key", streamed=True)
+    parser = Calls(Tagged(QWEN_CODER), (tool,)).parser("key", streamed=True)
     assert parser is not None
     parser.feed(f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>")
     parser.rest()
@@ -39,16 +39,16 @@ def called(schema: dict[str, Any], value: str, **more: Any) -> tuple[Call, ...]:
         ({"type": "null"}, "null", None),
         ({"type": "array"}, '["a", 1]', ["a", 1]),
         ({"type": "object"}, '{"a": {"b": null}}', {"a": {"b": None}}),
-        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "null", "null"),
         ({"type": ["string", "null"]}, "nul", "nul"),
-        ({"type": ["string", "integer"]}, "5", 5),
+        ({"type": ["string", "integer"]}, "5", "5"),
         ({"type": ["string", "integer"]}, "5 apples", "5 apples"),
         ({"type": ["string", "integer"]}, "true", "true"),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
-        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", [1]),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "1.10", "1.10"),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, "[1]", "[1]"),
         ({}, "text", "text"),
         ({}, "5", "5"),
-        ({}, '{"a": 1}', {"a": 1}),
+        ({}, '{"a": 1}', '{"a": 1}'),
         ({"enum": ["a b", "c"]}, "a b", "a b"),
         ({"enum": [1, "two"]}, "1", 1),
         ({"const": "x"}, "x", "x"),
@@ -67,8 +67,8 @@ def test_a_value_has_the_type_of_its_schema(schema: dict[str, Any], value: str, 
     ("schema", "value"),
     [({"type": "integer"}, "five"), ({"type": "object"}, "{"), ({"type": "number"}, "NaN"), ({"type": "array"}, "")],
 )
-def test_what_is_no_json_of_the_type_is_no_call(schema: dict[str, Any], value: str) -> None:
-    assert called(schema, value) == ()
+def test_what_is_no_json_of_the_type_is_the_text_that_was_written(schema: dict[str, Any], value: str) -> None:
+    assert called(schema, value) == (("f", {"a": value}),)
 
 
 def test_references_in_a_circle_end() -> None:
@@ -81,34 +81,34 @@ def test_references_in_a_circle_end() -> None:
 def test_what_a_raw_text_cannot_hold_is_told_or_refused() -> None:
     limited = {"type": "string", "maxLength": 3, "pattern": "^a"}
     tool = Tool.of(mapping("f", {"a": limited, "b": {"enum": ["x"], "maxLength": 3}, "c": {"type": "integer"}}))
-    notes = Calls(QwenCoder(), (tool,)).notes
+    notes = Calls(Tagged(QWEN_CODER), (tool,)).notes
     assert [note.partition(" is not")[0] for note in notes] == [
         "pattern of 'a' of the tool 'f'",
         "maxLength of 'a' of the tool 'f'",
     ]
     with pytest.raises(InvalidRequest, match="the tool 'f' cannot be enforced: pattern of 'a'"):
-        list(QwenCoder().schemas(0, replace(tool, strict=True)))
+        list(Tagged(QWEN_CODER).schemas(0, replace(tool, strict=True), {}))
 
 
 @pytest.mark.parametrize("key", ["", "a>b", "<a", "a\nb", " a", "a ", "\n"])
 def test_a_name_that_cannot_stand_in_a_tag_is_refused(key: str) -> None:
     tool = Tool.of(mapping("f", {key: {"type": "string"}}))
     with pytest.raises(InvalidRequest, match="is no name that can stand in a tag"):
-        list(QwenCoder().schemas(0, tool))
+        list(Tagged(QWEN_CODER).schemas(0, tool, {}))
 
 
 @pytest.mark.parametrize("key", ["a", "a b", 'we"ird', "é-1", "a/b.c"])
 def test_other_names_come_back_as_they_are(key: str) -> None:
     tool = Tool.of(mapping("f", {}, [key]))
-    parser = Calls(QwenCoder(), (tool,)).parser("key", streamed=True)
-    assert parser is not None and len(list(QwenCoder().schemas(0, tool))) == 1
+    parser = Calls(Tagged(QWEN_CODER), (tool,)).parser("key", streamed=True)
+    assert parser is not None and len(list(Tagged(QWEN_CODER).schemas(0, tool, {}))) == 1
     parser.feed(f"<tool_call>\n<function=f>\n<parameter={key}>\nx\n</parameter>\n</function>\n</tool_call>")
     assert [call.values for call in parser.calls] == [{key: "x"}]
 
 
 def test_a_name_that_comes_twice_is_no_call() -> None:
     tool = Tool.of(mapping("f", {"a": {"type": "string"}}))
-    parser = Calls(QwenCoder(), (tool,)).parser("key", streamed=False)
+    parser = Calls(Tagged(QWEN_CODER), (tool,)).parser("key", streamed=False)
     assert parser is not None
     twice = "<parameter=a>\n1\n</parameter>\n" * 2
     text = f"<tool_call>\n<function=f>\n{twice}</function>\n</tool_call>"
