@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.errors import HostLost, InvalidRequest, StructuredOutputError
+from cortexmlx.errors import FormRefused, InvalidRequest, StructuredOutputError
 from cortexmlx.request import TokenEvent
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.protocols import PROTOCOLS
@@ -127,7 +127,13 @@ BODIES: dict[str, Any] = {
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
 }
 PANIC = "panicked at src/parser.rs:1:2: index out of bounds\n<backtrace>\n at /Users/ann/x.rs"
-FAILURES = [type("PanicException", (BaseException,), {}), RuntimeError, StructuredOutputError, InvalidRequest, HostLost]
+FAILURES = [
+    type("PanicException", (BaseException,), {}),
+    RuntimeError,
+    FormRefused,
+    InvalidRequest,
+    StructuredOutputError,
+]
 
 
 def error_in(reply: httpx.Response) -> dict[str, Any]:

@@ -183,7 +183,8 @@ def test_what_is_not_read_becomes_a_line() -> None:
 def test_a_result_without_its_call_is_what_the_user_says() -> None:
     told = "[The result of an earlier call:]\nr"
     assert roles(user(text("a"), result("9"))) == [("user", f"{told}\na")]
-    assert roles(HI, assistant(use("1")), user(result("9"), result("1")))[2:] == [("tool", "r"), ("user", told)]
+    beside = f"r\n<user>\n{told}\n</user>"  # the loop of calls goes on
+    assert roles(HI, assistant(use("1")), user(result("9"), result("1")))[2:] == [("tool", beside)]
 
 
 @pytest.mark.parametrize("system", [5, [5], {"type": "text", "text": "a"}])

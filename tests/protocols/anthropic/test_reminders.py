@@ -100,8 +100,8 @@ def test_a_reminder_of_a_developer_costs_no_loop_and_a_question_ends_it() -> Non
             if n in REMINDED:
                 chat.append({"role": role, "content": f"reminder {n}."})
                 items.append({"role": role, "content": f"reminder {n}."})
-        told = [(f"input[{place}]", item) for place, item in enumerate(plain_items(items, None))]
-        return read_messages(chat), read_messages(messages_of(told, offered_tools({})[0], None)[0])
+        told = messages_of(plain_items(items, None), offered_tools({})[0], None)[0]
+        return read_messages(chat), read_messages(told)
 
     for role, kept in (("developer", CALLS), ("system", CALLS), ("user", 0)):
         for before, after in zip(asked(CALLS - 1, role), asked(CALLS, role), strict=True):

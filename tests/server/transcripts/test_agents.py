@@ -148,6 +148,7 @@ def test_after_a_restart_an_agent_goes_on(tmp_path: Path, kind: str) -> None:
         usage = ask(messages).usage
     again = len(answers[1]) if config else 0  # a recurrent state is on disk as it was before the last answer
     assert usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens <= NEW + again + 2 * BLOCK
+    soon(lambda: any(b"It is  fine." in path.read_bytes() for path in store.glob("*.transcript")))
     [kept] = store.glob("*.transcript")
     kept.unlink()
     with agent(tmp_path / "tiny", KEEPS, answers[2:], config, store) as ask:
