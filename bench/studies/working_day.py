@@ -235,7 +235,7 @@ def _write_models(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _serving(options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Engine]]]:
+def _serving(day: Day, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Engine]]]:
     """Serve the models, of which two are in memory at a time, and yield the address and the engines that are open."""
     from cortexmlx.server import ModelPool, ServedModel, app
     from cortexmlx.server.web.listening import Listening, bound
@@ -245,6 +245,7 @@ def _serving(options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str
     def opener(name: str) -> Callable[[Any], Engine]:
         def open_engine(on_progress: Any) -> Engine:
             given = dict(options[name])
+            day.done["loads"] += 1
             engines[name] = Engine(given.pop("model"), on_progress=on_progress, **given)
             return engines[name]
 
@@ -292,7 +293,7 @@ def work(hours: float, seed: int, given: list[str], folder: Path) -> Day:
     asked = [*(name for name in options if name != "embedder"), "full:a", "full:b"]
     day = Day(hours * 3600)
     dice = random.Random(seed)
-    with _serving(options) as (url, engines):
+    with _serving(day, options) as (url, engines):
         clients = [threading.Thread(target=Client(day, url, asked, "embedder", seed + i).run) for i in range(4)]
         for client in clients:
             client.start()
