@@ -17,8 +17,9 @@ from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
-from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Salt, predecessor
+from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Node, Salt, predecessor
 from cortexmlx.kv.sequences import SequenceTables
+from cortexmlx.kv.state.resume_points import parting
 from cortexmlx.kv.state.sequence_states import SequenceStates
 from cortexmlx.kv.step import BlockCopy, copies_of
 
@@ -247,9 +248,46 @@ class KVCache:
         sequence = self._sequences[seq]
         full = stored // self.block_size
         rest = tokens[full * self.block_size : stored]
+        last: Node | None = sequence.parent
         if rest and sequence.registered == full:
-            self.states.attach(sequence, self._cache(sequence, full, rest, None), full)
+            last = self._cache(sequence, full, rest, None)
+            self.states.attach(sequence, last if isinstance(last, Entry) else None, full)
+        if passed:
+            self._give_points_up(sequence)
+        elif last is not None and sequence.registered == full:
+            self.pools.points.add(last, stored)
         self.free(seq, passed)
+
+    def _give_points_up(self, sequence: SequenceBlocks) -> None:
+        """Give up the resume points of the blocks that a sequence has in its windows."""
+        fronts = [sequence.tables[group].first for group in self.tables.windowed]
+        node = sequence.parent
+        for _ in range(sequence.registered - min(fronts, default=sequence.registered)):
+            assert isinstance(node, Entry)
+            self.pools.points.discard(node)
+            node = node.parent
+
+    # -- where texts can be continued ---------------------------------------------------------------------------------
+
+    def keep_window(self, seq: int, tokens: int, spare: bool = False) -> None:
+        """Keep the blocks that windows see after the last whole block of a sequence's first `tokens` tokens. `spare` is
+        that of `WindowPoints.add`.
+        """
+        sequence, index = self._sequences[seq], tokens // self.block_size
+        if self.tables.windowed and 0 < index <= sequence.registered:
+            last = predecessor(sequence.parent, sequence.registered - index)
+            self.pools.points.add(last, index * self.block_size, spare)
+
+    def continue_text(self, match: Match, anchor: int) -> None:
+        """Order the resume points of a text that continues after a match, and whose last user's message ends after
+        `anchor` tokens: see `PointOrder.continue_text`.
+        """
+        if self.states.needed or self.tables.windowed:
+            parted = parting(match, self.block_size)
+            self.states.continue_text(match, (anchor, anchor - 1), parted)
+            self.pools.points.continue_text(match, (anchor // self.block_size * self.block_size,), parted)
+
+    # -- room for a sequence ------------------------------------------------------------------------------------------
 
     def reserve(self, seq: int, tokens: int) -> None:
         """Make room for `tokens` tokens in all. The last run grows in place, or runs are added.
@@ -376,6 +414,7 @@ class KVCache:
         """Raise AssertionError if counts, tables and allocators disagree. For tests and debug runs."""
         check_invariants(self.groups, tuple(self.pools), self._sequences, self.prefix)
         self.states.check_invariants(self.prefix.states)
+        self.pools.points.check_invariants()
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Pins:
         entry = None if chain is None else self._cache.prefix.get(chain.keys[-1])
         if snapshots is not None and entry is not None and entry.states:
             self._snapshots[number] = entry.states[max(entry.states)]
-            snapshots.pin(self._snapshots[number])
+            snapshots.order.pin(self._snapshots[number])
 
     def settle_again(self) -> None:
         """Pin the states of texts whose states were dropped, and have been computed again."""
@@ -111,7 +111,7 @@ class Pins:
         snapshot = self._snapshots.pop(number, None)
         snapshots = self._cache.states.snapshots
         if snapshots is not None and snapshot is not None and snapshot not in self._snapshots.values():
-            snapshots.unpin(snapshot)
+            snapshots.order.unpin(snapshot)
 
     def move_to(self, cache: KVCache) -> None:
         """Make the same pins in a cache that begins empty."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from operator import mul
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.attention_window import AttentionWindow
@@ -32,6 +33,15 @@ DEFAULT_FULL_ROWS = 4
 
 SNAPSHOTS_PER_ROW = 4
 """How many snapshots of its state a row gets on average: at the end of a prompt, of turns, and where texts part."""
+
+LEAST_POINTS = 12
+"""How many places where texts can be continued are kept, for few rows, too: the end of a conversation, of its last
+user's message and of its system prompt, the same of another one, and some in between. That is snapshots of recurrent
+states, and windows of cached texts.
+"""
+
+_POINTS_SHARE = 4
+"""These may take this part of the memory: one of so many parts."""
 
 _FIRST_TOKENS = 2048
 """Tokens that the arena holds before it grows. So few are allocated at once."""
@@ -79,9 +89,13 @@ def split_memory(groups: Iterable[LayerGroup], memory: int, rows: int) -> tuple[
     each = row_bytes(groups := tuple(groups))
     if not each:
         return memory, 0
-    share = memory // 4 if bytes_per_token(groups) else memory
-    snapshots = min(SNAPSHOTS_PER_ROW * rows, share // each)
+    share = memory // _POINTS_SHARE if bytes_per_token(groups) else memory
+    snapshots = min(_snapshots(rows), share // each)
     return memory - snapshots * each, snapshots
+
+
+def _snapshots(rows: int) -> int:
+    return max(SNAPSHOTS_PER_ROW * rows, LEAST_POINTS)
 
 
 def tokens_that_fit(groups: Iterable[LayerGroup], available: int, itemsize: int | None = None) -> int | None:
@@ -192,10 +206,18 @@ class Load:
         """Return how many blocks of a group are of use. A group that sees all tokens has no limit.
 
         A windowed group can use the blocks of all rows, those of the pieces of a step, and as many again as the rows
-        have for cached prefixes: a text that begins with a cached prefix needs only the prefix's last window.
+        have for resume points, or those of `LEAST_POINTS` points: a text that begins with a cached prefix needs only
+        the prefix's last window.
         """
         most = row_blocks(group.spec.attention_window, self.block_size)
-        return _NO_LIMIT if most is None else self.rows * (2 * most + 1) - (-self.piece // self.block_size)
+        if most is None:
+            return _NO_LIMIT
+        return self.rows * (2 * most + 1) - (-self.piece // self.block_size) + self.more_points(group)
+
+    def more_points(self, group: LayerGroup) -> int:
+        """Return how many of these blocks are for the points beyond one for each row."""
+        most = row_blocks(group.spec.attention_window, self.block_size)
+        return 0 if most is None else max(0, LEAST_POINTS - self.rows) * most
 
 
 def default_kv_tokens(context: int, max_rows: int) -> int:
@@ -216,7 +238,7 @@ def default_kv_bytes(
     blocks = -(-context // load.block_size)  # a row's last block is a whole one
     tokens = default_kv_tokens(blocks * load.block_size, load.rows)
     kept = sum(_per_token(g, itemsize) * min(tokens, load.limit(g) * load.block_size) for g in groups)
-    return min(kept + SNAPSHOTS_PER_ROW * load.rows * row_bytes(groups), room)
+    return min(kept + _snapshots(load.rows) * row_bytes(groups), room)
 
 
 def draft_kv_bytes(
@@ -230,11 +252,14 @@ def draft_kv_bytes(
 
 
 def blocks_that_fit(memory: int, groups: Sequence[LayerGroup], load: Load, itemsize: int | None = None) -> Counts:
-    """Return how many blocks of each group fit into `memory` bytes: equally many, but in no group more than are
-    of use.
+    """Return how many blocks of each group fit into `memory` bytes: equally many, but in no group more than are of use.
+    The resume points beyond one for each row get at most a quarter of the memory.
     """
-    limits = [load.limit(group) for group in groups]
     size = [_per_token(group, itemsize) * load.block_size for group in groups]
+    more = [load.more_points(group) for group in groups]
+    wanted, share = sum(map(mul, size, more)), memory // _POINTS_SHARE
+    less = [0 if wanted <= share else blocks - blocks * share // wanted for blocks in more]
+    limits = [load.limit(group) - few for group, few in zip(groups, less, strict=True)]
     blocks = list(limits)
     growing = sorted(range(len(groups)), key=lambda g: limits[g])
     while growing:

@@ -81,7 +81,9 @@ class Job:
     state_at: int = 0
     """After how many tokens its recurrent state is; 0: no step has computed one."""
     cuts: set[int] = field(default_factory=set)
-    """After which numbers of tokens a recurrent state is to be kept."""
+    """After which numbers of tokens a recurrent state, and what windows see, is to be kept."""
+    spare_cuts: set[int] = field(default_factory=set)
+    """The same, while there is room to spare."""
     waited: bool = False
     """Whether it has waited for another job's recurrent state."""
     refused_at: int = 0

@@ -16,6 +16,9 @@ from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.shortage import fit
 
+_FIRST_SPARE = 256
+"""How far before its end a prompt is first kept for texts that leave it there, in tokens."""
+
 
 class RunningSet:
     """The running jobs, `jobs`, in the order in which they began: at most as many as `backoff` allows.
@@ -210,7 +213,8 @@ class RunningSet:
 
     def _enter(self, job: Job, match: Match | None) -> None:
         """Begin with a job's recurrent state. It is to be kept where other jobs will begin: before the last token of
-        the prompt, before the thoughts that it opens, and where the prompt leaves what was cached before.
+        the prompt, before the thoughts that it opens, and where the prompt leaves what was cached before. Windows are
+        kept at the same places.
         """
         job.row, job.state_at = (job.id, job.generation), 0
         self.cache.states.enter(job.row, job.id)
@@ -219,8 +223,23 @@ class RunningSet:
         wanted = {again, next_turn, self._anchor(job)} if shared else {again} if forked else set()
         if shared and self.cache.disk_tier is not None:  # where a text begins in whole blocks, as those stored
             wanted |= {next_turn // self.cache.block_size * self.cache.block_size}
-        self._use_anchor(job)
+        if match is not None:
+            self.cache.continue_text(match, self._anchor(job))
         job.cuts = {place for place in wanted | {match.chain if match else 0} if place > job.num_computed_tokens}
+        job.spare_cuts = self._spare_cuts(job) - job.cuts if shared and not job.pools else set()
+
+    def _spare_cuts(self, job: Job) -> set[int]:
+        """Return places within a prompt, each twice as far from its end as the one after it. A later prompt that is
+        different near its end, such as one with one more tool, then computes at most twice what is new. Wide windows
+        take much memory, so there are fewer places: four times as far, and four times as much.
+        """
+        windows = [group.spec.window or 0 for group in self.cache.groups]
+        first, ratio = (_FIRST_SPARE, 2) if max(windows) <= _FIRST_SPARE else (4 * max(windows), 4)
+        size, end, places, distance = self.cache.block_size, job.prompt_kept, set(), first
+        while end - distance >= job.num_computed_tokens + first:
+            places.add((end - distance) // size * size)
+            distance *= ratio
+        return places
 
     def _anchor(self, job: Job) -> int:
         """Return where the last user's message ends; 0 if that is not known, or if tokens were dropped before it."""
@@ -239,8 +258,9 @@ class RunningSet:
         cuts = []
         for job, count in scheduled if self.cache.states.snapshots is not None else ():
             end = job.num_computed_tokens + count
-            for place in sorted(place for place in job.cuts if job.num_computed_tokens < place <= end):
-                snapshot = self.cache.states.make(job.id, place)
+            every = (*job.cuts, *job.spare_cuts)
+            for place in sorted(place for place in every if job.num_computed_tokens < place <= end):
+                snapshot = self.cache.states.make(job.id, place, place in job.spare_cuts)
                 if snapshot is not None:
                     cuts.append(Save(job.row, place, snapshot))
                     self._use_anchor(job)
@@ -290,11 +310,14 @@ class RunningSet:
 
     def store(self, job: Job, tokens: int) -> None:
         """Note that the job's first `tokens` tokens are in the arena, or will be before anyone reads them."""
-        self._text_tokens -= tokens - job.num_stored_tokens if job.pools else 0
+        before = job.num_stored_tokens
+        self._text_tokens -= tokens - before if job.pools else 0
         job.num_stored_tokens = tokens
         if self.shares(job):
             stored = job.num_sharable(min(tokens, len(job.tokens)))
             self.cache.register(job.id, job.tokens, stored, job.keys)
+            for place in sorted(p for p in (*job.spare_cuts, *job.cuts) if before < p <= stored):
+                self.cache.keep_window(job.id, place, place in job.spare_cuts)
         self.changes += 1
 
     def keeps_all_of(self, job: Job) -> bool:

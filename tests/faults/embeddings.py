@@ -150,14 +150,14 @@ FAULTS = (
         "instructions stay where they are",
         POOL,
         "for queue in self.queues\n",
-        "for queue in (self.passed, {}, self.unused, self.pinned)\n",
+        "for queue in (self.passed, {}, self.unused, self.needed, self.pinned)\n",
     ),
     Fault("instructions wait with chats", POOL, "elif entry.transient:", "elif False:"),
     Fault(
         "a held instruction can be evicted",
         POOL,
-        "(self.unused, self.pinned, self.transient)",
-        "(self.unused, self.pinned)",
+        "(self.unused, self.needed, self.pinned, self.transient)",
+        "(self.unused, self.needed, self.pinned)",
     ),
     Fault("states are those before the norm", KEPT, "self._rows.states(kept).astype", "kept[:, 0].astype"),
     Fault(

@@ -137,6 +137,17 @@ class PrefixMachine(RuleBasedStateMachine):
             self.cache.free(seq)
 
     @precondition(lambda self: self.texts)
+    @rule(data=st.data(), tokens=st.integers(0, 30), spare=st.booleans())
+    def keep_window(self, data: st.DataObject, tokens: int, spare: bool) -> None:
+        self.cache.keep_window(self.pick(data), tokens, spare)
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), anchor=st.integers(0, 30))
+    def continue_text(self, data: st.DataObject, anchor: int) -> None:
+        seq = self.pick(data)
+        self.cache.continue_text(self.matched(self.texts[seq], self.salts[seq]), anchor)
+
+    @precondition(lambda self: self.texts)
     @rule(data=st.data(), tokens=st.integers(0, 20))
     def give_back(self, data: st.DataObject, tokens: int) -> None:
         self.cache.give_back(self.pick(data), tokens)

@@ -149,14 +149,18 @@ def test_an_arena_is_shared_out_evenly_up_to_what_a_window_can_use(
         return sum(g.bytes_per_token * 32 * n for g, n in zip(groups, each, strict=True))
 
     assert size(blocks) <= memory
-    limits = [load.limit(g) for g in groups]
-    assert blocks == tuple(min(max(blocks), limit) for limit in limits)
+    limits, more = ([each(g) for g in groups] for each in (load.limit, load.more_points))
+    pairs = list(zip(blocks, limits, more, strict=True))
+    assert all(min(max(blocks), limit - few) <= count <= min(max(blocks), limit) for count, limit, few in pairs)
+    kept = size([max(0, count - limit + few) for count, limit, few in pairs])
+    assert kept <= memory // 4, "what few rows have for resume points"
     if max(blocks) < max(limits):
-        assert size([n + (n < load.limit(g)) for n, g in zip(blocks, groups, strict=True)]) > memory
+        assert size([n + (n < limit) for n, limit in zip(blocks, limits, strict=True)]) > memory or kept
     for window, g in zip(windows, groups, strict=True):
         if window is not None:
             at_once = rows * -(-window // 32) + 512 // 32
-            assert at_once <= load.limit(g) <= 2 * at_once + 7 * rows
+            assert at_once <= load.limit(g) - load.more_points(g) <= 2 * at_once + 7 * rows
+            assert load.more_points(g) <= max(0, 12 - rows) * (-(-window // 32) + 2)
 
 
 def test_an_arena_without_a_block_is_refused_with_what_it_needs() -> None:
@@ -223,7 +227,7 @@ def test_snapshots_of_states_get_a_quarter_of_the_memory_at_most() -> None:
     assert split_memory([recurrent], 9_500, 8) == (500, 9), "all of it where tokens take none"
     load = Load(rows=2, piece=64, block_size=8)
     without = default_kv_bytes([attention], load, 1000, 2**40, 0)
-    assert default_kv_bytes(hybrid, load, 1000, 2**40, 0) == without + 4 * 2 * 1000
+    assert default_kv_bytes(hybrid, load, 1000, 2**40, 0) == without + 12 * 1000, "at least twelve"
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)

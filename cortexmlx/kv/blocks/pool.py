@@ -16,19 +16,24 @@ class BlockPool:
     """The blocks of one layer group: an allocator, and a reference count per block in `ref_counts`, `[blocks]` int32.
 
     A block without owners is either free or cached. The allocator counts a cached block as used. Unowned cached blocks
-    wait in one of four queues, and the first block of the first queue that is not empty is evicted next:
+    wait in one of five queues, and the first block of the first queue that is not empty is evicted next:
 
     - `passed`: blocks that a window has passed while their sequence continues, and blocks of text that a row has
       dropped;
     - `transient`: blocks that only transient sequences have used;
     - `unused`: other blocks, the least recently used first;
+    - `needed`: blocks that a resume point of a window needs, by `points`: see `WindowPoints`. One can only be evicted
+      when no point needs it any more;
     - `pinned`: blocks whose keys are in `pins`.
 
     A block that is the source of a copy is in `sources`, with whether it was `passed`. It is in no queue until
     `let_go_source`.
     """
 
-    __slots__ = ("allocator", "cached", "passed", "pinned", "pins", "ref_counts", "sources", "transient", "unused")
+    __slots__ = (
+        *("allocator", "cached", "needed", "passed", "pinned", "pins", "points", "ref_counts", "sources", "transient"),
+        "unused",
+    )
 
     def __init__(self, blocks: int) -> None:
         self.allocator = KVBlockAllocator(blocks)
@@ -37,8 +42,10 @@ class BlockPool:
         self.passed: OrderedDict[int, Entry] = OrderedDict()
         self.transient: OrderedDict[int, Entry] = OrderedDict()
         self.unused: OrderedDict[int, Entry] = OrderedDict()
+        self.needed: OrderedDict[int, Entry] = OrderedDict()
         self.pinned: OrderedDict[int, Entry] = OrderedDict()
         self.pins: Counter[Key] = Counter()
+        self.points: Counter[Entry] = Counter()
         self.sources: dict[int, bool] = {}
 
     @property
@@ -49,11 +56,13 @@ class BlockPool:
     @property
     def queues(self) -> tuple[OrderedDict[int, Entry], ...]:
         """The blocks that wait to be evicted, in the order of the queues."""
-        return self.passed, self.transient, self.unused, self.pinned
+        return self.passed, self.transient, self.unused, self.needed, self.pinned
 
     @property
     def next_to_go(self) -> Entry | None:
-        """The entry whose block would be evicted next; None if no block can be evicted."""
+        """The entry whose block would be evicted next; None if no block can be evicted. No resume point may be all that
+        keeps the others.
+        """
         return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
 
     @property
@@ -69,7 +78,7 @@ class BlockPool:
 
     def hold(self, block: int) -> bool:
         """Keep a cached block from being evicted. Return whether it was in `passed`."""
-        for waiting in (self.unused, self.pinned, self.transient):
+        for waiting in (self.unused, self.needed, self.pinned, self.transient):
             waiting.pop(block, None)
         return self.passed.pop(block, None) is not None
 
@@ -99,7 +108,25 @@ class BlockPool:
             waiting = self.pinned
         elif entry.transient:
             waiting = self.transient
+        elif entry in self.points:
+            waiting = self.needed
         waiting[block] = entry
+
+    def need(self, entry: Entry, block: int) -> None:
+        """Keep an entry's block for one more resume point."""
+        self.points[entry] += 1
+        if self.points[entry] == 1 and not self.ref_counts[block] and self.cached.get(block) is entry:
+            self.hold(block)
+            self.let_go(block)
+
+    def need_no_more(self, entry: Entry, block: int) -> None:
+        """Keep an entry's block for one resume point less. If no other needs it, it is evicted before all others."""
+        self.points[entry] -= 1
+        if not self.points[entry]:
+            del self.points[entry]
+            if self.needed.get(block) is entry:
+                del self.needed[block]
+                self.passed[block] = entry
 
     def extend(self, table: BlockTable, need: int, want: int) -> None:
         """Extend a table to the end `need`, or to `want` if the run that holds the last needed block holds the others,
@@ -186,7 +213,7 @@ class BlockPool:
             self.allocator.allocate(len(kept))
         moved = {old: new for new, old in enumerate(kept)}
         self.cached = {moved[b]: entry for b, entry in self.cached.items()}
-        self.passed, self.transient, self.unused, self.pinned = (
+        self.passed, self.transient, self.unused, self.needed, self.pinned = (
             OrderedDict((moved[b], entry) for b, entry in queue.items()) for queue in self.queues
         )
         return moved

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from cortexmlx.kv.blocks.pool import BlockPool
+from cortexmlx.kv.blocks.window_points import WindowPoints
 from cortexmlx.kv.invariants import block_map
 from cortexmlx.kv.prefix import GONE, Entry, Key, Node, PrefixCache
 from cortexmlx.kv.spec import Counts, LayerGroup, of_each
@@ -56,6 +57,7 @@ class BlockPools:
         self._look_suffices = True
         self._may_resize = may_resize
         self._pools = [BlockPool(count) for count in self.blocks]
+        self.points = WindowPoints(groups, self._pools, block_size)
         windows = [group.spec.attention_window for group in groups]
         self._alike = [{g for g, other in enumerate(windows) if other == window} for window in windows]
         self._widest = max(range(len(groups)), key=lambda g: windows[g].tokens or float("inf"))
@@ -214,6 +216,8 @@ class BlockPools:
         """
         for group, (pool, spare) in enumerate(zip(self._pools, self.spare, strict=True)):
             while spare and pool.evictable - len(pool.transient) > self.max_blocks[group] - spare:
+                if not pool.passed and not pool.unused:
+                    self.points.give_way(group)
                 entry = next(iter((pool.passed or pool.unused).values()), None)
                 if entry is None:
                     break
@@ -279,6 +283,8 @@ class BlockPools:
         have cached. Return False if the group has no such block.
         """
         pool = self._pools[group]
+        if not (transient or pool.passed or pool.transient or pool.unused):
+            self.points.give_way(group)
         entry = next(iter(pool.transient.values()), None) if transient else pool.next_to_go
         if entry is None:
             return False
@@ -314,5 +320,6 @@ class BlockPools:
 
     def _forget(self, entry: Entry) -> None:
         self.prefix.remove(entry)
+        self.points.discard(entry)
         if self.snapshots is not None:
             self.snapshots.drop_all(entry.states)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from cortexmlx.kv.blocks.table import SequenceBlocks
 from cortexmlx.kv.prefix import Entry, Match, predecessor
@@ -90,19 +90,32 @@ class SequenceStates:
         if self.snapshots is not None:
             self.snapshots.drop_all(states)
 
-    def make(self, seq: int, tokens: int) -> int | None:
+    def make(self, seq: int, tokens: int, spare: bool = False) -> int | None:
         """Return a new snapshot after a sequence's first `tokens` tokens. The caller must have the state kept. None if
-        no snapshot is to be made.
+        no snapshot is to be made. `spare` is that of `Snapshots.make`.
         """
         assert self.snapshots is not None
         home, place = self._home_of(self._sequences[seq], tokens)
-        return None if home is None else self.snapshots.make(home, place)
+        return None if home is None else self.snapshots.make(home, place, spare)
 
     def use(self, seq: int, tokens: int) -> None:
         """Mark the snapshot after a sequence's first `tokens` tokens as used, if there is one."""
         snapshot = None if self.snapshots is None else self._at(self._sequences[seq], tokens)
         if self.snapshots is not None and snapshot is not None:
-            self.snapshots.use(snapshot)
+            self.snapshots.order.use(snapshot)
+
+    def continue_text(self, match: Match, kept: Container[int], parting: Entry | None) -> None:
+        """Order the snapshots of a text that continues after a match: see `PointOrder.continue_text`."""
+        if self.snapshots is None:
+            return
+        size, points = self._block_size, []
+        for index, entry in enumerate(match.entries):
+            points += [(index * size + place, entry.states[place]) for place in sorted(entry.states)]
+        if match.partial is not None:
+            states = match.partial.states
+            begin = len(match.entries) * size
+            points += [(begin + place, states[place]) for place in sorted(states) if place <= match.partial_tokens]
+        self.snapshots.order.continue_text(points, kept, None if parting is None else parting.states.get(size))
 
     def enter(self, row: Row, seq: int) -> None:
         """Give a sequence's row the state of the snapshot that the sequence begins with."""

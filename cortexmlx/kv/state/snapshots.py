@@ -3,14 +3,15 @@
 The keys and values of a text's beginning are part of those of the text. A recurrent state is not: it exists only at the
 tokens after which it was kept. A snapshot belongs to its *home*. That is the sequence that computed it, and later the
 cached entry of the block of its last token. It is dropped with that block. All snapshots have the same size. When their
-number is at the limit, the least recently made or used one is dropped.
+number is at the limit, the first in the `PointOrder` is dropped.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from cortexmlx.kv.state.resume_points import PointOrder
 
 Row = tuple[int, int]
 """Names a row's state: its job, and the job's generation when it got the row."""
@@ -52,8 +53,8 @@ class Snapshots:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._homes: OrderedDict[int, tuple[Home, int]] = OrderedDict()
-        self._pinned: set[int] = set()
+        self.order: PointOrder[int] = PointOrder()
+        self._homes: dict[int, tuple[Home, int]] = {}
         self._count = 0
         self._saves: list[Save] = []
         self._begins: list[Save] = []
@@ -69,33 +70,25 @@ class Snapshots:
 
     # -- snapshots ----------------------------------------------------------------------------------------------------
 
-    def make(self, home: Home, place: int) -> int | None:
+    def make(self, home: Home, place: int, spare: bool = False) -> int | None:
         """Return the number of a new snapshot at `place` of a home. The caller must have the state kept. None if there
         is a snapshot at that place already, or if no snapshots are allowed.
+
+        A `spare` one begins as superseded, and takes the place of no other than such.
         """
         if place in home:
-            self.use(home[place])
+            if not spare:
+                self.order.use(home[place])
             return None
-        if not self.most:
+        if not self.most or (spare and len(self._homes) >= self.most and not self.order.some_superseded):
             return None
         while len(self._homes) >= self.most:
-            self._drop(next((s for s in self._homes if s not in self._pinned), next(iter(self._homes))))
+            self._drop(next(iter(self.order)))
         self._count += 1
         home[place] = self._count
         self._homes[self._count] = (home, place)
+        self.order.supersede(self._count) if spare else self.order.use(self._count)
         return self._count
-
-    def pin(self, snapshot: int) -> None:
-        """Drop this snapshot after all others."""
-        self._pinned.add(snapshot)
-
-    def unpin(self, snapshot: int) -> None:
-        """Undo `pin`."""
-        self._pinned.discard(snapshot)
-
-    def use(self, snapshot: int) -> None:
-        """Mark a snapshot as the most recently used one, because a sequence begins with it, or would have made it."""
-        self._homes.move_to_end(snapshot)
 
     def move(self, home: Home, place: int, to: Home, there: int) -> None:
         """Move a snapshot to another home. Drop it if that place has a snapshot already."""
@@ -114,7 +107,7 @@ class Snapshots:
 
     def _drop(self, snapshot: int) -> None:
         home, place = self._homes.pop(snapshot)
-        self._pinned.discard(snapshot)
+        self.order.discard(snapshot)
         del home[place]
         self._drops.append(snapshot)
 
@@ -131,7 +124,7 @@ class Snapshots:
         while the row got its blocks; it exists until the next step.
         """
         if snapshot in self._homes:
-            self.use(snapshot)
+            self.order.use(snapshot)
         self._begins.append(Save(row, tokens, snapshot))
 
     def end(self, row: Row) -> None:
@@ -157,3 +150,4 @@ class Snapshots:
         known = {snapshot: (id(home), place) for snapshot, (home, place) in self._homes.items()}
         assert hanging == known, "a snapshot hangs elsewhere than is known"
         assert sum(map(len, homes)) == len(known) <= self.most, "a snapshot hangs twice, or there are too many"
+        assert set(self.order) == known.keys(), "a snapshot is in no order, or one that is gone"

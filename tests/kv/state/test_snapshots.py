@@ -13,7 +13,7 @@ def test_the_one_that_was_not_used_for_the_longest_time_goes() -> None:
     snapshots, home = Snapshots(3), Home()
     first, second, third = (snapshots.make(home, place) for place in (4, 8, 12))
     assert first and second and third
-    snapshots.use(first)
+    snapshots.order.use(first)
     fourth = snapshots.make(home, 16)
     assert home == {4: first, 12: third, 16: fourth}
     assert snapshots.make(home, 12) is None, "it is there"

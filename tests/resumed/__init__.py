@@ -1,0 +1,1 @@
+"""Conversations of agents at length: what each request computes again."""

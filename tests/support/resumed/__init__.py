@@ -1,0 +1,1 @@
+"""Conversations of agents, and how many of their tokens are computed again."""
