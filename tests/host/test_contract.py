@@ -129,17 +129,6 @@ def test_caches_tell_what_they_keep_and_whether_it_can_be_cut() -> None:
     assert list(cache.CacheList(plain, states).caches) == [plain, states]
 
 
-def test_a_prompt_cache_comes_back_from_its_file_and_can_be_cut(tmp_path: Path) -> None:
-    mlx_caches = module("models.cache")
-    cache, file = mlx_caches.KVCache(), str(tmp_path / "cache.safetensors")
-    cache.update_and_fetch(mx.ones((1, 2, 5, 4)), mx.zeros((1, 2, 5, 4)))
-    mlx_caches.save_prompt_cache(file, [cache])
-    (loaded,) = mlx_caches.load_prompt_cache(file)
-    assert loaded.offset == 5 and mx.array_equal(loaded.state[0], cache.state[0]).item()
-    assert mlx_caches.can_trim_prompt_cache([loaded])
-    assert mlx_caches.trim_prompt_cache([loaded], 2) == 2 and loaded.offset == 3
-
-
 def test_a_recurrent_layer_keeps_arrays_by_slot_in_a_cache_that_knows_of_no_padding() -> None:
     """It is handed to the layer as an argument, and each call leaves new arrays there."""
     cache = module("models.cache")

@@ -22,7 +22,6 @@ ELSEWHERE = {
 """The folders whose tests lie elsewhere. The modules at the top of the package are what an app sees: the engine's."""
 
 TESTED_WITH = {
-    "bench/studies/agent/__main__.py": "tests/bench/studies/agent/test_run.py",
     "bench/studies/embeddings/__main__.py": "tests/bench/studies/embeddings/test_throughput.py",
     "bench/studies/embeddings/model_folder.py": "tests/bench/studies/embeddings/test_throughput.py",
     "bench/studies/hosts/mute_worker.py": "tests/bench/studies/hosts/test_parts_of_a_step.py",

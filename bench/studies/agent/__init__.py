@@ -1,1 +1,0 @@
-"""An agent's conversation, with kills of its engine."""
