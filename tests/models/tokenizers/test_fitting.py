@@ -204,6 +204,19 @@ def test_answers_with_several_calls_are_parted_for_templates_that_write_one() ->
         assert said.index("Oslo") < said.index("first") < said.rindex("Oslo") < said.index("second")
 
 
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    """Clients send them as the tools end, and most templates tell them apart by their order alone."""
+    calls, reminder = calling("a", "b", "c"), system("reminder")
+    results = [result(id, f"result {id}") for id in "abc"]
+    mixed = [user("q"), calls, results[2], reminder, results[0], results[1], answer("z"), user("r")]
+    for name in ALL.keys() - {"gemma2"}:
+        text = fitted(ALL[name], *mixed)
+        assert re.findall("result [abc]", text) == ["result a", "result b", "result c"], name
+    for other in ([result("x", "result x")], [result(None, "result x")]):  # it is not known whose that is
+        text = fitted(ALL["qwen3.5"], user("q"), calling("a", "b"), results[1], *other)
+        assert re.findall("result [abx]", text) == ["result b", "result x"]
+
+
 def test_words_beside_thoughts_and_calls_are_kept_where_a_template_takes_one_of_them() -> None:
     said = calling("1", content="let me look", reasoning_content="hm")
     assert "analysis<|message|>hm\n\nlet me look<|end|>" in fitted(loop_templates.GPT_OSS, user("q"), said, result("1"))
