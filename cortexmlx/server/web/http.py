@@ -163,7 +163,7 @@ def dumped(body: Any) -> bytes:
 
 
 def event(body: Any, name: str | None = None) -> bytes:
-    """Return an event of a stream. Many clients split it as `str.splitlines` does, so it has no line break of Unicode."""
+    """Return an event of a stream. Many clients split it as `str.splitlines` does: it has no line break of Unicode."""
     head = b"" if name is None else f"event: {name}\n".encode()
     data = dumped(body)
     for sign in "\u2028\u2029\x85":
