@@ -66,14 +66,13 @@ class _Literals(CallFormat):
                 parts.append(dumped(token))
             else:
                 parts.append(_WORDS.get(token, token))
-        literal = "".join(parts)
         try:
-            json_value(literal)
+            json_value(" ".join(parts))  # `1 2` is not 12
         except NotACall:
             if any(quote in written for quote in self._quotes):
                 raise
             return None
-        return literal
+        return "".join(parts)
 
     def _text(self, text: str) -> str:
         """Return a text that stood in quotes as JSON."""

@@ -301,6 +301,17 @@ def test_broken_calls_are_text(name: str) -> None:
         assert both(FORMATS[name], answer)[:2] == (answer, ()), answer
 
 
+def test_words_with_blanks_between_them_are_no_number() -> None:
+    for name, answer in (
+        ("Gemma 4", "<|tool_call>call:edit{count:1 2}<tool_call|>"),
+        ("LFM2", "<|tool_call_start|>[edit(count=1 2)]<|tool_call_end|>"),
+    ):
+        _, found, notes = both(FORMATS[name], answer)
+        assert found == (("edit", {"count": "1 2"}),) and notes == [ANY_NOTE], found
+        _, [(_, values)], _ = both(FORMATS[name], answer.replace("count", "list").replace("1 2", "[1 2, - 3]"))
+        assert values == {"list": "[1 2, - 3]"}
+
+
 def test_variants_that_models_write_are_read() -> None:
     said = (("edit", {"text": "x", "count": 3}),)
     for name, answer in (

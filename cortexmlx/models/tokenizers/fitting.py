@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
+from itertools import islice, takewhile
 from typing import Any
 
 from cortexmlx.messages import tagged
@@ -318,6 +319,22 @@ def _arguments_as_text(messages: Conversation) -> Conversation:
     return [{**each, "tool_calls": list(map(written, _calls(each)))} if _calls(each) else each for each in messages]
 
 
+def _order_results(messages: Conversation) -> Conversation:
+    """Put results into the order of their calls: most templates write no ids. Clients send them as the tools end."""
+    ordered = list(messages)
+    for place, message in enumerate(messages):
+        if len(calls := _calls(message)) < 2:
+            continue
+        rank = {str(call.get("id") or ""): number for number, call in enumerate(calls)}
+        results = list(takewhile(lambda each: _is(each, "tool"), islice(messages, place + 1, None)))
+        ranks = [rank.get(str(each.get("tool_call_id") or ""), -1) for each in results]
+        if len(rank) == len(calls) and -1 not in ranks:
+            order = sorted(range(len(results)), key=ranks.__getitem__)
+            ordered[place + 1 : place + 1 + len(results)] = [results[each] for each in order]
+    same = all(one is other for one, other in zip(ordered, messages, strict=True))
+    return messages if same else ordered
+
+
 def _one_call_each(messages: Conversation) -> Conversation:
     """Part answers with several calls: each call, and then its result."""
     parted: list[Said] = []
@@ -388,6 +405,7 @@ def _id(name: str) -> str:
 _ASK = _user("the question")
 _ONCE = (_ASK, _call("lookup"), _result("lookup"))
 _TWICE = (_ASK, _call("lookup", "search"), _result("lookup"), _result("search"))
+_MIXED = (*_TWICE[:2], *_TWICE[:1:-1])
 _THINKING = _call("lookup", reasoning_content="some thoughts")
 _SPOKEN = (_ASK, {**_THINKING, "content": "some words"}, _result("lookup"))
 _LOOP = (_ASK, _THINKING, _result("lookup"), _system("a reminder"))
@@ -400,6 +418,7 @@ REPAIRS = (
     Repair(_name_in_ids, _ONCE, ("the question", "lookup", "of lookup", "result")),
     Repair(_shorten_ids, _ONCE, ("the question", "of lookup", "result")),
     _AS_TEXT,
+    Repair(_order_results, _MIXED, ("result of lookup", "result of search")),
     Repair(_one_call_each, _TWICE, ("of lookup", "of search", "result of search")),
     Repair(_text_to_thoughts, _SPOKEN, ("some thoughts", "some words", "of lookup", "result")),
     Repair(_join_first_systems, (_system("rules"), _system("others"), _ASK), ("rules", "others", "the question")),

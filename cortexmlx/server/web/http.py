@@ -163,9 +163,12 @@ def dumped(body: Any) -> bytes:
 
 
 def event(body: Any, name: str | None = None) -> bytes:
-    """Return an event of a stream."""
+    """Return an event of a stream. Many clients split it as `str.splitlines` does: it has no line break of Unicode."""
     head = b"" if name is None else f"event: {name}\n".encode()
-    return head + b"data: " + dumped(body) + b"\n\n"
+    data = dumped(body)
+    for sign in "\u2028\u2029\x85":
+        data = data.replace(sign.encode(), f"\\u{ord(sign):04x}".encode())
+    return head + b"data: " + data + b"\n\n"
 
 
 class EventStream(StreamingResponse):

@@ -159,7 +159,7 @@ def kimis_ids(*messages: Any) -> list[str]:
         ((calling("call_abc"), result("call_abc")), ["weather:0"] * 2),
         ((calling("functions.weather:3"), result("functions.weather:3")), ["weather:3"] * 2),  # the model's own
         ((calling("functions.time:0"), result("functions.time:0")), ["weather:0"] * 2),  # of another function
-        ((calling("a", "b"), result("b"), result("a")), ["weather:0", "weather:1", "weather:1", "weather:0"]),
+        ((calling("a", "b"), result("b"), result("a")), ["weather:0", "weather:1"] * 2),
         ((calling("a"), result("a"), calling("a"), result("a")), ["weather:0"] * 2 + ["weather:1"] * 2),
         ((calling("x", "x"), result("x"), result("x")), ["weather:0", "weather:1"] * 2),
         ((calling(None, None), result(None), result(None)), ["weather:0", "weather:1"] * 2),
@@ -202,6 +202,18 @@ def test_answers_with_several_calls_are_parted_for_templates_that_write_one() ->
         said = fitted(template, user("q"), calling("1", "2"), result("2", "second"), result("1", "first"), user("so"))
         assert [said.count(word) for word in ("Oslo", "first", "second")] == [2, 1, 1]
         assert said.index("Oslo") < said.index("first") < said.rindex("Oslo") < said.index("second")
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    """Clients send them as the tools end, and most templates tell them apart by their order alone."""
+    results = [result(id, f"result {id}") for id in "abc"]
+    mixed = [user("q"), calling("a", "b", "c"), results[2], *results[:2], answer("z"), user("r")]
+    for name in ALL.keys() - {"gemma2"}:
+        text = fitted(ALL[name], *mixed)
+        assert re.findall("result [abc]", text) == ["result a", "result b", "result c"], name
+    for other in ([result("x", "result x")], [result(None, "result x")]):  # it is not known whose that is
+        text = fitted(ALL["qwen3.5"], user("q"), calling("a", "b"), results[1], *other)
+        assert re.findall("result [abx]", text) == ["result b", "result x"]
 
 
 def test_words_beside_thoughts_and_calls_are_kept_where_a_template_takes_one_of_them() -> None:

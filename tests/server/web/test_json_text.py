@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.server.web.http import event
 from cortexmlx.server.web.json_text import MOST_DEPTH, MOST_VALUES, parsed
 
 TEXT = st.text(max_size=8)
@@ -88,3 +89,9 @@ def test_what_is_no_body_is_refused_in_time_that_grows_with_its_length(data: byt
 def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         parsed(data)
+
+
+def test_an_event_is_one_line_for_clients_that_split_at_any_line_break() -> None:
+    body = {"arguments": '{"text": "a\u2028b\u2029c\x85d\x0be\x1cf\r\n"}', "\u2028": "漢"}
+    [name, data] = event(body, "delta").decode().split("\n\n")[0].splitlines()
+    assert name == "event: delta" and json.loads(data.removeprefix("data: ")) == body
