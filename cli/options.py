@@ -117,15 +117,6 @@ Stop = Annotated[
     typer.Option("--stop", metavar="TEXT", help="End before this; may be repeated.", show_default=False),
 ]
 RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less.")]
-UsualRepetitionPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--repetition-penalty",
-        metavar="X",
-        help="Above 1: repeat less. 1 without it, and 1.05 with --schema.",
-        show_default=False,
-    ),
-]
 PresencePenalty = Annotated[float, typer.Option("--presence-penalty", metavar="X", help="As in the OpenAI API.")]
 FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", metavar="X", help="As in the OpenAI API.")]
 Schema = Annotated[
@@ -266,9 +257,6 @@ PER_REQUEST = ("adapters", "max_adapter_rank", "adapter_memory")
 STORE = {"kv_store": KVStore, "no_kv_store": NoKVStore, "kv_store_bytes": KVStoreBytes}
 """The options that say what is kept on disk."""
 
-AGAINST_LOOPS: dict[str, Any] = {"repetition_penalty": 1.05, "repetition_context": 64}
-"""What leads an answer of a schema out of a loop, unless a penalty is given. Nothing else ends its texts and lists."""
-
 Command = Callable[..., None]
 
 
@@ -288,17 +276,11 @@ def takes_sampling(*, without: Collection[str] = (), **defaults: Any) -> Callabl
         **others: Any,
     ) -> SamplingParams:
         structured = form(schema, regex, choice, open_schema=open_schema)
-        if others.get("repetition_penalty", 1.0) is None:
-            del others["repetition_penalty"]
-            others |= AGAINST_LOOPS if schema else {}
         return changed(SamplingParams(), stop=stop or (), structured=structured, **others)
 
     unset = {**dict.fromkeys(("stop", "schema", "regex", "choice")), "open_schema": False}
     usual = {**vars(SamplingParams()), **unset, **defaults}
-    kinds = dict(SAMPLING)
-    if "schema" not in without and "repetition_penalty" not in defaults:
-        kinds["repetition_penalty"], usual["repetition_penalty"] = UsualRepetitionPenalty, None
-    shown = {name: (kind, usual[name]) for name, kind in kinds.items() if name not in without}
+    shown = {name: (kind, usual[name]) for name, kind in SAMPLING.items() if name not in without}
     return lambda command: _expanded(command, "params", shown, make)
 
 

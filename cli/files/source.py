@@ -56,6 +56,7 @@ _WIDE = {
     b"\xfe\xff": "UTF-16",
 }
 _BINARY = (b"PK\x03\x04", b"PAR1", b"%PDF")
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 _HEAD_BYTES = 1 << 16
 _PATIENCE_SECONDS = 0.05
 """How long to wait for a silent pipe before looking for finished requests."""
@@ -167,10 +168,12 @@ def _check(source: str, head: bytes, input_format: Format, reads: Reads) -> None
             f"{name} is {kind}: {reads.command} reads JSONL, {reads.json} a line, or plain lines, {reads.plain} a "
             f"line. With --format lines every line of it is {reads.plain}, the first one too{how}"
         )
-    first, newline, _ = head.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
+    first, newline, _ = head.lstrip(_BLANK).partition(b"\n")
     first = first.strip()
     if (first in (b"{", b"[") and newline) or (first.startswith(b"[") and suffix in _JSON):
         what = ".[]" if first != b"{" else "."
         raise InvalidRequest(
             f"{name} is one JSON value, but must have {reads.json} on each line: jq -c '{what}'{file} | {again}"
         )
+    if first and suffix in _JSON and not any(line.lstrip(_BLANK).startswith(b"{") for line in head.splitlines()):
+        raise InvalidRequest(f"{name} has no JSON object: --format lines reads each line of it as {reads.plain}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from cortexmlx import SamplingParams
 from cortexmlx.cli import options
 from cortexmlx.cli.start import run
 from cortexmlx.structured.output import StructuredOutput
@@ -47,20 +48,9 @@ CAT = {"type": "object", "properties": {"name": {"type": "string"}, "toys": {"it
     ],
 )
 def test_the_form_of_answers(options: list[str], form: StructuredOutput | None, fakes: Fakes) -> None:
+    """The rest of the sampling stays as it is without one."""
     assert run(["generate", "fake", "-p", "hi", *options]) == 0
-    assert fakes.engine.seen[0][1].form == form
-
-
-def test_an_answer_of_a_schema_is_led_out_of_loops_unless_a_penalty_is_given(fakes: Fakes) -> None:
-    for given, penalty, context in (
-        ([], 1.0, 20),
-        (["--schema", "json"], 1.05, 64),
-        (["--schema", "json", "--repetition-penalty", "1"], 1.0, 20),
-        (["--regex", "a"], 1.0, 20),
-    ):
-        assert run(["generate", "fake", "-p", "hi", *given]) == 0
-        params = fakes.engine.seen[-1][1]
-        assert (params.repetition_penalty, params.repetition_context) == (penalty, context)
+    assert fakes.engine.seen[0][1] == SamplingParams(structured=form)
 
 
 def test_a_schema_in_a_file(fakes: Fakes, tmp_path: Path) -> None:

@@ -4,8 +4,7 @@
 
 Each of ten schemas is asked for as `cortexmlx generate --schema` asks, with its default of `max_tokens`: once greedily,
 and with `SEEDS` at `TEMPERATURE`. An answer is whole if it ended by itself. The package jsonschema judges it by the
-schema as it was typed. With `open`, objects may have other properties and blanks, and nothing leads out of loops, as
-with `--open-schema --repetition-penalty 1`.
+schema as it was typed. With `open`, objects may have other properties and blanks, as with `--open-schema`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 from cortexmlx import Completion, Engine, FinishReason, SamplingParams
 from cortexmlx.bench.studies.structured.maskbench import cut_place, judged
 from cortexmlx.cli.files.schema_file import form_of_schema
-from cortexmlx.cli.options import AGAINST_LOOPS
 
 SEEDS = (1, 2, 3, 4)
 TEMPERATURE = 0.7
@@ -78,9 +76,7 @@ def run(engine: Engine, *, is_open: bool = False) -> Iterator[tuple[str, Samplin
         form = form_of_schema(json.dumps(schema), is_open=is_open)
         for seed in (None, *SEEDS):
             temperature = 0.0 if seed is None else TEMPERATURE
-            params = SamplingParams(
-                temperature=temperature, seed=seed, structured=form, **({} if is_open else AGAINST_LOOPS)
-            )
+            params = SamplingParams(temperature=temperature, seed=seed, structured=form)
             asked.append((name, params, engine.submit([{"role": "user", "content": prompt}], params)))
     for name, params, handle in asked:
         yield name, params, handle.result()

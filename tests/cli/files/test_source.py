@@ -26,6 +26,7 @@ from cortexmlx.errors import InvalidRequest
         ("t.json", b'[\n {"prompt": "hi"}\n]\n', "is one JSON value, but must have"),
         ("t.jsonl", b' [{"prompt": "hi"}]', "jq -c '.[]'"),
         ("t.txt", b'{\n "prompt": "hi"\n}\n', "jq -c '.' "),
+        ("t.jsonl", b"Why?\n\n[1] or [2]?\n", "has no JSON object: --format lines reads each line of it as a prompt"),
         ("t.jsonl.gz", gzip.compress(b"{}", mtime=0), "is compressed: gzip -dc "),
         ("t.bin", b"PK\x03\x04zip", "is no text"),
         ("t.txt", b"a\0b", "is no text"),
@@ -51,6 +52,8 @@ def test_a_file_that_is_no_list_of_requests_is_refused_with_what_to_do(
         ("t.csv", b"a,b\n", Format.lines),
         ("t.csv", b'{"prompt": 1}\n', Format.jsonl),
         ("empty.jsonl", b"", Format.auto),
+        ("t.jsonl", b'\noops\n {"prompt": "hi"}', Format.auto),
+        ("t.jsonl", b"Why?\n", Format.lines),
     ],
 )
 def test_what_may_be_requests_is_read_from_its_first_byte(
