@@ -109,11 +109,11 @@ class Agent:
         self.history.append({"role": "user", "content": self.words(5)})
         for number in range(1, calls + 1):
             call = {"name": "read", "arguments": {"path": self.words(1)}}
-            self.ask({"role": "assistant", "content": "", "thought": self.words(3), "call": call, "final": False})
+            self.ask({"role": "assistant", "content": "", "thought": self.words(3), "call": call})
             self.history.append({"role": "tool", "name": "read", "content": self.words(4)})
             if reminders and number % reminders == 0:
                 self.history.append({"role": "user", "content": f"<system-reminder>{self.words(2)}</system-reminder>"})
-        self.ask({"role": "assistant", "content": self.words(3), "thought": self.words(3), "final": True})
+        self.ask({"role": "assistant", "content": self.words(3), "thought": self.words(3)})
 
     def words(self, count: int) -> str:
         """Some random words."""
