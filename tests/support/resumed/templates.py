@@ -64,7 +64,7 @@ class Template:
 def _environment() -> Any:
     from jinja2 import Environment
 
-    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["tojson"] = lambda value: json.dumps(value)
     return environment
 
