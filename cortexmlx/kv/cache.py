@@ -285,7 +285,8 @@ class KVCache:
         if self.states.needed or self.tables.windowed:
             parted = parting(match, self.block_size)
             self.states.continue_text(match, (anchor, anchor - 1), parted)
-            self.pools.points.continue_text(match, (anchor // self.block_size * self.block_size,), parted)
+            ends = [place // self.block_size * self.block_size for place in (anchor, anchor - 1)]
+            self.pools.points.continue_text(match, ends, parted)
 
     # -- room for a sequence ------------------------------------------------------------------------------------------
 
