@@ -15,9 +15,9 @@ CASES = [("window", GEMMA), ("window", GLM), ("hybrid", QWEN3)]
 
 @pytest.mark.parametrize("kind", ["window", "hybrid"])
 def test_a_loop_of_calls_and_a_foreign_prompt_cost_a_conversation_nothing(kind: str, tmp_path: Path) -> None:
-    driver = driver_of(model_of(kind, tmp_path), tokens=3000, snapshots=12, max_rows=1, prefill_budget=256)
-    agent = agent_of(driver, GLM, 400)
-    assert max(counted.again for counted in recorded(agent, 2, 14, 1200)) <= 2 * BLOCK
+    driver = driver_of(model_of(kind, tmp_path), tokens=1300, snapshots=6, max_rows=1, prefill_budget=256)
+    agent = agent_of(driver, GLM, 250)
+    assert max(counted.again for counted in recorded(agent, 2, 8, 500)) <= 2 * BLOCK
     driver.core.check_invariants()
 
 
