@@ -279,8 +279,8 @@ class KVCache:
             self.pools.points.add(last, index * self.block_size, spare)
 
     def continue_text(self, match: Match, anchor: int) -> None:
-        """Order the resume points of a text that continues after a match, and whose last user's message ends after
-        `anchor` tokens: see `PointOrder.continue_text`.
+        """Order the resume points of a text that continues after a match, and of which the next turn keeps `anchor`
+        tokens: see `PointOrder.continue_text`.
         """
         if self.states.needed or self.tables.windowed:
             parted = parting(match, self.block_size)

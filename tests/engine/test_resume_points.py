@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from support.resumed.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
-from support.resumed.templates import GEMMA, GLM, QWEN3, Template
+from support.resumed.templates import GLM, GPT_OSS, QWEN3, Template
 
-CASES = [("window", GEMMA), ("window", GLM), ("hybrid", QWEN3)]
-"""Those that compute nothing else. `python -m tests.resumed` counts every kind with every template."""
+CASES = [("window", QWEN3), ("window", GPT_OSS), ("hybrid", GPT_OSS)]
+"""Those that need the most care. `python -m tests.resumed` counts every kind with every template."""
 
 
 @pytest.mark.parametrize("kind", ["window", "hybrid"])

@@ -140,7 +140,7 @@ def driver_of(model: Path, **config: Any) -> Driver:
 
 
 class AnchoredDriver(Driver):
-    """A `Driver` that is told where a prompt's last user's message ends."""
+    """A `Driver` that is told where the next turn parts from a prompt."""
 
     def add(self, prompt: Sequence[int], *args: Any, tail: int = 0, anchor: int = 0, **params: Any) -> Any:
         add = self.core.add
