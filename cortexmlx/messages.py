@@ -51,8 +51,8 @@ class PromptMemory(Protocol):
         """Return the tokens of a rendered text. `render` renders other messages in the same way."""
 
     def anchor(self, thoughts: Thoughts | None) -> int:
-        """Return how many of these tokens stand before the answer to the last user's message; 0 if that is not known,
-        or if it is what they end with.
+        """Return how many of these tokens will stay once the turn is answered and another one begins; 0 if that is not
+        known, or if all do.
         """
 
 

@@ -86,9 +86,7 @@ class QueuedRequest:
     tail: int = 0
     """Tokens at the prompt's end that a later prompt may leave out: the beginning of the answer's thoughts."""
     anchor: int = 0
-    """Tokens of the prompt, up to the end of the last user's message, that later prompts surely begin with, also those
-    that leave out thoughts after it; 0: no such place is known.
-    """
+    """Tokens of the prompt that the next turn keeps: it may leave out the thoughts after them. 0: not known."""
     pooled: Pooled | None = None
     """What is asked of the prompt's states, instead of an answer; None: an answer is asked for."""
     adapter: str | None = None

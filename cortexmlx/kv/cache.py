@@ -279,13 +279,14 @@ class KVCache:
             self.pools.points.add(last, index * self.block_size, spare)
 
     def continue_text(self, match: Match, anchor: int) -> None:
-        """Order the resume points of a text that continues after a match, and whose last user's message ends after
-        `anchor` tokens: see `PointOrder.continue_text`.
+        """Order the resume points of a text that continues after a match, and of which the next turn keeps `anchor`
+        tokens: see `PointOrder.continue_text`.
         """
         if self.states.needed or self.tables.windowed:
             parted = parting(match, self.block_size)
             self.states.continue_text(match, (anchor, anchor - 1), parted)
-            self.pools.points.continue_text(match, (anchor // self.block_size * self.block_size,), parted)
+            ends = [place // self.block_size * self.block_size for place in (anchor, anchor - 1)]
+            self.pools.points.continue_text(match, ends, parted)
 
     # -- room for a sequence ------------------------------------------------------------------------------------------
 

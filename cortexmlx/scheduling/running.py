@@ -242,13 +242,11 @@ class RunningSet:
         return places
 
     def _anchor(self, job: Job) -> int:
-        """Return where the last user's message ends; 0 if that is not known, or if tokens were dropped before it."""
+        """Return where the next turn parts from this one; 0 if that is not known, or if earlier tokens were dropped."""
         return job.request.anchor if job.prompt_kept == job.prompt_length else 0
 
     def _use_anchor(self, job: Job) -> None:
-        """Keep the state after the last user's message longer than those of the rounds after it: when there is another
-        user's message, the text may go on from there.
-        """
+        """Keep the state where the next turn parts from this one longer than those of the rounds after it."""
         anchor = self._anchor(job)
         if 0 < anchor <= job.num_computed_tokens:
             self.cache.states.use(job.id, anchor)

@@ -14,7 +14,7 @@ from cortexmlx.request import Completion, FinishReason, Message
 from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.serving.prompt import ChatTokens, Reader, opened_thoughts, render, tail_of, thoughts_after
 from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
-from cortexmlx.sessions.transcript import Encode, Transcript
+from cortexmlx.sessions.transcript import Encode, Transcript, common_length
 from cortexmlx.structured.thoughts import Thoughts
 
 Render = Callable[[Sequence[Message]], str | None]
@@ -87,22 +87,24 @@ def anchor_of(
     render: Render,
     encode: Encode,
 ) -> int:
-    """Return how many of a transcript's tokens stand before the answer to the last user's message, where that is not
-    the end. Once there is another user's message, many templates leave out the thoughts since this one. 0 if the model
-    has no thoughts, or the place is not a cut.
+    """Return how many of a transcript's tokens will stay once the turn is answered and another one begins, where that
+    is not the end. Many templates then leave out the turn's thoughts: some those since the last user's message, some
+    those since the turn's first one. So the template is asked. 0 if the model has no thoughts, or no cut is there.
     """
-    last = next((i for i in range(len(messages) - 1, -1, -1) if messages[i].get("role") == "user"), None)
-    if thoughts is None or last is None:
+    if thoughts is None or all(message.get("role") != "user" for message in messages):
         return 0
-    said = (place for place in range(last, len(messages)) if messages[place].get("role") not in ("user", "system"))
-    end = next(said, None)
-    asked = None if end is None else render(messages[:end])
-    cut = None if asked is None else next((tokens for place, tokens in read.cuts if place == len(asked)), None)
-    if asked is None or cut is None or cut == len(read.tokens) or not read.text.startswith(asked):
-        return 0
-    opened = opened_thoughts(asked, thoughts)
-    tail = tuple(encode(opened)) if opened else ()
-    return cut - len(tail) if not tail or read.tokens[cut - len(tail) : cut] == tail else 0
+    later = render([*without_answer(tuple(messages)), *_NEXT_TURN])
+    stays = 0 if later is None else common_length(read.text, later)
+    for place, cut in read.cuts[:0:-1]:
+        opened = opened_thoughts(read.text[:place], thoughts)
+        if place - len(opened) <= stays:
+            tail = tuple(encode(opened)) if opened else ()
+            whole = not tail or read.tokens[cut - len(tail) : cut] == tail
+            return cut - len(tail) if whole and cut < len(read.tokens) else 0
+    return 0
+
+
+_NEXT_TURN: tuple[Message, ...] = ({"role": "assistant", "content": "."}, {"role": "user", "content": "."})
 
 
 def without_answer(messages: tuple[Message, ...]) -> tuple[Message, ...]:

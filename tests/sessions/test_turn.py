@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,32 +102,41 @@ def test_the_token_that_ends_an_answer_is_not_said() -> None:
         assert said_tokens(held, stopping, {9}) == (None, False), "a stop string cut it, whatever ended it"
 
 
-def test_the_anchor_is_before_the_thoughts_that_the_last_question_opened() -> None:
+def test_the_anchor_is_where_the_template_leaves_thoughts_out_in_the_next_turn() -> None:
     thoughts = Thoughts("<", ">")
 
     def encode(text: str) -> list[int]:
         return [ord(each) for each in text]
 
-    def render(messages: Any) -> str:
-        return "".join(message["role"][0] + message["content"] for message in messages) + "<"
+    def render(messages: Any, ends: str) -> str:
+        """A template that leaves thoughts out until the last message of the role `ends`."""
+        place = max(
+            [i for i, each in enumerate(messages) if each["role"] in ends and not each.get("tool_calls")] or [0]
+        )
+        said = [each.get("thought", "") * (i > place) + each["content"] for i, each in enumerate(messages)]
+        return "".join(each["role"][0] + text for each, text in zip(messages, said, strict=True)) + "a<"
 
-    user, tool = {"role": "user", "content": "q"}, {"role": "tool", "content": "r"}
-    called = {"role": "assistant", "content": "<th>c"}
-    asked = Transcript().read(render([user]), encode).wrote("th>c", encode("th>c"))
-    text = "uq<th>ctr<"
-    read = asked.read(text, encode)
-    assert anchor_of(read, [user, called, tool], thoughts, render, encode) == len("uq")
-    system = {"role": "system", "content": ""}
-    reminded = Transcript().read(render([user, system]), encode).wrote("th>c", encode("th>c"))
-    reminded = reminded.read("uqs<th>ctr<", encode)
-    assert anchor_of(reminded, [user, system, called, tool], thoughts, render, encode) == len("uqs"), "of the question"
-    assert anchor_of(read, [user, called, tool], None, render, encode) == 0, "a model without thoughts"
-    assert anchor_of(read, [user], thoughts, render, encode) == 0, "the end"
-    assert anchor_of(read, [called, tool], thoughts, render, encode) == 0, "no question"
-    assert anchor_of(read, [user, called, tool], thoughts, lambda messages: None, encode) == 0
-    silent = Transcript().read("uq", encode)
-    assert anchor_of(silent, [user, tool], thoughts, lambda messages: "uq", encode) == 0, "the rest is not written"
-    assert anchor_of(Transcript().read(text, encode), [user, called, tool], thoughts, render, encode) == 0, "no cut"
+    def anchor(messages: Sequence[Any], ends: str, known: bool = True, thoughts: Thoughts | None = thoughts) -> int:
+        read, again = Transcript(), partial(render, ends=ends)
+        for place, each in enumerate(messages) if known else ():
+            if each["role"] == "assistant":
+                written = each["thought"].removeprefix("<") + each["content"]
+                read = read.read(again(messages[:place]), encode).wrote(written, encode(written))
+        return anchor_of(read.read(again(messages), encode), messages, thoughts, again, encode)
+
+    user, tool, system = ({"role": role, "content": role[0]} for role in ("user", "tool", "system"))
+    called = {"role": "assistant", "content": "c", "thought": "<t>", "tool_calls": [{}]}
+    loop, reminded = [user, called, tool], [user, called, tool, user, called, tool]
+    assert anchor(loop, "user") == anchor(loop, "assistant") == len("uua")
+    assert anchor([user, system, called, tool], "user") == len("uussa"), "the end of the question"
+    assert anchor(reminded, "user") == len("uuacttuua"), "thoughts before the reminder are gone"
+    assert anchor(reminded, "assistant") == len("uua"), "they go with the answer"
+    assert anchor(loop, "user", thoughts=None) == 0, "a model without thoughts"
+    assert anchor([user], "user") == anchor(loop, "nobody") == 0, "the end"
+    assert anchor([called, tool], "user") == 0, "no question"
+    assert anchor(loop, "user", known=False) == 0, "no cut"
+    read = Transcript().read("u", encode)
+    assert anchor_of(read, loop, thoughts, lambda messages: None, encode) == 0, "it cannot be rendered"
 
 
 def test_a_template_that_refuses_is_none() -> None:

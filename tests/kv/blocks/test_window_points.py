@@ -9,8 +9,10 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 ALL, WINDOW = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,)), LayerGroup(KVSpec(1, 4, 4, "float32", 8), (1,))
 
 
-def computed(cache: KVCache, tokens: list[int], anchor: int = 0) -> int:
-    """How many tokens of a text were found; the others were computed, in steps, and all of it was cached."""
+def computed(cache: KVCache, tokens: list[int], anchor: int = 0, cut: int = 0) -> int:
+    """How many tokens of a text were found; the others were computed, in steps, and all of it was cached. There is a
+    point before `cut`.
+    """
     keys = cache.prefix.keys(tokens)
     match = cache.match(tokens, keys, len(tokens) - 1)
     cache.continue_text(match, anchor)
@@ -23,6 +25,7 @@ def computed(cache: KVCache, tokens: list[int], anchor: int = 0) -> int:
         cache.append(0, end - length)
         cache.register(0, tokens, end, keys)
         length = end
+    cache.keep_window(0, cut)
     cache.release_blocks(0, tokens, len(tokens), keys)
     cache.check_invariants()
     return found
@@ -37,6 +40,16 @@ def test_rounds_of_a_loop_go_before_its_question_and_before_another_text() -> No
         assert computed(cache, list(range(end)), anchor=40) == end - 20
     assert computed(cache, [*question, *range(2000, 2020)]) == 40
     assert computed(cache, [*other, 1]) == 40
+
+
+def test_the_point_before_a_question_that_fills_its_last_block_stays() -> None:
+    """A prompt's last token is always computed, so the point is a block before the question's end."""
+    cache = KVCache(BlockPools([ALL, WINDOW], [400, 16], 4))
+    question = list(range(40))
+    computed(cache, list(range(44)), cut=39)
+    for end in range(64, 400, 20):
+        computed(cache, [*question, *range(1000, 1000 + end)], anchor=40)
+    assert computed(cache, [*question, *range(2000, 2020)]) >= 36
 
 
 def test_one_long_text_leaves_the_others_points_whole_and_critical_pressure_none() -> None:

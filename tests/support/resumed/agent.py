@@ -109,11 +109,11 @@ class Agent:
         self.history.append({"role": "user", "content": self.words(5)})
         for number in range(1, calls + 1):
             call = {"name": "read", "arguments": {"path": self.words(1)}}
-            self.ask({"role": "assistant", "content": "", "thought": self.words(3), "call": call, "final": False})
+            self.ask({"role": "assistant", "content": "", "thought": self.words(3), "call": call})
             self.history.append({"role": "tool", "name": "read", "content": self.words(4)})
             if reminders and number % reminders == 0:
                 self.history.append({"role": "user", "content": f"<system-reminder>{self.words(2)}</system-reminder>"})
-        self.ask({"role": "assistant", "content": self.words(3), "thought": self.words(3), "final": True})
+        self.ask({"role": "assistant", "content": self.words(3), "thought": self.words(3)})
 
     def words(self, count: int) -> str:
         """Some random words."""
@@ -140,7 +140,7 @@ def driver_of(model: Path, **config: Any) -> Driver:
 
 
 class AnchoredDriver(Driver):
-    """A `Driver` that is told where a prompt's last user's message ends."""
+    """A `Driver` that is told where the next turn parts from a prompt."""
 
     def add(self, prompt: Sequence[int], *args: Any, tail: int = 0, anchor: int = 0, **params: Any) -> Any:
         add = self.core.add

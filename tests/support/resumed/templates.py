@@ -64,7 +64,7 @@ class Template:
 def _environment() -> Any:
     from jinja2 import Environment
 
-    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters["tojson"] = lambda value: json.dumps(value)
     return environment
 
@@ -97,7 +97,8 @@ GPT_OSS = Template(
     "{% for t in tools %}\n{{ t | tojson }}{% endfor %}<|end|>{% for m in messages %}"
     "{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>"
     "{% elif m.role == 'tool' %}<|start|>functions to=assistant<|message|>{{ m.content | tojson }}<|end|>"
-    "{% elif m.call %}<|start|>assistant{% if not messages[loop.index0:] | selectattr('final') | list %}"
+    "{% elif m.call %}<|start|>assistant"
+    "{% if not messages[loop.index0:] | selectattr('role', 'equalto', 'assistant') | rejectattr('call') | list %}"
     "<|channel|>analysis<|message|>{{ m.thought }}<|end|><|start|>assistant{% endif %}@call@"
     "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "<|start|>assistant",
@@ -136,7 +137,7 @@ GLM = Template(
 
 KIMI = Template(
     "Kimi",
-    "{% set ns = namespace(last=-1) %}{% for m in messages if m.final %}"
+    "{% set ns = namespace(last=-1) %}{% for m in messages if m.role == 'assistant' and not m.call %}"
     "{% set ns.last = messages.index(m) %}{% endfor %}"
     "<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|><|im_system|>system<|im_middle|>{{ system }}"
     "<|im_end|>{% for m in messages %}{% if m.role == 'user' %}<|im_user|>user<|im_middle|>{{ m.content }}<|im_end|>"
