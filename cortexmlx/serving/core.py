@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from cortexmlx.errors import CortexError, HostLost
-from cortexmlx.execution.boundary import Refused, granted
+from cortexmlx.execution.boundary import Refused
 from cortexmlx.grammar.matcher import Grammar
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.spec import Counts
@@ -185,7 +185,7 @@ class EngineCore:
         self.cache.states.take()
         self.scheduler.forget_loads()  # what was read for requests that came meanwhile was in the old workers
         self.cache.pools.give_all_back()
-        granted(self.runner.begin(self.cache.pools.blocks))
+        self.runner.begin(self.cache.pools.blocks)
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or, if `critical`, all of them and the free end of the

@@ -36,7 +36,9 @@ class Recoverable(Protocol):
         """Drop what is in flight in the lost workers. The rows must have been restarted."""
 
     def reopen(self) -> None:
-        """Begin with the new workers, and an empty arena. Raises HostLost or MemoryRefused."""
+        """Begin with the new workers, and an empty arena. If they are refused its memory, the next step has it made.
+        Raises HostLost.
+        """
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error."""
@@ -102,7 +104,10 @@ class Recovery:
         self.open = False
         self._core.let_go()
         self._starting = thread = threading.Thread(target=self._reopen, name="cortexmlx starts workers", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except Exception as error:  # the system has no thread, or no memory for one
+            self.end_start(thread, error)
 
     def _reopen(self) -> None:
         """Start the workers: on the thread that waits for them."""
@@ -127,7 +132,7 @@ class Recovery:
             self.open = True
         except Exception as error:
             log.error("the workers cannot be started again: %s", error)
-            lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error}")
+            lost = error if isinstance(error, CortexError) else HostLost(f"the workers cannot be started: {error!r}")
             self._core.fail_all(lost)
 
     def _fail_running(self, lost: HostLost) -> None:

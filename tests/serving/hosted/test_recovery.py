@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from cortexmlx import Engine, FinishReason
 from cortexmlx.errors import EngineClosed, HostLost, HostRefused, InvalidRequest, RequestTimeout
+from cortexmlx.execution.boundary import Refused
+from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.structured.output import StructuredOutput
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.hosts.local_group import LocalGroup
@@ -240,6 +243,43 @@ def test_when_the_workers_cannot_be_started_all_requests_fail_and_the_next_one_t
             driver.result(handle)
     assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
     assert groups[0].epoch == 2
+
+
+def test_memory_that_new_workers_are_refused_costs_no_request(
+    tiny: Any, theirs: Any, groups: list[LocalGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers are there, and the first step asks for the arena again."""
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
+    begin, refusals = ModelRunner.begin, [Refused("[malloc] Unable to allocate", of_arena=False)]
+    monkeypatch.setattr(ModelRunner, "begin", lambda me, blocks: refusals.pop() if refusals else begin(me, blocks))
+    handles = ask(driver, groups, "dispatch", 3)
+    assert [list(driver.result(handle).token_ids) for handle in handles] == [theirs("llama", p, 30) for p in PROMPTS]
+    assert groups[0].epoch == 2 and not refusals
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_start_that_fails_outside_of_the_workers_ends_and_the_next_request_tries_again(
+    idle: bool, tiny: Any, theirs: Any, groups: list[LocalGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system has no thread for it, or no memory; a loss is met by a step, or noticed while idle."""
+    start, failures = threading.Thread.start, [RuntimeError("can't start new thread"), MemoryError()]
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "cortexmlx starts workers" and failures:
+            raise failures.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    driver = Driver(tiny("llama"), hosts=1, resume_lost=True)
+    groups[0].lose("worker 1 was killed", notice=idle)
+    while not driver.calls.empty():
+        driver.calls.get()(driver.core)
+    while failures:
+        handle = driver.add(PROMPTS[0], 30)
+        driver.finish()
+        with pytest.raises(HostLost, match="cannot be started"):
+            driver.result(handle)
+    assert [list(tokens) for tokens in driver.answers(PROMPTS[:1], 30)] == [theirs("llama", PROMPTS[0], 30)]
 
 
 def test_answers_of_one_request_fail_together(tiny: Any, groups: list[LocalGroup]) -> None:
