@@ -56,18 +56,19 @@ class GrowthRetry:
     """
 
     def __init__(self) -> None:
-        self._wait = self._good = 0
+        self.wait = self._good = 0
+        """The good steps to wait for; 0: nothing was refused lately, and nobody need ask."""
 
     def refuse(self) -> None:
         """Note a refusal."""
-        self._wait, self._good = min(max(STEPS_TO_RELAX, 2 * self._wait), MOST_STEPS), 0
+        self.wait, self._good = min(max(STEPS_TO_RELAX, 2 * self.wait), MOST_STEPS), 0
 
     def is_due(self) -> bool:
         """Note a good step. Return whether growth may be asked for again from now on."""
-        if not self._wait:
+        if not self.wait:
             return False
         self._good += 1
-        due = self._good == self._wait
-        if self._good >= 2 * self._wait:  # nothing was refused since
-            self._wait = 0
+        due = self._good == self.wait
+        if self._good >= 2 * self.wait:  # nothing was refused since
+            self.wait = 0
         return due

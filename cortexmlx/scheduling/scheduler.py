@@ -392,7 +392,7 @@ class Scheduler:
             job = self._of(segment)
             if job is not None and job.take_prompt(segment.scored, segment.pooled):
                 self.finish(job.id, FinishReason.STOP)
-        if self._growth.is_due():
+        if self._growth.wait and self._growth.is_due():
             self._grow_again()
         if self.backoff.holds_back and self.backoff.relax():
             self._admission.ask_again()

@@ -104,7 +104,7 @@ class EngineCore:
         try:
             with self.measured.busy:
                 self.requests.expire(time.perf_counter())
-                if self.recovery.ready():
+                if self.recovery.open or self.recovery.ready():
                     self._prepare()
                     self.speculation.draft()
                     plan = self._plan()

@@ -39,7 +39,7 @@ USUAL: dict[str, Any] = {
     "frequency_penalty": 0.25,
     "stop": "END",
 }
-FORMS = {"schema", "regex", "choice"}
+FORMS = {"schema", "open_schema", "regex", "choice"}
 """Options that make `structured`, which have tests of their own."""
 BODIES = {
     chat_completions: {"messages": [{"role": "user", "content": "hi"}]},
