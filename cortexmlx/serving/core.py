@@ -131,6 +131,7 @@ class EngineCore:
         """Queue a request, whose answers end at `stops` and follow `grammar`. One that cannot run fails at once."""
         self.pins.settle_again()
         try:
+            self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
             self.requests.add(request, handle, stops, grammar)
         except CortexError as error:
             handle.fail(error)

@@ -71,7 +71,8 @@ def test_what_asks_a_model_is_answered(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for file in re.findall(r"\S+\.jsonl", line):
         Path(file).write_text("" if "-o " + file in line else '{"prompt": "a question"}\n')
-    Path("question").write_text("a question")
+    for name in ("question", "questions.txt"):
+        Path(name).write_text("a question\n" if name.endswith("txt") else "a question")
     consent = ["--yes"] if line == TOOLS else []
     Path("examples").symlink_to(ROOT / "examples")
     with open("question") as lines:

@@ -73,6 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (work / "notes.txt").write_text("The sky is blue. Grass is green, and water is wet. " * 20)
     questions = [{"id": f"q{n}", "prompt": f"What is {n} plus one?", "max_tokens": 4} for n in range(4)]
     (work / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+    (work / "questions.txt").write_text("What is 1 plus one?\n")
     (work / "model-Q4_K_M.gguf").symlink_to(starter)
     monkeypatch.chdir(work)
     return work

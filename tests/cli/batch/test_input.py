@@ -124,7 +124,7 @@ CHAT = {"custom_id": "x", "url": "/v1/chat/completions"}
         ({"prompt": "hi", "logit_bias": [1]}, "logit_bias is [1], but must be an object"),
         ({**CHAT, "method": "GET", "body": {}}, "method is 'GET', but must be 'POST'"),
         ({**CHAT, "url": "/v1/embeddings", "body": {}}, "`input` is missing"),
-        ({"prompt": "hi", "adapter": "sql"}, "there is no adapter 'sql': none are loaded, and --adapters loads some"),
+        ({"prompt": "hi", "adapter": "sql"}, "there is no adapter 'sql': none are loaded (--adapters)"),
         ({"prompt": "hi", "adapter": ["sql"]}, "adapter is ['sql'], but must be a text"),
         ({**CHAT, "url": "/v1/images", "body": {}}, "url is '/v1/images', but must be one of /v1/chat/completions, "),
         ({**CHAT, "url": [], "body": {}}, "url is [], but must be one of /v1/chat/completions, "),
