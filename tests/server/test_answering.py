@@ -13,8 +13,11 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import pytest
 
-from cortexmlx import Engine
-from cortexmlx.server import app
+from cortexmlx import Engine, SamplingParams
+from cortexmlx.protocols.openai import chat_completions
+from cortexmlx.protocols.request import Defaults
+from cortexmlx.server import answering, app
+from cortexmlx.server.web.mailbox import Mailbox
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
@@ -61,6 +64,32 @@ def test_a_hundred_streams_of_which_half_are_dropped_leave_nothing(serve: Any, e
     assert soon(lambda: idle(engine))
     with httpx.Client(base_url=url, trust_env=False) as http:
         assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr(answering, "MOST_WAITING", 4)
+
+    async def events() -> list[Any]:
+        asked = chat_completions.read(LONG, Defaults(SamplingParams()))
+        answer = answering.Answering(engine, Mailbox(asyncio.get_running_loop()), asked)
+        await answer.begin(None, None)
+        if gone:
+            answer.close()
+        async with asyncio.timeout(PATIENCE):
+            while not answer.closed:
+                await asyncio.sleep(0)
+            return [event async for event in answer.events(PATIENCE)]
+
+    told = asyncio.run(events())
+    errors = [said.error for _, said in told if said.error is not None]
+    if gone:
+        assert not errors
+    else:
+        assert len(told) == 6 and errors == [told[-1][1].error] and isinstance(errors[0], answering.SlowReader)
+    assert soon(lambda: idle(engine))
 
 
 def test_a_quiet_stream_says_that_it_is_there(serve: Any, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import select
 import socket
@@ -91,6 +92,31 @@ def test_twenty_bodies_that_crawl_in_lock_out_nobody(serve: Any, monkeypatch: py
         assert soon(lambda: len(answered(crawling)) == 9)
         begins = sorted(line.recv(13) for line in answered(crawling))
         assert begins == [b"HTTP/1.1 408 "] + [b"HTTP/1.1 429 "] * 8
+
+
+def test_bodies_that_arrive_together_take_so_much_memory_and_no_more(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as sixteen of the greatest size, for one key half of it. Small ones always pass, and slow ones give
+    way.
+    """
+    most = 1 << 18
+    url = httpx.URL(serve(max_open=100, max_body=most, keys={"one": "ann", "two": "bob"}))
+    large = json.dumps({**SMALL, "user": "u" * (most - 100)})
+    head = HEAD[:-1].replace(b"500", b"%d" % most)
+    with ExitStack() as stack, httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http:
+
+        def ask(key: str, body: str) -> int:
+            return http.post("/v1/completions", content=body, headers={"x-api-key": key}).status_code
+
+        crawling = [stack.enter_context(socket.create_connection((url.host, url.port))) for _ in range(12)]
+        for line in crawling:
+            line.sendall(head + b"{" * (most - 1))
+        assert soon(lambda: len(answered(crawling)) == 4)
+        assert all(line.recv(13) == b"HTTP/1.1 429 " for line in answered(crawling))
+        assert ask("one", large) == 429 and ask("one", json.dumps(SMALL)) == 200 and ask("two", large) == 200
+        monkeypatch.setattr(places, "SLOW_SECONDS", 0.0)
+        assert ask("one", large) == 200
 
 
 def answered(lines: list[socket.socket]) -> list[socket.socket]:

@@ -78,6 +78,7 @@ def test_with_a_key_any_name_is_served(serve: Any) -> None:
     [
         ((), "https://evil.example", 403),
         ((), "null", 403),
+        ((), "http://[::1", 403),
         (("https://app.example",), "https://app.example", 200),
         (("https://app.example",), "https://app.example.evil", 403),
         (("*",), "https://any.example", 200),

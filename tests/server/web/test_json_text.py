@@ -49,6 +49,19 @@ def test_a_body_has_so_many_values_and_no_more() -> None:
         parsed(ids(MOST_VALUES + 1))
 
 
+@pytest.mark.parametrize("call", [{"arguments": ""}, {"type": "tool_use", "input": ""}])
+def test_values_in_the_arguments_of_calls_count_too(call: dict[str, str]) -> None:
+    """They are JSON in a text, which is parsed: 5 million of them took 1 GB."""
+    (name,) = [name for name, value in call.items() if not value]
+
+    def calls(each: int) -> bytes:
+        return json.dumps({"messages": [{"calls": [{**call, name: "{}," * each}] * 4}]}).encode()
+
+    assert parsed(calls(MOST_VALUES // 8))
+    with pytest.raises(InvalidRequest, match="more than 262,144 values"):
+        parsed(calls(MOST_VALUES // 8 + 1))
+
+
 @pytest.mark.parametrize("text", [",,," * 200_000, '\\"{[,' * 100_000, "a: b, " * 100_000])
 def test_marks_in_a_text_are_no_values(text: str) -> None:
     assert parsed(json.dumps({"text": text}).encode()) == {"text": text}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -128,3 +129,21 @@ def test_odd_requests_get_an_answer_and_the_server_goes_on(serve: Any, sent: byt
     assert int(got[9:12]) in ((200,) if b"/health" in sent and len(sent) < 1000 else (400, 404, 431))
     with httpx.Client(base_url=url, trust_env=False) as http:
         assert json.loads(http.get("/health").content) == {"status": "ok"}
+
+
+def test_writing_to_a_client_that_has_gone_is_no_line_in_the_log(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bound("127.0.0.1", 0) as listener:
+        Listening(app(engine), listener)
+    mine, theirs = socket.socketpair()
+
+    async def write() -> None:
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=mine)
+        theirs.close()
+        for _ in range(20):  # as events of a stream that are ready together
+            transport.write(b"data: {}\n\n")
+        logging.getLogger("asyncio").warning("something else")
+
+    asyncio.run(write())
+    assert caplog.messages == ["something else"]
