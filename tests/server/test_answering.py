@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
 import threading
+import weakref
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import answering, app
+from cortexmlx.server.asking import guarded
 from cortexmlx.server.web.mailbox import Mailbox
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
@@ -104,6 +110,27 @@ def test_a_quiet_stream_says_that_it_is_there(serve: Any, engine: Engine) -> Non
                 assert [line for line in lines if line][-1] == "data: [DONE]"
     finally:
         let_go()
+
+
+def test_an_error_keeps_nothing_of_its_request() -> None:
+    """The frames in its traceback hold the body, which would stay until the garbage collector looks."""
+
+    class Body:
+        pass
+
+    kept: list[weakref.ref[Body]] = []
+
+    async def answer(request: Request) -> Response:
+        body = Body()
+        kept.append(weakref.ref(body))
+        raise InvalidRequest("wrong")
+
+    gc.disable()
+    try:
+        reply = asyncio.run(guarded(answer)(Request({"type": "http", "path": "/v1/messages", "headers": []})))
+        assert reply.status_code == 400 and kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_too_many_are_told_to_come_again(serve: Any, engine: Engine) -> None:

@@ -49,7 +49,12 @@ def bounded(serve: Any) -> Any:
 
 def test_compressed_bodies_are_read_within_the_bound(bounded: Any) -> None:
     plain = json.dumps(BODY).encode()
-    for data, coding in ((gzip.compress(plain), "gzip"), (zlib.compress(plain), "Deflate"), (plain, "identity")):
+    for data, coding in (
+        (gzip.compress(plain), "gzip"),
+        (zlib.compress(plain), "Deflate"),
+        (plain, "identity"),
+        (plain, ""),
+    ):
         assert bounded(data, coding).status_code == 200, coding
     bomb = gzip.compress(b" " * (64 << 20))
     assert len(bomb) < 1 << 20 and bounded(bomb, "gzip").status_code == 413
