@@ -89,18 +89,20 @@ class Answering:
             self._events.append((number, event))
             self._news.set()
             if len(self._events) > MOST_WAITING:
+                why = f"more than {MOST_WAITING} events wait to be read: the request is cancelled"
+                self._events.append((number, TokenEvent("", error=SlowReader(why))))
                 self.close()
 
         return lambda event: self._mailbox.put(deliver, event)
 
     async def events(self, quiet: float) -> AsyncIterator[tuple[int, TokenEvent] | None]:
-        """Yield each event with the number of its prompt, up to the last completion or the first error. Yield None
-        whenever nothing has come for `quiet` seconds. Raises SlowReader.
+        """Yield each event with the number of its prompt, up to the last completion or the first error, which may be
+        a SlowReader. Yield None whenever nothing has come for `quiet` seconds. After `close` it ends.
         """
         while len(self.completions) < len(self._request.prompts):
             if not self._events:
                 if self.closed:
-                    raise SlowReader(f"more than {MOST_WAITING} events wait to be read: the request is cancelled")
+                    return
                 self._news.clear()
                 alarm = asyncio.get_running_loop().call_later(quiet, self._news.set)  # without a task for each event
                 try:

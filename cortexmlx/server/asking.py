@@ -26,7 +26,7 @@ from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.models import Lease, Models
-from cortexmlx.server.places import Places
+from cortexmlx.server.places import BODIES, Places
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.stored import StoredResponses
@@ -60,7 +60,7 @@ class Asking:
         self.settings = settings
         self.tally = tally
         clients = len(set(settings.keys.values()))
-        self.places = Places(settings.max_open, clients)
+        self.places = Places(settings.max_open, clients, BODIES * settings.max_body)
         self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
         self._mailbox: Mailbox | None = None
         self._tables = Tables(settings.transcripts, settings.transcripts_folder)
@@ -92,7 +92,8 @@ class Asking:
         many, before the body takes memory.
         """
         place = held.enter_context(self.places.take(request.scope.get(CLIENT, "")))
-        return await json_body(request, self.settings.max_body, self.settings.body_seconds, place.while_it_arrives)
+        most, seconds = self.settings.max_body, self.settings.body_seconds
+        return await json_body(request, most, seconds, place.while_it_arrives, place.hold)
 
     async def count_tokens(self, request: Request) -> Response:
         """Answer with how many tokens the prompt of a message would have."""
@@ -220,10 +221,10 @@ def guarded(answer: Answer) -> Answer:
 def _in_words(error: BaseException) -> CortexError | None:
     """Return what a client is told of an error; None: nothing, since nobody listens any more. A task is cancelled when
     the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries, which
-    are no subclass of Exception.
+    are no subclass of Exception. What is returned has no traceback, whose frames would keep the body of the request.
     """
     if isinstance(error, CortexError):
-        return error
+        return error.with_traceback(None)
     if isinstance(error, asyncio.CancelledError):
         return EngineClosed("the server ends: ask again when it is back, or another one")
     if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -75,7 +74,7 @@ class Access:
         names = self._settings.hosts
         if not self._settings.keys and host not in names and "*" not in names:
             return f"the host {host[:80]!r} is not served: --host with --api-key-file, or --insecure, allows others"
-        if origin is None or self._trusts(origin) or urlsplit(origin).netloc == headers.get("host"):
+        if origin is None or self._trusts(origin) or origin.partition("://")[2] == headers.get("host"):
             return ""
         return f"pages of {origin[:80]!r} may not ask: --cors allows them"
 

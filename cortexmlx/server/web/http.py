@@ -54,10 +54,14 @@ class Refused(InvalidRequest):
 
 
 async def json_body(
-    request: Request, most: int, seconds: float, arriving: Callable[[asyncio.Timeout], Arriving]
+    request: Request,
+    most: int,
+    seconds: float,
+    arriving: Callable[[asyncio.Timeout], Arriving],
+    hold: Callable[[int], None],
 ) -> dict[str, Any]:
     """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. `arriving` is entered with the
-    limit of its time while it arrives. Raises Refused.
+    limit of its time while it arrives, and `hold` is told how many bytes it has. Raises Refused.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
@@ -70,13 +74,15 @@ async def json_body(
                     size += len(piece)
                     if size > most:
                         raise _too_large(size, most)
+                    hold(size)
                     pieces.append(piece)
     except TimeoutError:
         took = min(seconds, round(asyncio.get_running_loop().time() - began, 1))
         raise Refused(408, f"{size:,} bytes of the body have come in {took:g} s, which is not all of it") from None
     data = b"".join(pieces)
-    if (coding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+    if (coding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
         data = await on_a_thread(lambda: unpacked(data, coding, most))
+        hold(len(data))
     request.scope[BODY_BYTES] = len(data)
     return await by_size(len(data), lambda: parsed(data))
 

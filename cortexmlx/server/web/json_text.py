@@ -38,7 +38,7 @@ def parsed(data: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is no JSON: {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
-    _check_depth(body)
+    _check_nested(body)
     return body
 
 
@@ -50,14 +50,17 @@ def _check_values(data: bytes) -> None:
     for part in _PARTS.finditer(data):
         count += part[0][0] != 0x22
         if count > MOST_VALUES:
-            raise InvalidRequest(
-                f"the body has more than {MOST_VALUES:,} values: send a text instead of token ids, or shorten it"
-            )
+            raise _too_many()
 
 
-def _check_depth(body: dict[str, Any]) -> None:
+def _check_nested(body: dict[str, Any]) -> None:
+    """Raise InvalidRequest if it is too deep, or if the arguments of its calls have too many values together."""
     level: list[Any] = [body]
+    inner = 0
     for _ in range(MOST_DEPTH):
+        inner += sum(_values_in_arguments(each) for each in level if isinstance(each, dict))
+        if inner > MOST_VALUES:
+            raise _too_many()
         level = [
             child
             for each in level
@@ -67,6 +70,18 @@ def _check_depth(body: dict[str, Any]) -> None:
         if not level:
             return
     raise _too_deep()
+
+
+def _values_in_arguments(call: dict[str, Any]) -> int:
+    """Return how many values the arguments of a call may have, which are JSON in a text."""
+    text = call.get("input" if call.get("type") == "tool_use" else "arguments")
+    return sum(map(text.count, "[{,:")) if isinstance(text, str) else 0
+
+
+def _too_many() -> InvalidRequest:
+    return InvalidRequest(
+        f"the body has more than {MOST_VALUES:,} values: send a text instead of token ids, or shorten it"
+    )
 
 
 def _too_deep() -> InvalidRequest:

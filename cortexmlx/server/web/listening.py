@@ -66,7 +66,8 @@ class Listening:
                         task.cancel()
                     await asyncio.wait(tasks, timeout=LAST_WORDS)
 
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).addFilter(_is_news)
         self._server = Server(config)
 
     def run(self) -> None:
@@ -104,7 +105,11 @@ class Listening:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether an error is worth a line: not a request that was cut because the server ends."""
+    """Return whether an error is worth a line: not a request that was cut because the server ends, and not a client
+    that has gone while several events of its stream were written, which asyncio tells from the fifth on.
+    """
+    if record.name == "asyncio" and record.msg == "socket.send() raised exception.":
+        return False
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
 
 
