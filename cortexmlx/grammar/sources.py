@@ -35,8 +35,7 @@ def source_of(
 
     The model's `thoughts` are free text. An answer may end within them, unless it must have a form or a call. If the
     tokenizer `drops_space`, the answer may begin with a space, which is no part of its text. With `calls`, it may call
-    tools instead of having its form, or besides its text. One of `output`
-    and `calls` must be given.
+    tools instead of having its form, or besides its text. One of `output` and `calls` must be given.
     """
     before = _before(thoughts, specials)
     if drops_space:

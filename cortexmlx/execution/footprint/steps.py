@@ -67,9 +67,16 @@ def step_bytes(
     `groups` are the layer groups that the probe found. Nothing is computed, and the model stays as it was.
     """
     drafts = drafts and not row_bytes(groups)
+    groups = paged(groups)
 
     def traced(tokens: int) -> StepBytes:
-        return _step_bytes(model, paged(groups), attend, vocab_size, load, tokens, drafts)
+        def bytes_of(plan: StepPlan) -> int:
+            return _Outlined(model, groups, plan.blocks, load.block_size, vocab_size, attend).bytes_of(plan)
+
+        prefill, decode = largest_steps(groups, load, tokens)
+        verifying = largest_steps(groups, load, tokens, MOST_OF_ALL) if drafts else ()
+        decode = replace(decode, column=decode.columns - 1)
+        return StepBytes(bytes_of(prefill), max(map(bytes_of, verifying), default=0), bytes_of(decode))
 
     if tokens <= _TRACED[1]:
         return traced(tokens)
@@ -77,24 +84,6 @@ def step_bytes(
     beyond = (tokens - _TRACED[1]) / (_TRACED[1] - _TRACED[0])
     pairs = zip(astuple(few), astuple(many), strict=True)
     return StepBytes(*(round(most + beyond * (most - least)) for least, most in pairs))
-
-
-def _step_bytes(
-    model: nn.Module,
-    groups: tuple[LayerGroup, ...],
-    attend: Attend,
-    vocab_size: int,
-    load: Load,
-    tokens: int,
-    drafts: bool,
-) -> StepBytes:
-    def traced(plan: StepPlan) -> int:
-        return _Outlined(model, groups, plan.blocks, load.block_size, vocab_size, attend).bytes_of(plan)
-
-    prefill, decode = largest_steps(groups, load, tokens)
-    verifying = largest_steps(groups, load, tokens, MOST_OF_ALL) if drafts else ()
-    decode = replace(decode, column=decode.columns - 1)
-    return StepBytes(traced(prefill), max(map(traced, verifying), default=0), traced(decode))
 
 
 def largest_steps(

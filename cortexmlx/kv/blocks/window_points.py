@@ -48,7 +48,7 @@ class WindowPoints:
         if any(entry.forgotten or entry.blocks[group] == GONE for group, entry in needed):
             return
         self._needed[node] = needed
-        self._order.supersede(node) if spare else self._order.use(node)
+        self._order.add(node, spare)
         for group, entry in needed:
             self._pools[group].need(entry, entry.blocks[group])
 

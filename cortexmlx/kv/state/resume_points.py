@@ -101,9 +101,6 @@ class PointOrder(Generic[Point]):
     def __len__(self) -> int:
         return len(self._superseded) + len(self._current)
 
-    def __contains__(self, point: Point) -> bool:
-        return point in self._current or point in self._superseded
-
     def __iter__(self) -> Iterator[Point]:
         """Yield the points in the order in which they go."""
         each = (*self._superseded, *self._current)
@@ -114,6 +111,10 @@ class PointOrder(Generic[Point]):
     def some_superseded(self) -> bool:
         """Whether a superseded point goes next."""
         return any(point not in self._pinned for point in self._superseded)
+
+    def add(self, point: Point, spare: bool) -> None:
+        """Add a point as the most recently used one; one that is `spare` begins as superseded."""
+        (self.supersede if spare else self.use)(point)
 
     def use(self, point: Point) -> None:
         """Add a point, or mark it as the most recently used one."""

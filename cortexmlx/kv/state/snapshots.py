@@ -87,7 +87,7 @@ class Snapshots:
         self._count += 1
         home[place] = self._count
         self._homes[self._count] = (home, place)
-        self.order.supersede(self._count) if spare else self.order.use(self._count)
+        self.order.add(self._count, spare)
         return self._count
 
     def move(self, home: Home, place: int, to: Home, there: int) -> None:

@@ -70,7 +70,6 @@ def _load(folder: Path, eos_ids: set[int]) -> tuple[Any, tuple[str, ...]]:
     """Return mlx-lm's wrapper around the tokenizer, and notes. If the class that the settings name makes another
     tokenizer than tokenizer.json describes, or none, the file is read as it is.
     """
-
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 

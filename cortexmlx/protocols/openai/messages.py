@@ -36,8 +36,8 @@ def read_messages(messages: object, paths: Sequence[str] = ()) -> list[Message]:
 
     They have no nulls, each text is one piece, the arguments of tool calls are objects, and a developer's message is a
     system message. `paths` are the messages' places in their body, if they are not in `messages`. What others wrote and
-    no template reads is replaced, and noted: see `history`. A result before the first call is a
-    user's message: many templates refuse it otherwise.
+    no template reads is replaced, and noted: see `history`. A result before the first call is a user's message: many
+    templates refuse it otherwise.
 
     Raises InvalidRequest with the number of a message that cannot be meant.
     """
