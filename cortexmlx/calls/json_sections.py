@@ -66,7 +66,7 @@ class Kimi(JsonSection):
         path, sign, number = name.rpartition(":")
         if not _NUMBER.fullmatch(sign + number):
             raise NotACall(f"{name!r:.80} is no id of a call")
-        reader.begin_call(calls.tool(path.removeprefix(_FUNCTIONS)).name, model_id=name)
+        reader.begin_call(calls.tool(path.removeprefix(_FUNCTIONS)).name)
 
 
 def deepseek(fenced: bool) -> JsonSection:

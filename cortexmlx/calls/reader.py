@@ -275,9 +275,9 @@ class AnswerReader:
         if self._said:
             self.text.append("\n\n")
 
-    def begin_call(self, name: str, id: str = "", model_id: str = "") -> None:
-        """Begin a call of a tool, with the id that the model gave it, if any. See `ToolCall` for `model_id`."""
-        self._call = _OpenCall(len(self.calls), id or next(self._ids), name, model_id)
+    def begin_call(self, name: str, id: str = "") -> None:
+        """Begin a call of a tool, with the id that the model gave it, if any."""
+        self._call = _OpenCall(len(self.calls), id or next(self._ids), name)
         self._tell(CallDelta(self._call.index, self._call.id, name))
 
     def add_arguments(self, piece: str) -> None:
@@ -305,7 +305,7 @@ class AnswerReader:
             raise NotACall("the arguments are no JSON object")
         if not self._streamed:
             self.deltas += [CallDelta(call.index, call.id, call.name), CallDelta(call.index, arguments=arguments)]
-        self.calls.append(ToolCall(call.id, call.name, arguments, call.model_id))
+        self.calls.append(ToolCall(call.id, call.name, arguments))
         self.said_after_calls = False
         self._call = None
         self._since = []
@@ -383,11 +383,10 @@ class AnswerReader:
 class _OpenCall:
     """A call that is being read."""
 
-    def __init__(self, index: int, id: str, name: str, model_id: str) -> None:
+    def __init__(self, index: int, id: str, name: str) -> None:
         self.index = index
         self.id = id
         self.name = name
-        self.model_id = model_id
         self.pieces: list[str] = []
 
 

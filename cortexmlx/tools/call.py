@@ -17,10 +17,6 @@ class ToolCall:
     name: str
     arguments: str
     """A JSON object as JSON text, as the model wrote it."""
-    model_id: str = ""
-    """The id by which the model names the call, where its template knows the call by nothing else; empty: it has
-    none.
-    """
 
     @property
     def values(self) -> dict[str, Any]:
