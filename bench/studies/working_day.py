@@ -174,7 +174,7 @@ class Client:
         turns.append({"role": "user", "content": self._text(self._dice.randrange(3, 40))})
         told = self._ask("/v1/chat/completions", model=model, messages=turns, max_tokens=32, temperature=0.7)
         turns.append({"role": "assistant", "content": told["choices"][0]["message"]["content"] or "-"})
-        if sum(len(turn["content"]) for turn in turns) > 6_000:
+        if sum(len(turn["content"].encode()) for turn in turns) > 5_000:  # a byte is a token of the random models
             del self._chats[model]
 
     def cut(self, model: str) -> None:
