@@ -31,10 +31,12 @@ _ANSWER = "An answer."
 
 def named_ends(tokens: Mapping[str, int]) -> set[int]:
     """Return which of `tokens`, ids by their texts, end an answer by their names."""
-    found = {token: index for token, index in tokens.items() if token in END_NAMES}
-    if ANSWER_END in found:
-        found.pop(MESSAGE_END, None)
-    return set(found.values())
+    return {index for token, index in tokens.items() if token in END_NAMES} - _message_end(tokens)
+
+
+def _message_end(tokens: Mapping[str, int]) -> set[int]:
+    """Return the end of a message that is not the last of an answer, if there is one."""
+    return {tokens[MESSAGE_END]} if MESSAGE_END in tokens and ANSWER_END in tokens else set()
 
 
 def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
@@ -59,4 +61,6 @@ def template_ends(tokenizer: Any, tokens: Mapping[str, int]) -> set[int]:
     last = max((token for token in tokens if token and tail.rstrip().endswith(token)), key=len, default="")
     for token in sorted(tokens, key=len, reverse=True) if found and last else ():
         tail = tail.replace(token, "")
-    return ends | ({tokens[last]} if found and last and not tail.strip() else set())
+    if found and last and not tail.strip():
+        ends.add(tokens[last])
+    return ends - _message_end(tokens)

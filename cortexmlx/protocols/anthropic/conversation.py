@@ -145,7 +145,10 @@ class _Turns:
             results[-1].beside += texts
         else:
             results[0].beside[:0] = [*before, *texts]
-        self._turns += [*results, *(turn for turn in since if turn.role == "system")]
+        self._turns += results
+        for turn in since:
+            if turn.role == "system":
+                self.system(turn.place, turn.texts)
 
     def assistant(self, place: int, content: object) -> None:
         """Add what an assistant says, thinks and calls. Raises InvalidRequest."""

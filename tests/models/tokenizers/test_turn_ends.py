@@ -38,5 +38,7 @@ def test_a_named_end_of_the_template_ends_an_answer_too() -> None:
     }
     assert ends_of(tool_templates.HERMES, "<|im_start|>", "<|im_end|>", "<tool_call>") == {"<|im_end|>"}
     assert ends_of(tool_templates.LLAMA, "<|eot_id|>", "<|eom_id|>", "<|start_header_id|>") == {"<|eot_id|>"}
+    assert ends_of("{{ messages[-1].content }}<|end|>", "<|end|>", "<|return|>", "<|call|>") == set()
+    assert ends_of("{{ messages[-1].content }}<|end|>", "<|end|>") == {"<|end|>"}
     assert named_ends({"<|end|>": 1, "<|return|>": 2, "<|call|>": 3, "a": 4}) == {2, 3}
     assert named_ends({"<|end|>": 1, "<|call|>": 3}) == {1, 3}

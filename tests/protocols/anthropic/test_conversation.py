@@ -104,6 +104,8 @@ def test_results_come_right_after_their_calls() -> None:
         said = roles(HI, assistant(use("1")), between, user(result("1"), text("go")))
         assert [role for role, _ in said[:3]] == ["user", "assistant", "tool"] and said[3:] == after
         assert said[2][1].startswith("r\n<user>\n") and said[2][1].endswith("\ngo\n</user>")
+    said = roles(HI, assistant(use("1")), system, user(), system, user(result("1")), HI)
+    assert said[2:] == [("tool", "r\n<user>\nhi\n</user>"), ("system", "s\ns")]
 
 
 def test_the_model_is_told_of_a_tool_that_failed() -> None:
