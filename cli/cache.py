@@ -12,9 +12,9 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.disk.folder import SECRET, default_folder, remove_transcripts, transcripts
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.store.folder import SECRET, default_folder, remove_transcripts, transcripts
 
 
 def cache(
@@ -27,7 +27,7 @@ def cache(
     A text that begins like an earlier one is read from there instead of being computed. The files are their owner's
     alone, and hold the tokens of the texts. Other programs may go on while they are removed.
     """
-    from cortexmlx.store.segment_store import SegmentStore
+    from cortexmlx.disk.segment_store import SegmentStore
 
     folder = Path(os.path.expanduser(kv_store)) if kv_store else default_folder()
     if not is_store(folder):
@@ -57,8 +57,8 @@ def cache(
 
 def is_store(folder: Path) -> bool:
     """Return whether the folder has a file of a store. Looking into any other folder must leave nothing there."""
-    from cortexmlx.store.index import NAME
-    from cortexmlx.store.segment import SEGMENT_NAME
+    from cortexmlx.disk.index import NAME
+    from cortexmlx.disk.segment import SEGMENT_NAME
 
     try:
         return any(name in (SECRET, NAME) or SEGMENT_NAME.fullmatch(name) for name in os.listdir(folder))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import leave_now
 from cortexmlx.cli.terminal.progress import loading
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, EngineClosed
 from cortexmlx.models.resolve import resolve
-from cortexmlx.progress import OnProgress
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.progress import OnProgress
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cortexmlx.cli.terminal.text import duration
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.request import Completion
+from cortexmlx.types.request import Completion
 
 
 def summary(completion: Completion, ended: str) -> str:

@@ -21,13 +21,13 @@ from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.logprobs import listed, table
 from cortexmlx.cli.terminal.progress import PrefillProgress
 from cortexmlx.cli.terminal.text import gather_prompt, to_json
-from cortexmlx.request import Completion, FinishReason
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.types.request import Completion, FinishReason
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from cortexmlx.core.handle import RequestHandle
     from cortexmlx.engine import Engine
-    from cortexmlx.serving.handle import RequestHandle
 
 
 @options.takes_sampling()

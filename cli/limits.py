@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.request import Completion, FinishReason
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.output import Form, StructuredOutput
+from cortexmlx.types.request import Completion, FinishReason
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from cortexmlx.cli.files.schema_file import form_of_schema
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
 from cortexmlx.models.hub.names import hub_names
 from cortexmlx.models.resolve import STARTER
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.store.folder import default_folder
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.types.sampling_params import SamplingParams
 
 
 def complete_model(incomplete: str) -> list[str]:

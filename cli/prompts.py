@@ -10,13 +10,13 @@ import typer
 
 from cortexmlx.cli.terminal.text import clean
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, THINKING, ChatPrompt, TemplateVars
 from cortexmlx.protocols.request import Asked, Request
-from cortexmlx.request import Message
+from cortexmlx.types.messages import NO_VARIABLES, THINKING, ChatPrompt, TemplateVars
+from cortexmlx.types.request import Message
 
 if TYPE_CHECKING:
+    from cortexmlx.core.prompt import Prompt
     from cortexmlx.engine import Engine
-    from cortexmlx.serving.prompt import Prompt
 
 
 def as_prompt(

@@ -7,7 +7,6 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from cortexmlx.embedding import EmbeddingInfo, Embeddings, Reranking
 from cortexmlx.errors import (
     AdapterRefused,
     ConversationFileError,
@@ -38,11 +37,6 @@ from cortexmlx.errors import (
     ToolchainMissing,
     UnknownAdapter,
 )
-from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
-from cortexmlx.messages import ChatPrompt
-from cortexmlx.progress import Progress
-from cortexmlx.request import Completion, FinishReason, Message, RequestState, Timings, TokenEvent, Usage
-from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.stats import (
     ArenaWrites,
     BlockMap,
@@ -63,19 +57,25 @@ from cortexmlx.stats import (
     TimedChoice,
     UsageSample,
 )
+from cortexmlx.structured.call import CallDelta, ToolCall
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.tools.call import CallDelta, ToolCall
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.tool import Tool
+from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Reranking
+from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import Completion, FinishReason, Message, RequestState, Timings, TokenEvent, Usage
+from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams
 
 if TYPE_CHECKING:
+    from cortexmlx.core.as_completed import AsCompleted
+    from cortexmlx.core.handle import RequestHandle
+    from cortexmlx.core.prompt import Prompt
+    from cortexmlx.core.streams import AsyncTokenStream, TokenStream
     from cortexmlx.engine import Engine
-    from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+    from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
     from cortexmlx.models.adapters.low_rank import AdapterInfo
     from cortexmlx.perplexity import Perplexity
-    from cortexmlx.serving.as_completed import AsCompleted
-    from cortexmlx.serving.handle import RequestHandle
-    from cortexmlx.serving.prompt import Prompt
-    from cortexmlx.serving.streams import AsyncTokenStream, TokenStream
     from cortexmlx.sessions.conversation import Conversation
     from cortexmlx.sessions.host import Question
     from cortexmlx.sessions.pin import Pin
@@ -177,14 +177,14 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     _HOMES = {
         "AdapterInfo": "cortexmlx.models.adapters.low_rank",
         "Engine": "cortexmlx.engine",
-        "KVBlockAllocator": "cortexmlx.kv.blocks.allocator",
-        "KVHandle": "cortexmlx.kv.blocks.allocator",
+        "KVBlockAllocator": "cortexmlx.kv.allocator",
+        "KVHandle": "cortexmlx.kv.allocator",
         "Perplexity": "cortexmlx.perplexity",
-        "AsCompleted": "cortexmlx.serving.as_completed",
-        "RequestHandle": "cortexmlx.serving.handle",
-        "Prompt": "cortexmlx.serving.prompt",
-        "AsyncTokenStream": "cortexmlx.serving.streams",
-        "TokenStream": "cortexmlx.serving.streams",
+        "AsCompleted": "cortexmlx.core.as_completed",
+        "RequestHandle": "cortexmlx.core.handle",
+        "Prompt": "cortexmlx.core.prompt",
+        "AsyncTokenStream": "cortexmlx.core.streams",
+        "TokenStream": "cortexmlx.core.streams",
         "Conversation": "cortexmlx.sessions.conversation",
         "Question": "cortexmlx.sessions.host",
         "Pin": "cortexmlx.sessions.pin",

@@ -8,36 +8,36 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from cortexmlx.core import arguments
+from cortexmlx.core.as_completed import AsCompleted, NotYet, paired
+from cortexmlx.core.callbacks import CallbackThreads, report_progress
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.deadlines import check_timeout
+from cortexmlx.core.embedding.calls import EmbeddingCalls
+from cortexmlx.core.engine_adapters import HasAdapters
+from cortexmlx.core.event_loop import on_a_thread, opens
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
+from cortexmlx.core.prompt import Prompt, tokenize
+from cortexmlx.core.streams import AsyncTokenStream, TokenStream, completion_of
+from cortexmlx.core.submitter import RequestOptions, Submitter
+from cortexmlx.core.threads import require_mlx_threads
+from cortexmlx.core.worker import Worker
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.host.package import enter_mlx_lm
-from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
+from cortexmlx.mlx_lm.package import enter_mlx_lm
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
-from cortexmlx.progress import OnProgress
-from cortexmlx.request import Completion, Message, TokenEvent
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app import arguments
-from cortexmlx.serving.app.adapters import HasAdapters
-from cortexmlx.serving.app.callbacks import CallbackThreads, report_progress
-from cortexmlx.serving.app.event_loop import on_a_thread, opens
-from cortexmlx.serving.app.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
-from cortexmlx.serving.app.submitter import RequestOptions, Submitter
-from cortexmlx.serving.as_completed import AsCompleted, NotYet, paired
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.deadlines import check_timeout
-from cortexmlx.serving.embedding.calls import EmbeddingCalls
-from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.prompt import Prompt, tokenize
-from cortexmlx.serving.streams import AsyncTokenStream, TokenStream, completion_of
-from cortexmlx.serving.threads import require_mlx_threads
-from cortexmlx.serving.worker import Worker
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning, pinned
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
+from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
+from cortexmlx.types.progress import OnProgress
+from cortexmlx.types.request import Completion, Message, TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.core import EngineCore
+    from cortexmlx.core.core import EngineCore
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from cortexmlx.core.arguments import is_list
+from cortexmlx.core.as_completed import AsCompleted
+from cortexmlx.core.prompt import Prompt
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.arguments import is_list
-from cortexmlx.serving.as_completed import AsCompleted
-from cortexmlx.serving.prompt import Prompt
+from cortexmlx.types.sampling_params import SamplingParams
 
 DEFAULT_CONTEXT = 2048
 """Tokens of a window by default, if the model and the KV memory have room for them."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from cortexmlx.embedding import EmbeddingInfo
-from cortexmlx.request import RequestState
+from cortexmlx.types.embeddings import EmbeddingInfo
+from cortexmlx.types.request import RequestState
 
 
 class MemoryPressure(str, Enum):

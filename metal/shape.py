@@ -163,7 +163,7 @@ class Geometry(ABC):
     def cycles(self) -> float:
         """Estimated cycles in which a core's scheduler issues the instructions for one token of a KV head. `rules.py`
         uses it to choose a kernel. For plain keys it is within a tenth of the compiled kernel's figure
-        (tests/metal/cost/test_choice.py).
+        (tests/lab/cost/test_choice.py).
         """
 
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
 from cortexmlx.metal.shape import DTYPES
 from cortexmlx.metal.work import SMALL
+from cortexmlx.types.arrays import IntArray
 
 COLUMNS = 4
 """Columns of a tail that a simdgroup copies."""

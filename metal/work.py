@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
+from cortexmlx.types.arrays import IntArray
 
 SMALL = 8
 """The fewest elements of an input. MLX puts a smaller input into another address space, and so compiles another kernel.

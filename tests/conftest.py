@@ -76,9 +76,9 @@ def attention(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def patient_store() -> Iterator[None]:
     """Engines wait for a disk as long as tests wait: what a busy machine reads and writes late is read and written."""
-    from cortexmlx.execution import store_connector
-    from cortexmlx.execution.disk import pieces
-    from cortexmlx.store.store import KVStore
+    from cortexmlx.disk import connector as store_connector
+    from cortexmlx.disk import pieces
+    from cortexmlx.disk.store import KVStore
     from support.patience import PATIENCE
 
     with pytest.MonkeyPatch.context() as patched:

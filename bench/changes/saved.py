@@ -17,7 +17,7 @@ from cortexmlx.bench.report.formats import as_object
 from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.report.section import Series
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.host.files import in_place_of
+from cortexmlx.system.files import in_place_of
 
 FORMAT = "cortexmlx bench 2"
 

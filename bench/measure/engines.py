@@ -13,11 +13,11 @@ import mlx.core as mx
 from cortexmlx.engine import Engine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes
 from cortexmlx.stats import ModelInfo
+from cortexmlx.system.machine import memory_bytes
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.core import EngineCore
+    from cortexmlx.core.core import EngineCore
 
 
 @dataclass(frozen=True)

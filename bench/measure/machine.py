@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cortexmlx.cpu import blas
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes, metal_device
+from cortexmlx.system.machine import memory_bytes, metal_device
 
 
 @dataclass(frozen=True)

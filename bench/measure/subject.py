@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cortexmlx.bench.measure.trace import Recorder, Stamp, Trace, Work
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.engine import Engine
-from cortexmlx.request import TokenEvent
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.types.request import TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.core import EngineCore
+    from cortexmlx.core.core import EngineCore
 
 
 def submit_together(

@@ -10,13 +10,13 @@ from cortexmlx.bench.measure.trace import Stamp
 from cortexmlx.bench.replay.schema import RECORDS, as_forced
 from cortexmlx.bench.replay.scripted import scripted
 from cortexmlx.bench.replay.texts import Kind, Replayed, replayed
+from cortexmlx.core.core import EngineCore
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.engine import Engine
 from cortexmlx.errors import CortexError
-from cortexmlx.request import Completion, TokenEvent
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.core import EngineCore
-from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.stats import DraftStats, SpeculationStats
+from cortexmlx.types.request import Completion, TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
 
 LIVE_TEMPERATURE = 0.8
 """The temperature at which the model's own choices are taken. Those of a small model at 0 repeat themselves."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cortexmlx.bench.replay.texts import Replayed
 from cortexmlx.engine import Engine
 from cortexmlx.errors import CortexError
-from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.structured.output import StructuredOutput
 
 RECORD = {

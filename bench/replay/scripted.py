@@ -12,13 +12,13 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.execution import runner
 from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.sampling import BatchSampler, Sampled, TokenIndex
-from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.arrays import IntArray
+from cortexmlx.types.sampling_params import LogitsProcessor
 
 Scripts = Mapping[int, Sequence[int]]
 """The tokens of an answer, by the seed of its request. Other requests, and what comes after a script, are free."""

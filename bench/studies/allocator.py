@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cortexmlx.bench.suites.allocators import Allocator, LoopScan, NumpyScan, SubstringScan
-from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 
 ARENA_SIZES = (1_000, 10_000, 100_000, 1_000_000)
 SCAN_BLOCKS = 100_000

@@ -28,16 +28,16 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
 from cortexmlx.attention.selfcheck.problem import DecodeProblem, make_problem  # noqa: E402
+from cortexmlx.core.config import EngineConfig  # noqa: E402
+from cortexmlx.core.core import EngineCore  # noqa: E402
+from cortexmlx.core.handle import RequestHandle  # noqa: E402
+from cortexmlx.core.text.stops import Stops  # noqa: E402
 from cortexmlx.execution.runner import ModelRunner  # noqa: E402
 from cortexmlx.metal.kernels import REDUCE_ENTRY, DecodeKernels, kernel_text  # noqa: E402
 from cortexmlx.metal.results import whole  # noqa: E402
 from cortexmlx.metal.rules import GEOMETRIES, Variant  # noqa: E402
-from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
-from cortexmlx.scheduling.steps.plan import StepKind  # noqa: E402
-from cortexmlx.serving.config import EngineConfig  # noqa: E402
-from cortexmlx.serving.core import EngineCore  # noqa: E402
-from cortexmlx.serving.handle import RequestHandle  # noqa: E402
-from cortexmlx.serving.text.stops import Stops  # noqa: E402
+from cortexmlx.scheduling.plan import StepKind  # noqa: E402
+from cortexmlx.types.request import QueuedRequest, RequestId  # noqa: E402
 
 PROMPT = 64
 STEPS = 32

@@ -140,12 +140,12 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     import mlx.core as mx
     import numpy as np
 
-    from cortexmlx.request import QueuedRequest, RequestId
-    from cortexmlx.sampling_params import SamplingParams
-    from cortexmlx.serving.config import EngineConfig
-    from cortexmlx.serving.core import EngineCore
-    from cortexmlx.serving.handle import RequestHandle
-    from cortexmlx.serving.text.stops import Stops
+    from cortexmlx.core.config import EngineConfig
+    from cortexmlx.core.core import EngineCore
+    from cortexmlx.core.handle import RequestHandle
+    from cortexmlx.core.text.stops import Stops
+    from cortexmlx.types.request import QueuedRequest, RequestId
+    from cortexmlx.types.sampling_params import SamplingParams
 
     core = EngineCore(EngineConfig(model, token_target=None, **setting.options))
     mx.reset_peak_memory()

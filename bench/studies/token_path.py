@@ -19,12 +19,12 @@ from cortexmlx.cpu import blas
 blas.preload()  # before mlx is imported
 
 from cortexmlx import SamplingParams  # noqa: E402
-from cortexmlx.request import QueuedRequest, RequestId  # noqa: E402
-from cortexmlx.scheduling.steps.plan import StepKind  # noqa: E402
-from cortexmlx.serving.config import EngineConfig  # noqa: E402
-from cortexmlx.serving.core import EngineCore  # noqa: E402
-from cortexmlx.serving.handle import RequestHandle  # noqa: E402
-from cortexmlx.serving.text.stops import Stops  # noqa: E402
+from cortexmlx.core.config import EngineConfig  # noqa: E402
+from cortexmlx.core.core import EngineCore  # noqa: E402
+from cortexmlx.core.handle import RequestHandle  # noqa: E402
+from cortexmlx.core.text.stops import Stops  # noqa: E402
+from cortexmlx.scheduling.plan import StepKind  # noqa: E402
+from cortexmlx.types.request import QueuedRequest, RequestId  # noqa: E402
 
 PROMPT = 20
 WARM_UP = 8

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 from cortexmlx.bench.measure.prompts import Prompts
 from cortexmlx.bench.suites.allocators import Allocator, Buddy, LoopScan, SubstringScan
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.allocator import KVBlockAllocator, KVHandle
-from cortexmlx.kv.blocks.pools import BlockPools
+from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, group_layers
-from cortexmlx.request import QueuedRequest
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
 
 ROWS = 16
 BLOCKS = 8_192

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.allocator import KVHandle
 
 
 class Allocator(Protocol):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.choices.jobs import attention_jobs
 from cortexmlx.attention.choices.layer import LayerAttention
@@ -14,6 +13,7 @@ from cortexmlx.bench.suites.kernels import Shape
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import TimedChoice
 from cortexmlx.timed_choice.chooser import Chooser
+from cortexmlx.types.arrays import dtype_name
 
 SECONDS = 10.0
 """How long the ways of a shape are timed at most."""

@@ -21,7 +21,7 @@ from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
-from cortexmlx.machine import metal_device
+from cortexmlx.system.machine import metal_device
 
 OURS, THEIRS = "cortexmlx", "MLX"
 _COLUMNS = 1_024

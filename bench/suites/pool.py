@@ -15,8 +15,8 @@ import numpy as np
 from mlx_lm.models.cache import KVCache as MlxLmCache
 
 from cortexmlx.errors import CortexError
+from cortexmlx.kv.allocator import KVBlockAllocator
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.blocks.allocator import KVBlockAllocator
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 
 

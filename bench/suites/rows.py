@@ -16,15 +16,15 @@ from cortexmlx.bench.measure.prompts import Prompts
 from cortexmlx.bench.measure.subject import Cortex
 from cortexmlx.bench.measure.trace import Figure, Stamp, Work, per_second
 from cortexmlx.bench.measure.yardstick import Yardstick
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.text.stops import Stops
 from cortexmlx.engine import Engine
-from cortexmlx.request import QueuedRequest, RequestId, TokenEvent
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text.stops import Stops
 from cortexmlx.stats import EngineStats
+from cortexmlx.types.request import QueuedRequest, RequestId, TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.core import EngineCore
+    from cortexmlx.core.core import EngineCore
 
 OnRun = Callable[[str], None] | None
 """Called with a line that says what is running."""

@@ -21,10 +21,10 @@ from cortexmlx.cli.files.source import Format, is_jsonl, opened
 from cortexmlx.cli.prompts import checked, prepared, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.protocols.batch import Recorder
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.loading.open_engines import public_name
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

@@ -13,7 +13,6 @@ from hashlib import blake2b
 from cortexmlx.cli.files.lines import filled_lines, json_object, utf8
 from cortexmlx.cli.files.source import Format, is_jsonl, read_ahead
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
 from cortexmlx.protocols.batch import (
     UNSERVED,
     BadLine,
@@ -26,7 +25,8 @@ from cortexmlx.protocols.batch import (
     style_of,
 )
 from cortexmlx.protocols.request import Defaults, Request, checked_text
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.types.sampling_params import SamplingParams
 
 
 class Ids:

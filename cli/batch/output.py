@@ -18,9 +18,9 @@ from typing import BinaryIO, Protocol
 from cortexmlx.cli.files.outputs import locked, unwritten, written_anew
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.host.files import in_place_of
 from cortexmlx.protocols.batch import key_of_record
 from cortexmlx.protocols.reply import Body
+from cortexmlx.system.files import in_place_of
 
 _REST = "what it holds stays, and with --resume the rest is asked"
 

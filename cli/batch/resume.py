@@ -21,10 +21,10 @@ from cortexmlx.cli.files.outputs import open_descriptor, written_anew
 from cortexmlx.cli.files.run_file import LockedRun, run_path
 from cortexmlx.cli.terminal.text import fitted
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.batch import BadLine, BatchRequest, key_of
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.types.messages import TemplateVars
+from cortexmlx.types.sampling_params import SamplingParams
 
 _LONGEST_NAME = 80
 _APART = ("params", "defaults")

@@ -10,22 +10,22 @@ from itertools import count, tee
 from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.limits import cut_form
-from cortexmlx.embedding import Embeddings
+from cortexmlx.core.as_completed import NotYet
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, InvalidRequest
-from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, error_record
 from cortexmlx.protocols.error_text import error_text
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.openai.errors import is_refusal
 from cortexmlx.protocols.reply import Body
 from cortexmlx.protocols.request import Asked, Request
-from cortexmlx.request import Completion, FinishReason
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.as_completed import NotYet
+from cortexmlx.system.waits import LONGEST_SECONDS
+from cortexmlx.types.embeddings import Embeddings
+from cortexmlx.types.request import Completion, FinishReason
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from cortexmlx.core.prompt import Prompt
     from cortexmlx.engine import Engine
-    from cortexmlx.serving.prompt import Prompt
 
 HELD_PER_ROW = 64
 """Prompts per row in memory, at most, while finished ones wait for slower ones before them."""

@@ -20,11 +20,11 @@ from cortexmlx.cli.bench.progress import shown
 from cortexmlx.cli.bench.sections import Section, Suite, check_options, sections
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.host.files import in_place_of
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.system.files import in_place_of
 
 if TYPE_CHECKING:
     from cortexmlx.bench.changes.saved import Saved

@@ -21,12 +21,12 @@ from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.cli.terminal.signals import Interrupts, counted_interrupts
 from cortexmlx.cli.terminal.text import clean, gather_prompt
-from cortexmlx.request import FinishReason
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.disk.folder import default_folder
 from cortexmlx.sessions.saved import SavedConversation, messages_in, text_of
-from cortexmlx.store.folder import default_folder
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.tool import Tool
+from cortexmlx.types.request import FinishReason
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,11 +16,11 @@ from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.cli.limits import drop_oldest_turns
 from cortexmlx.cli.prompts import calls_left_out
 from cortexmlx.cli.terminal import console
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
-from cortexmlx.request import Completion, FinishReason, Message
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.tool import Tool
+from cortexmlx.types.request import Completion, FinishReason, Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

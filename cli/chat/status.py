@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from cortexmlx.cli.terminal.progress import STOPPING, how_far
 from cortexmlx.errors import CortexError
-from cortexmlx.progress import Progress
-from cortexmlx.request import TokenEvent
 from cortexmlx.stats import BlockMap, BlockState
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import TokenEvent
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -22,8 +22,8 @@ from cortexmlx.cli.figures import summary
 from cortexmlx.cli.limits import advice, cut_form, ending
 from cortexmlx.cli.terminal import console
 from cortexmlx.errors import CortexError, EngineClosed, KVCacheFull, PromptTooLong
-from cortexmlx.request import Completion, FinishReason
 from cortexmlx.sessions.tool_rounds import ToolRounds
+from cortexmlx.types.request import Completion, FinishReason
 
 if TYPE_CHECKING:
     from cortexmlx.cli.terminal.signals import Interrupts

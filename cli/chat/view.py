@@ -18,7 +18,7 @@ from cortexmlx.cli.markdown.styles import FAINT, THOUGHT
 from cortexmlx.cli.terminal import console as terminal
 from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from cortexmlx.cli.terminal.drawing import Away, Drawing
-from cortexmlx.request import TokenEvent
+from cortexmlx.types.request import TokenEvent
 
 WIDEST = 100
 """Cells of a row of words, at most. Code and lines that the terminal breaks may be wider."""

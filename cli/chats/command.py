@@ -15,8 +15,8 @@ from cortexmlx.cli.chats.saved_chats import chats_folder, find_kept, kept_paths,
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.host.folders import state_folder
 from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.system.folders import state_folder
 
 _LONGEST_NAME = 200
 """Bytes of a name. Most file systems allow 255 with the ending."""

@@ -17,10 +17,10 @@ from cortexmlx.cli.chats.lock import ChatLock, remove_dead_locks
 from cortexmlx.cli.program import NAME, fit_commands
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.host.files import remove_unfinished
-from cortexmlx.host.folders import home_folder, state_folder
-from cortexmlx.store.folder import default_folder
+from cortexmlx.system.files import remove_unfinished
+from cortexmlx.system.folders import home_folder, state_folder
 
 if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation

@@ -16,7 +16,7 @@ from cortexmlx.cli.doctor.check import Check, Verdict
 from cortexmlx.cli.doctor.choices import kept_choices
 from cortexmlx.cli.terminal import console
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.system.machine import memory_bytes, working_set_bytes
 
 
 def all_checks() -> Iterator[Check]:
@@ -184,7 +184,7 @@ def _attention() -> Iterator[Check]:
 
 def _simulator() -> Iterator[Check]:
     """Check whether the developers' parts are installed. Nothing that a user runs needs them."""
-    from cortexmlx.host.developer_parts import HOW_TO_GET_THEM, has_developer_parts
+    from cortexmlx.system.developer_parts import HOW_TO_GET_THEM, has_developer_parts
 
     if has_developer_parts():
         yield Check("simulator", Verdict.OK, "installed, with the other parts for developers")

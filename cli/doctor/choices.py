@@ -32,12 +32,12 @@ def kept_choices() -> Iterator[Check]:
 def timed_choices(model: str) -> Iterator[Check]:
     """Open a model, time all candidates, and yield the choices. The times are kept for the next engine."""
     from cortexmlx.cpu import blas
-    from cortexmlx.host.package import enter_mlx_lm
+    from cortexmlx.mlx_lm.package import enter_mlx_lm
 
     blas.preload()
     enter_mlx_lm()
-    from cortexmlx.serving.config import EngineConfig
-    from cortexmlx.serving.opened_model import OpenedModel
+    from cortexmlx.core.config import EngineConfig
+    from cortexmlx.core.opened_model import OpenedModel
 
     opened = OpenedModel(EngineConfig(model), lambda call: None)
     try:

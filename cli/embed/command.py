@@ -21,13 +21,13 @@ from cortexmlx.cli.files.status_line import StatusLine
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.cli.terminal.text import duration
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import EmbeddingRefused, InvalidRequest
 from cortexmlx.protocols.openai.embeddings import checked_dimensions, checked_prompt
-from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
-    from cortexmlx.embedding import EmbeddingInfo
     from cortexmlx.engine import Engine
+    from cortexmlx.types.embeddings import EmbeddingInfo
 
 READS = Reads("embed", "an object with a text", "a text")
 

@@ -19,7 +19,7 @@ from cortexmlx.cli.embed.jsonl import JsonlRows
 from cortexmlx.cli.embed.rows import Row
 from cortexmlx.cli.files.outputs import unwritten
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.host.files import in_place_of
+from cortexmlx.system.files import in_place_of
 
 _GROUP = 4096
 """Rows of a row group."""

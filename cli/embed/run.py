@@ -10,12 +10,12 @@ from contextlib import suppress
 
 from cortexmlx.cli.embed.rows import Row
 from cortexmlx.cli.embed.texts import TextLine
-from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
-from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.protocols.batch import INVALID
 from cortexmlx.protocols.openai.embeddings import Text
 from cortexmlx.protocols.openai.errors import is_refusal
+from cortexmlx.system.waits import LONGEST_SECONDS
+from cortexmlx.types.embeddings import Embeddings
 
 MOST_TEXTS = 128
 """Texts of a chunk."""

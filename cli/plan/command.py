@@ -12,12 +12,12 @@ import typer
 from cortexmlx.cli import options
 from cortexmlx.cli.plan.text import kv_lines, line, page
 from cortexmlx.cli.terminal import console
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models.resolve import STARTER
-from cortexmlx.serving.config import EngineConfig
 
 if TYPE_CHECKING:
     from cortexmlx.cli.plan.run import Run
@@ -152,7 +152,7 @@ def _sold(memory: str | None) -> int | None:
 
 
 def _count(hosts: str | None) -> int | None:
-    from cortexmlx.hosts.spec import Hosts
+    from cortexmlx.distributed.spec import Hosts
 
     return None if hosts is None else Hosts.parse(hosts).ranks
 

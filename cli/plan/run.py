@@ -15,8 +15,8 @@ from cortexmlx.kv import sizing
 from cortexmlx.kv.spec import Counts, LayerGroup, paged
 
 if TYPE_CHECKING:
+    from cortexmlx.core.config import EngineConfig
     from cortexmlx.execution.mode import ExecutionMode
-    from cortexmlx.serving.config import EngineConfig
 
 
 @dataclass(frozen=True)

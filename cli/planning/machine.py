@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
-from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.system.machine import memory_bytes, working_set_bytes
 
 _GIB = 1 << 30
 _TWO_THIRDS_UP_TO = 32 * _GIB

@@ -126,7 +126,7 @@ def build_draft(name: str) -> Skeleton:
 
 
 def _lazy_model(config: dict[str, Any]) -> Any:
-    from cortexmlx.host.package import missing_package, mlx_lm_utils
+    from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
     from cortexmlx.models.folder_config import missing_settings
 
     if not isinstance(config.get("model_type"), str):

@@ -24,13 +24,13 @@ from cortexmlx.cli.serve.pool import Asked, open_pool, preload
 from cortexmlx.cli.serve.secret import kept_secret
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.resolve import STARTER
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.settings import LOOPBACK, check_origins
 from cortexmlx.server.web.logged import Logged
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.server.loading.pool import ModelPool

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cortexmlx.cli.planning.figures import MachineFigures, Plan
     from cortexmlx.cli.planning.skeleton import Skeleton
     from cortexmlx.cli.planning.source import PlanSource
-    from cortexmlx.serving.config import EngineConfig
+    from cortexmlx.core.config import EngineConfig
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from cortexmlx.cli.prompts import checked
 from cortexmlx.cli.serve.memory import plan_memory
 from cortexmlx.cli.terminal.exits import leave_now
 from cortexmlx.cli.terminal.progress import loading
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes, working_set_bytes
-from cortexmlx.progress import OnProgress
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.loading.pool import ModelPool, ServedModel
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.system.machine import memory_bytes, working_set_bytes
+from cortexmlx.types.progress import OnProgress
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

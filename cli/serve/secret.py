@@ -11,8 +11,8 @@ from pathlib import Path
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.host.folders import state_folder
-from cortexmlx.store.folder import SECRET, open_folder, open_plain
+from cortexmlx.disk.folder import SECRET, open_folder, open_plain
+from cortexmlx.system.folders import state_folder
 
 _LOST = "Conversations with thoughts from before are refused."
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
-from cortexmlx.logprobs import TokenLogprob
+from cortexmlx.types.logprobs import TokenLogprob
 
 Text = Callable[[int], str]
 """A function that returns the text of a token id."""

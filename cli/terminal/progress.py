@@ -13,8 +13,8 @@ from cortexmlx.cli.terminal.exits import uninterrupted
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.cli.terminal.text import duration, fitted
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.progress import OnProgress, Progress
-from cortexmlx.request import TokenEvent
+from cortexmlx.types.progress import OnProgress, Progress
+from cortexmlx.types.request import TokenEvent
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -17,9 +17,9 @@ from cortexmlx.attention.probe import attention_calls
 from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.host.developer_parts import developer_part
 from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.machine import matrix_units, metal_device
+from cortexmlx.system.developer_parts import developer_part
+from cortexmlx.system.machine import matrix_units, metal_device
 
 
 def _in_a_line(note: str) -> str:
@@ -106,7 +106,7 @@ def choose_backend(name: str) -> Backend:
         attention = MetalAttention(mx.fast.metal_kernel, matrix_units=matrix_units())
         return kernel_backend(name, attention, TailWriter(mx.fast.metal_kernel))
     if name == "sim":
-        simulator = developer_part("cortexmlx.metal.sim", "attention='sim'")
+        simulator = developer_part("cortexmlx.metal.lab.sim", "attention='sim'")
         attention = MetalAttention(simulator.metal_kernel, check=False)
         return kernel_backend(name, attention, TailWriter(simulator.metal_kernel, check=False))
     raise InvalidRequest(f"attention is {name!r}, but must be auto, metal, reference or sim")

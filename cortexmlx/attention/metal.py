@@ -20,8 +20,8 @@ from cortexmlx.attention.choices.layer import LayerKey, layer_key
 from cortexmlx.attention.choices.ways import AttendRows, Way
 from cortexmlx.attention.metal_prefill import MetalPrefill, whole_blocks
 from cortexmlx.attention.paged import AttentionCall, PagedKV
-from cortexmlx.attention.pieces.token_rows import TokenRows
 from cortexmlx.attention.selfcheck.check import Approval, KernelCheck
+from cortexmlx.attention.token_rows import TokenRows
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.spec import LayerGroup

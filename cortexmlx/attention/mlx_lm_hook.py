@@ -17,7 +17,7 @@ from mlx_lm.models.cache import CacheList, make_prompt_cache
 
 from cortexmlx.attention.paged import AttentionCall, PagedKV, paged_attention
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.host.modules import replace_function
+from cortexmlx.mlx_lm.modules import replace_function
 
 _Leaf = TypeVar("_Leaf")
 

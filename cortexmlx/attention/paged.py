@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 
 import mlx.core as mx
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.step import GroupStep
+from cortexmlx.types.arrays import dtype_name
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,6 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention import patches
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.paged import AttentionCall
@@ -20,6 +19,7 @@ from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, 
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import KVSpec
+from cortexmlx.types.arrays import dtype_name
 
 _log = logging.getLogger(__name__)
 

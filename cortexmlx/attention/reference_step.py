@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import GroupStep, PrefillPiece
+from cortexmlx.types.arrays import IntArray
 
 
 class ReferenceStep:

@@ -18,13 +18,13 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, YarnRoPE
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.attention.probe import decode_pass
 from cortexmlx.attention.selfcheck.check import Approval, KernelCheck, check_tail_write
 from cortexmlx.kv.arena import Slab
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, TailWriteKernel, Turning, places_of, refusal
 from cortexmlx.metal.work import SMALL
+from cortexmlx.types.arrays import IntArray
 
 _LONGEST_HEAD = 512
 _TRIED = 2

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
-from cortexmlx.host.modules import replace_function
+from cortexmlx.mlx_lm.modules import replace_function
 
 WORTHWHILE = 4096
 """From this many numbers on, the power of two is faster."""

@@ -13,17 +13,17 @@ from typing import ParamSpec, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.errors import CortexError, MemoryRefused
+from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts
-from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.machine import is_refusal
 from cortexmlx.models.adapters.low_rank import LowRank
-from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.stats import ArenaWrites, CommandBuffers
+from cortexmlx.system.machine import is_refusal
+from cortexmlx.types.arrays import IntArray
+from cortexmlx.types.sampling_params import LogitsProcessor
 
 Arrays = tuple[np.ndarray, ...]
 

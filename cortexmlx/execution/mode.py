@@ -18,8 +18,8 @@ from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.serial.caches import kept_by, not_always_cut, sees_ahead
 from cortexmlx.execution.serial.runner import SerialRunner
 from cortexmlx.execution.serial.sequence import COUNTED, OneSequence
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.quantized import quantized, unquantized
 from cortexmlx.kv.sizing import (
@@ -33,8 +33,8 @@ from cortexmlx.kv.sizing import (
     split_memory,
     tokens_that_fit,
 )
+from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
-from cortexmlx.kv.state.snapshots import Snapshots
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.products.choices import ProductChoices
 from cortexmlx.products.served import QuantizedProducts

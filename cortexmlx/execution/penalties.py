@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.arrays import TokenList
-from cortexmlx.sampling_params import TokenBiases
+from cortexmlx.types.arrays import TokenList
+from cortexmlx.types.sampling_params import TokenBiases
 
 C = TypeVar("C", bound="Change")
 

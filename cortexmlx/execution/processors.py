@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import LogitsProcessorError, with_causes
-from cortexmlx.machine import is_refusal
+from cortexmlx.system.machine import is_refusal
+from cortexmlx.types.arrays import dtype_name
 
 if TYPE_CHECKING:
-    from cortexmlx.sampling_params import LogitsProcessor
+    from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 _LARGEST = 1e38

@@ -24,21 +24,21 @@ from cortexmlx.execution.adapters.served import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
 from cortexmlx.execution.footprint.bindings import bound_elements
 from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
+from cortexmlx.execution.kept_states import KeptStates, kept_rows
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.memory.paged import LazyWrite, PagedMemory
-from cortexmlx.execution.memory.states import StateStore
-from cortexmlx.execution.prompts.kept_states import KeptStates, kept_rows
+from cortexmlx.execution.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
+from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.products.served import QuantizedProducts
-from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
-from cortexmlx.scheduling.steps.step_memory import prepare
+from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.scheduling.step_memory import prepare
 from cortexmlx.stats import CommandBuffers
+from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class ModelRunner:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import StepResult, TokenMask
+from cortexmlx.execution.kept_states import PromptResults
 from cortexmlx.execution.logits import (
     NO_TOKEN,
     bits_below_max,
@@ -35,10 +36,9 @@ from cortexmlx.execution.logits import (
 )
 from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, RowSubset
 from cortexmlx.execution.processors import LogitsProcessors
-from cortexmlx.execution.prompts.kept_states import PromptResults
-from cortexmlx.sampling_params import LogitsProcessor, SamplingParams
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams
 
 TokenIndex = npt.NDArray[np.integer[Any]]
 

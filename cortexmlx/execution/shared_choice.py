@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.sampling import BatchSampler, Sampled, Sampler, TokenIndex
-from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import LogitsProcessor
 
 
 class SharedChoice:

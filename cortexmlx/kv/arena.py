@@ -21,10 +21,10 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.errors import KVBlockError, MemoryRefused
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, of_each
-from cortexmlx.machine import is_refusal, obtainable
+from cortexmlx.system.machine import is_refusal, obtainable
 
 Slab = tuple[mx.array, ...]
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.pools import BlockPools
-from cortexmlx.kv.blocks.table import SequenceBlocks
-from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.kv.invariants import CacheStats, cache_stats, check_invariants
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Node, Salt, predecessor
+from cortexmlx.kv.resume_points import parting
+from cortexmlx.kv.sequence_states import SequenceStates
 from cortexmlx.kv.sequences import SequenceTables
-from cortexmlx.kv.state.resume_points import parting
-from cortexmlx.kv.state.sequence_states import SequenceStates
 from cortexmlx.kv.step import BlockCopy, copies_of
+from cortexmlx.kv.table import SequenceBlocks
 
 
 class KVCache:

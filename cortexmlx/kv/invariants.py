@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cortexmlx.kv.blocks.pool import BlockPool
-from cortexmlx.kv.blocks.table import SequenceBlocks
+from cortexmlx.kv.pool import BlockPool
 from cortexmlx.kv.prefix import GONE, PrefixCache
 from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.kv.table import SequenceBlocks
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 

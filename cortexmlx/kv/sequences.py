@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cortexmlx.arrays import IntArray
-from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.blocks.pools import BlockPools
-from cortexmlx.kv.blocks.table import SequenceBlocks
+from cortexmlx.kv.allocator import KVHandle
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.spec import Counts
+from cortexmlx.kv.table import SequenceBlocks
+from cortexmlx.types.arrays import IntArray
 
 _UNLIMITED = 1 << 40
 """Tokens of a sequence whose length costs no memory: more than any model's context."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.types.arrays import IntArray
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.host.package import missing_package, mlx_lm_utils
+from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
 from cortexmlx.models.embedding.backbone import lacks_head, load_options
 from cortexmlx.models.embedding.files import MODULES
 from cortexmlx.models.folder_config import (
@@ -23,6 +22,7 @@ from cortexmlx.models.folder_config import (
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.safetensors_check import check_weights
 from cortexmlx.models.tokenizers.folder import load_tokenizer
+from cortexmlx.types.arrays import dtype_name
 
 
 def load_folder(

@@ -13,7 +13,7 @@ from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
 from cortexmlx.models.context import language_configs
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import unreadable_message
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MOST_LAYERS = 4096

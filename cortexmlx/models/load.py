@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.machine import memory_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
 from cortexmlx.models.context import context_of
 from cortexmlx.models.folder_config import recommended_sampling
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import STARTER_SAMPLING, ModelSource, SourceKind, resolve
-from cortexmlx.progress import OnProgress, Progress
+from cortexmlx.system.machine import memory_bytes
+from cortexmlx.types.arrays import dtype_name
+from cortexmlx.types.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
     from cortexmlx.models.weights_hash import WeightsHash
@@ -61,7 +61,7 @@ def load_model(
     Raises ModelNotFound, ModelCorrupt or ModelUnsupported.
     """
     from cortexmlx.cpu import blas
-    from cortexmlx.host.package import enter_mlx_lm
+    from cortexmlx.mlx_lm.package import enter_mlx_lm
 
     blas.preload()
     enter_mlx_lm()
@@ -103,7 +103,7 @@ def load_without_weights(
 
     Parameters and errors are those of `load_model`.
     """
-    from cortexmlx.host.package import enter_mlx_lm
+    from cortexmlx.mlx_lm.package import enter_mlx_lm
 
     enter_mlx_lm()
     report = on_progress or (lambda progress: None)

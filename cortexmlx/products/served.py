@@ -15,13 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.selfcheck.check import Approval
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.products.kernel import ProductKernel, Weights
 from cortexmlx.metal.products.shape import Product, ProductShape, refusal, split
 from cortexmlx.metal.shape import DTYPES
 from cortexmlx.products.selfcheck import check_product
+from cortexmlx.types.arrays import dtype_name
 
 _log = logging.getLogger(__name__)
 

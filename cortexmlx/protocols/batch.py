@@ -14,17 +14,17 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import simple
+from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.error_text import bounded
 from cortexmlx.protocols.fields import Unserved, check_fields
-from cortexmlx.protocols.openai import chat_completions, completions, embeddings, responses
+from cortexmlx.protocols.openai import chat_completions, completions, embeddings
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.reply import Body, ReplyInfo, TokenBytes
 from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.protocols.simple import no_adapter
-from cortexmlx.request import Completion
+from cortexmlx.types.embeddings import Embeddings
+from cortexmlx.types.request import Completion
 
 Identity = str | int
 """An id from the user."""

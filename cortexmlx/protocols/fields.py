@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import meant
 from cortexmlx.protocols import peers
 from cortexmlx.protocols.notes import tell_once
+from cortexmlx.types.messages import meant
 
 _MOST_NAMED = 10
 _MOST_SHOWN = 100

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import meant
 from cortexmlx.protocols.fields import check_fields
 from cortexmlx.protocols.notes import note, tell_once
+from cortexmlx.structured.call import loaded
 from cortexmlx.structured.texts import NO_TEXT, is_text
-from cortexmlx.tools.call import loaded
+from cortexmlx.types.messages import meant
 
 INVALID_JSON = "INVALID_JSON"
 """The argument that holds the text of arguments that are no JSON object, as Anthropic's documentation names it."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.progress import Progress
 from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.seal import Seal
+from cortexmlx.types.progress import Progress
 
 Body = dict[str, Any]
 """A JSON object."""

@@ -8,14 +8,14 @@ from functools import wraps
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import TemplateVars
 from cortexmlx.protocols.earlier import Earlier
 from cortexmlx.protocols.fields import Unserved
 from cortexmlx.protocols.notes import noted
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.request import Message
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.texts import NO_TEXT, is_text
+from cortexmlx.types.messages import TemplateVars
+from cortexmlx.types.request import Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 Asked = str | list[int] | list[Message]
 """One prompt of a request: a text, token ids, or messages."""

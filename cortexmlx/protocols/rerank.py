@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.embedding import Reranking
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai.embeddings import checked_text, truncates, usage_body
 from cortexmlx.protocols.reply import Body
+from cortexmlx.types.embeddings import Reranking
 
 URL = "/v1/rerank"
 URLS = (URL, "/rerank", "/v2/rerank")

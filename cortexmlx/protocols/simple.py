@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import meant
 from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import parameters, tools
 from cortexmlx.protocols.openai.chat_completions import thoughts
@@ -15,7 +14,8 @@ from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Asked, Defaults, Request, read_prompt, with_notes
-from cortexmlx.request import Completion
+from cortexmlx.types.messages import meant
+from cortexmlx.types.request import Completion
 
 FIELDS = Fields(
     "a request",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cortexmlx.scheduling.in_flight_prefixes import WORTH_WAITING
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.waiting.in_flight_prefixes import WORTH_WAITING
 
 
 @dataclass(frozen=True, kw_only=True)

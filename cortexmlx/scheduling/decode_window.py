@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
+from cortexmlx.scheduling.builder import StepBuilder
 from cortexmlx.scheduling.job import Job, Lane, by_adapter
+from cortexmlx.scheduling.placement import flush_of
+from cortexmlx.scheduling.plan import Flush, StepPlan
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.steps.builder import StepBuilder
-from cortexmlx.scheduling.steps.placement import flush_of
-from cortexmlx.scheduling.steps.plan import Flush, StepPlan
 
 _COLUMNS_WITHOUT_TAIL = 64
 """Steps of a window if a token takes no memory, so that there is nothing to flush. The window must end all the same:

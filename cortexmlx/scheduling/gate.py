@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from enum import Enum
 
-from cortexmlx.request import RequestState
+from cortexmlx.scheduling.admission import Admission
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.waiting.admission import Admission
+from cortexmlx.types.request import RequestState
 
 AHEAD = "ahead"
 """The name in `stats()` of steps that ran ahead."""

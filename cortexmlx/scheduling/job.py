@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from cortexmlx.kv.prefix import AdapterSalt, Key, Salt
-from cortexmlx.kv.state.snapshots import Row
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.kv.snapshots import Row
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 
 JobId = NewType("JobId", int)
 """Names a job, and its sequence of blocks in the cache."""

@@ -4,7 +4,7 @@ clock.
 
 from __future__ import annotations
 
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
 
 LEAST_PIECE = 16
 """How many prompt tokens a step computes at least, however tight the target is."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from cortexmlx.disk.tier import DiskLoad, PieceLoad
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import DiskLoad, PieceLoad
 from cortexmlx.kv.prefix import Key, Match, Salt
-from cortexmlx.kv.state.resume_points import whole_blocks
-from cortexmlx.kv.state.snapshots import Save
+from cortexmlx.kv.resume_points import whole_blocks
+from cortexmlx.kv.snapshots import Save
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.shortage import fit
+from cortexmlx.types.request import RequestState
 
 _FIRST_SPARE = 256
 """How far before its end a prompt is first kept for texts that leave it there, in tokens."""

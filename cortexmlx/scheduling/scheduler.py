@@ -18,21 +18,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.request import FinishReason, QueuedRequest, RequestState
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling import drafts
+from cortexmlx.scheduling.admission import Admission
 from cortexmlx.scheduling.backoff import Backoff, GrowthRetry
+from cortexmlx.scheduling.builder import StepBuilder
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.gate import Gate
 from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken, by_adapter
 from cortexmlx.scheduling.latency import CostModel, share
+from cortexmlx.scheduling.placement import ScheduledTokens
+from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
 from cortexmlx.scheduling.shortage import Limits, end_all
-from cortexmlx.scheduling.steps.builder import StepBuilder
-from cortexmlx.scheduling.steps.placement import ScheduledTokens
-from cortexmlx.scheduling.steps.plan import Flush, Segment, StepKind, StepPlan
-from cortexmlx.scheduling.waiting.admission import Admission
+from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 
 
 class Scheduler:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cortexmlx.errors import KVCacheFull, OutOfMemory, PromptTooLong
-from cortexmlx.request import QueuedRequest
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
 
 _ENDLESS = 2**31 - 1
 """Tokens of a request that nothing else bounds: positions and counts are 32-bit integers."""

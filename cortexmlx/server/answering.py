@@ -7,19 +7,19 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from cortexmlx.core.event_loop import on_a_thread
 from cortexmlx.errors import CortexError
-from cortexmlx.messages import ChatPrompt
-from cortexmlx.progress import Progress
 from cortexmlx.protocols.request import Request, is_tokens
-from cortexmlx.request import Completion, TokenEvent
 from cortexmlx.server.transcripts.reading import Reading
 from cortexmlx.server.transcripts.table import Table
 from cortexmlx.server.web.mailbox import Mailbox
-from cortexmlx.serving.app.event_loop import on_a_thread
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import Completion, TokenEvent
 
 if TYPE_CHECKING:
+    from cortexmlx.core.handle import RequestHandle
     from cortexmlx.engine import Engine
-    from cortexmlx.serving.handle import RequestHandle
 
 MOST_WAITING = 4096
 """Events of one request that may wait for a slow reader. With one more, the request is cancelled."""

@@ -14,22 +14,21 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.prompt import Prompt
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
-from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.request import TokenEvent
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.answering import Answering
-from cortexmlx.server.metrics.tally import Tally
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.places import BODIES, Places
 from cortexmlx.server.protocols import Protocol
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.stored import StoredResponses
+from cortexmlx.server.tally import Tally
 from cortexmlx.server.transcripts.tables import Tables
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import (
@@ -44,8 +43,9 @@ from cortexmlx.server.web.http import (
 )
 from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
 from cortexmlx.server.web.mailbox import Mailbox
-from cortexmlx.serving.app.event_loop import on_a_thread
-from cortexmlx.serving.prompt import Prompt
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.request import TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
 
 log = logging.getLogger("cortexmlx")
 

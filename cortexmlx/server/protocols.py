@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from cortexmlx.protocols import responses
 from cortexmlx.protocols.anthropic import message_events, messages
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.openai import chat_completions, completions
 
 
 class Protocol(NamedTuple):

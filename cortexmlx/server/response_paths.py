@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.errors import NotStored
-from cortexmlx.protocols.openai.responses import URL
+from cortexmlx.protocols.responses import URL
 from cortexmlx.server.stored import Kept, StoredResponses
 from cortexmlx.server.web.access import CLIENT
 from cortexmlx.server.web.http import json_reply

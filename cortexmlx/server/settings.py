@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.web.logged import Logged
+from cortexmlx.types.sampling_params import SamplingParams
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """The names of this machine for its own programs."""

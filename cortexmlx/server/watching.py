@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cortexmlx.server.metrics.exposition import CONTENT_TYPE, exposition
-from cortexmlx.server.metrics.shared import Shared
-from cortexmlx.server.metrics.tally import Tally
+from cortexmlx.server.exposition import CONTENT_TYPE, exposition
+from cortexmlx.server.live import live
 from cortexmlx.server.models import Models
-from cortexmlx.server.page.live import live
-from cortexmlx.server.page.page import page, wants_page
+from cortexmlx.server.page import page, wants_page
 from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.shared import Shared
+from cortexmlx.server.tally import Tally
 from cortexmlx.server.web.logged import Logged
 
 LIVE = "/live"

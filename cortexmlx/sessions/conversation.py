@@ -10,15 +10,11 @@ from os import PathLike
 from pathlib import Path
 from weakref import ref
 
+from cortexmlx.core.interruptible import read_with_timeout
+from cortexmlx.core.keywords import checked_params
+from cortexmlx.core.prompt import Reader, calls_of
+from cortexmlx.core.streams import Listener
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import NO_VARIABLES, TemplateVars, checked_vars
-from cortexmlx.progress import OnProgress
-from cortexmlx.request import Completion, FinishReason, Message
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.interruptible import read_with_timeout
-from cortexmlx.serving.app.keywords import checked_params
-from cortexmlx.serving.prompt import Reader, calls_of
-from cortexmlx.serving.streams import Listener
 from cortexmlx.sessions.host import ConversationEngine, Params, Question
 from cortexmlx.sessions.markdown import as_markdown
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
@@ -38,7 +34,11 @@ from cortexmlx.sessions.turn import (
     with_so_far,
     without_answer,
 )
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.tool import Tool
+from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
+from cortexmlx.types.progress import OnProgress
+from cortexmlx.types.request import Completion, FinishReason, Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 log = logging.getLogger("cortexmlx")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cortexmlx.messages import NO_VARIABLES, TemplateVars
-from cortexmlx.request import Message
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.streams import Listener
+from cortexmlx.core.streams import Listener
+from cortexmlx.types.messages import NO_VARIABLES, TemplateVars
+from cortexmlx.types.request import Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.core.handle import RequestHandle
     from cortexmlx.stats import ModelInfo
 
 Params = SamplingParams | None

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cortexmlx.messages import plain_message
-from cortexmlx.request import Message
-from cortexmlx.serving.app.arguments import is_list
+from cortexmlx.core.arguments import is_list
+from cortexmlx.types.messages import plain_message
+from cortexmlx.types.request import Message
 
 
 def as_markdown(model: str, messages: Sequence[Message]) -> str:

@@ -8,15 +8,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from cortexmlx.core.arguments import is_list
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.prompt import Prompt, Reader, render, tokenize, variables_of
+from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import EngineClosed, InvalidRequest
 from cortexmlx.kv.prefix import common_length
-from cortexmlx.messages import NO_VARIABLES, ChatPrompt, TemplateVars
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import Message
-from cortexmlx.serving.app.arguments import is_list
-from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.prompt import Prompt, Reader, render, tokenize, variables_of
-from cortexmlx.serving.worker import Submission, Worker
+from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, TemplateVars
+from cortexmlx.types.request import Message
 
 
 class Pin:

@@ -7,15 +7,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from cortexmlx.progress import OnProgress, Progress
-from cortexmlx.request import Completion, TokenEvent
-from cortexmlx.serving.app.callbacks import report_progress
-from cortexmlx.serving.app.event_loop import on_a_thread
-from cortexmlx.serving.streams import AsyncTokenStream, Listener, StreamInUse, TokenStream
+from cortexmlx.core.callbacks import report_progress
+from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.streams import AsyncTokenStream, Listener, StreamInUse, TokenStream
 from cortexmlx.sessions.turn import Turn
+from cortexmlx.types.progress import OnProgress, Progress
+from cortexmlx.types.request import Completion, TokenEvent
 
 if TYPE_CHECKING:
-    from cortexmlx.serving.handle import RequestHandle
+    from cortexmlx.core.handle import RequestHandle
 
 Done = Callable[[Completion], None]
 """Called with the completion, before its event is returned."""

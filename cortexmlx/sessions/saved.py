@@ -11,17 +11,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.core.arguments import checked_adapter, is_list
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.host.files import in_place_of
-from cortexmlx.messages import TemplateVars, checked_vars
 from cortexmlx.protocols.openai.messages import messages_in as openai_messages
 from cortexmlx.protocols.openai.messages import parsed
-from cortexmlx.request import Message
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.app.arguments import checked_adapter, is_list
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.stats import ModelInfo
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.system.files import in_place_of
+from cortexmlx.types.messages import TemplateVars, checked_vars
+from cortexmlx.types.request import Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 VERSION = 1
 """The version of the format. Files with another version are refused."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.messages import TemplateVars
 from cortexmlx.models.tokenizers.templates import accepted_variables
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions.saved import SavedConversation
 from cortexmlx.stats import ModelInfo
+from cortexmlx.types.messages import TemplateVars
+from cortexmlx.types.sampling_params import SamplingParams
 
 _OF_TOKENS = ("logit_bias", "stop_token_ids")
 """Sampling parameters that contain token ids, which are other tokens in another model."""

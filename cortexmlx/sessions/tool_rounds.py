@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import Completion, Message
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.tools.call import ToolCall, result_message
-from cortexmlx.tools.functions import arun, run
-from cortexmlx.tools.tool import Tool, checked_tools
+from cortexmlx.structured.call import ToolCall, result_message
+from cortexmlx.structured.functions import arun, run
+from cortexmlx.structured.tool import Tool, checked_tools
+from cortexmlx.types.request import Completion, Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 MAX_ROUNDS = 10
 """How many rounds of calls an answer may take. After them, the model must answer without tools."""

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cortexmlx.calls.format import Calls
+from cortexmlx.core.prompt import ChatTokens, Reader, opened_thoughts, render, tail_of, thoughts_after
+from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.errors import CortexError
-from cortexmlx.messages import TemplateVars
-from cortexmlx.request import Completion, FinishReason, Message
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.prompt import ChatTokens, Reader, opened_thoughts, render, tail_of, thoughts_after
-from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
+from cortexmlx.structured.calls.format import Calls
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.messages import TemplateVars
+from cortexmlx.types.request import Completion, FinishReason, Message
+from cortexmlx.types.sampling_params import SamplingParams
 
 Render = Callable[[Sequence[Message]], str | None]
 """Returns messages as the chat template renders them; None if it cannot."""

@@ -12,17 +12,17 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, common_length
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.request import QueuedRequest, RequestState
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.backoff import Backoff
+from cortexmlx.scheduling.builder import StepBuilder
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.drafts import in_vocabulary
 from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.placement import ScheduledTokens
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.steps.builder import StepBuilder
-from cortexmlx.scheduling.steps.placement import ScheduledTokens
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.speculation.drafter import Draft
+from cortexmlx.types.request import QueuedRequest, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 
 MOST_AT_ONCE = TAIL_COLUMNS
 """How many tokens a round guesses at most: the tail keeps those of one round, until the next one knows the right

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepPlan
 from cortexmlx.speculation.chances import Chances, Source
 from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
 from cortexmlx.speculation.lengths import choose

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.speculation.costs import StepCosts
 from cortexmlx.speculation.purse import CAP, Purse
 

@@ -1,1 +1,1 @@
-"""The form that an answer must have, as plain data: what a caller may ask for, and what an answer then means."""
+"""The form of answers: grammars, tools and their calls."""

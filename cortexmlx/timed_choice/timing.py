@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from cortexmlx.machine import is_refusal
+from cortexmlx.system.machine import is_refusal
 from cortexmlx.timed_choice.job import Candidate
 
 ROUNDS = 5

@@ -24,7 +24,7 @@ def main() -> int:
     from cortexmlx.cpu import blas
 
     blas.preload()
-    from cortexmlx.host.package import enter_mlx_lm
+    from cortexmlx.mlx_lm.package import enter_mlx_lm
 
     enter_mlx_lm()
     from mlx_lm._version import __version__ as version

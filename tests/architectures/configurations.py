@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import mlx_lm_utils
 
 _FILE = json.loads(Path(__file__).with_name("configurations.json").read_text())
 _LAYER = {"S": "sliding_attention", "F": "full_attention"}

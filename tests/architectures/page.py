@@ -72,7 +72,7 @@ within {tolerance:g} of mlx-lm's.
 - *fork*: two answers to each prompt, with `n=2`.
 - *preempt*: all requests at once in an arena that is too small, so that rows lose their blocks and resume. A model that
   keeps only states is never preempted, since its memory does not grow.
-- *simulator*: *batch* once more with the Metal kernels, run by `metal/sim`, for one type of each kind. In the other
+- *simulator*: *batch* once more with the Metal kernels, run by `metal/lab/sim`, for one type of each kind. In the other
   columns attention takes the reference path.
 - *kernels*: those that compute a token's attention on a GPU, if they serve the model's shape
   ([metal/README.md](../metal/README.md)).

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx_lm.models.cache import make_prompt_cache
 
-from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import mlx_lm_utils
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.logits import Recorder, mlx_lms_logits

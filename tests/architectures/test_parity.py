@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.scheduling.steps.plan import StepKind
+from cortexmlx.scheduling.plan import StepKind
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration, remapped

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 
-from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import mlx_lm_utils
 from support.models.tiny import write_tokenizer
 from tests.architectures.configurations import configuration
 

@@ -14,12 +14,12 @@ from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention, MetalStep
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import (
     COMPILE_ERROR,
     GPU_TIMEOUT,

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, take_sent
 from cortexmlx.attention.state.dispatch import StateLeaf
-from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
+from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
 from cortexmlx.models.sharding.ways import PlannedGroup
 from tests.architectures.configurations import configuration
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.metal.sim.judge.mlx_lm_kernels import simulated
-from cortexmlx.metal.sim.kernel import MetalKernel
+from cortexmlx.metal.lab.sim.judge.mlx_lm_kernels import simulated
+from cortexmlx.metal.lab.sim.kernel import MetalKernel
 from support.engine.core_driver import Driver
 from support.engine.logits import answers_with_logits, mlx_lms_logits
 from support.models.tiny import CONFIGS, tokens_of, write_tiny

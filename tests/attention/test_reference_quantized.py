@@ -11,12 +11,12 @@ import pytest
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 
 BLOCK, BLOCKS, HEADS, GROUP, DIM = 8, 24, 2, 3, 64
 TOLERANCE = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}

@@ -17,7 +17,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE, Llama3RoPE, YarnRoPE
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, install
 from cortexmlx.attention.tail_write import IN_PLACE, TailWriter, TrackedArray, Written
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import damaged, dropped
 
 ROWS, COLUMNS, HIDDEN = 3, 8, 48

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.view import RawView
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
 
 

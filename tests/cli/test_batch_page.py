@@ -11,11 +11,11 @@ import pytest
 
 from cortexmlx.cli.batch.input import BatchReader
 from cortexmlx.cli.start import run
-from cortexmlx.protocols import batch, simple
+from cortexmlx.protocols import batch, responses, simple
 from cortexmlx.protocols.batch import ENDPOINTS, ENVELOPE, BatchRequest, Style
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.parameters import ALIASES, SAMPLING
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import Fakes
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")

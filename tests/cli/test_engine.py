@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.cli.engine import open_engine
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import EngineClosed
-from cortexmlx.serving.config import EngineConfig
 from support.models.hub import large_model, serving
 from support.models.tiny import write_tiny
 from support.patience import PATIENCE
@@ -34,7 +34,7 @@ def test_an_engine_is_there_for_a_command_and_closed_after_it(
 def test_an_interrupt_does_not_wait_until_the_model_is_loaded(tmp_path: Path) -> None:
     code = (
         "import signal, sys, threading, time\n"
-        "from cortexmlx.serving import opened_model\n"
+        "from cortexmlx.core import opened_model\n"
         "def slow(*args, **options):\n"
         "    print('loading', flush=True)\n"
         "    time.sleep(10_000)\n"
@@ -86,9 +86,9 @@ def test_a_model_that_is_given_up_while_it_is_loaded_is_gone_before_the_old_one_
     code = (
         "import signal, sys, threading, time\n"
         "from cortexmlx.cli.engine import OpenEngine\n"
-        "from cortexmlx.progress import Progress\n"
-        "from cortexmlx.serving import opened_model\n"
-        "from cortexmlx.serving.config import EngineConfig\n"
+        "from cortexmlx.types.progress import Progress\n"
+        "from cortexmlx.core import opened_model\n"
+        "from cortexmlx.core.config import EngineConfig\n"
         "load, said = opened_model.load_model, []\n"
         "def slow(model, *, on_progress, **options):\n"
         "    if model != sys.argv[1]:\n"

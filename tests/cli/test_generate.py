@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.start import run
-from cortexmlx.messages import ChatPrompt
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli import cli_fakes
 from support.cli.cli_fakes import Fakes
 from support.engine.judge import greedy

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.limits import cut_form, ending
-from cortexmlx.request import Completion, FinishReason, Timings, Usage
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
 
 DONE = Completion("x", (1,), FinishReason.LENGTH, Usage(990, 10), Timings(0.0, 0.0, 0.0, 0.0, 0.0))

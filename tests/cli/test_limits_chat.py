@@ -10,9 +10,9 @@ import pytest
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.view import RawView
 from cortexmlx.cli.limits import advice, drop_oldest_turns
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import KVCacheFull, PromptTooLong
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine, FakeInfo
 from support.cli.fake_answers import text_of
 

@@ -13,15 +13,15 @@ from cortexmlx.cli import options
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.start import run
-from cortexmlx.hosts.wire import sampling
-from cortexmlx.hosts.wire.codec import codec
-from cortexmlx.protocols import simple
+from cortexmlx.core.keywords import with_keywords
+from cortexmlx.distributed.wire import sampling
+from cortexmlx.distributed.wire.codec import codec
+from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
-from cortexmlx.serving.app.keywords import with_keywords
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.chat_commands import run_command
 from support.cli.cli_fakes import Fakes
 

@@ -9,9 +9,9 @@ import pytest
 
 from cortexmlx.cli.prompts import as_prompt, calls_left_out, checked
 from cortexmlx.cli.start import run
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import ChatPrompt
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.messages import ChatPrompt
 from support.cli.cli_fakes import FakeEngine, Fakes
 
 USER = {"role": "user", "content": "hi"}

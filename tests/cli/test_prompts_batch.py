@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.prompts import prepared
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.request import Request
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
 
 USER = {"role": "user", "content": "hi"}

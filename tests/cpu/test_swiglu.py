@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models import activations, llama
 
 from cortexmlx.cpu import swiglu
-from cortexmlx.host.modules import replace_function
+from cortexmlx.mlx_lm.modules import replace_function
 
 on_cpu = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for MLX's CPU build")
 PLAIN = getattr(activations.swiglu, "replaced", activations.swiglu)

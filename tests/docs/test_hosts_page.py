@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cortexmlx.hosts.spec import Hosts
+from cortexmlx.distributed.spec import Hosts
 from support.pages import blocks
 
 

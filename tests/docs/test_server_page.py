@@ -13,8 +13,8 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.cli.serve.duration import seconds_of
 from cortexmlx.protocols.anthropic import conversation, messages, tools
-from cortexmlx.protocols.openai.responses import reader as responses
-from cortexmlx.protocols.openai.responses.offered import LEFT_OUT
+from cortexmlx.protocols.responses import reader as responses
+from cortexmlx.protocols.responses.offered import LEFT_OUT
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.answering import MOST_WAITING
 from cortexmlx.server.response_paths import MOST_LISTED

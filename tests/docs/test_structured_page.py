@@ -6,8 +6,8 @@ import json
 
 from cortexmlx.protocols import simple
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.output import MOST_CHARACTERS, MOST_CHOICES, MOST_PATTERN_CHARACTERS, StructuredOutput
+from cortexmlx.types.sampling_params import SamplingParams
 from support.pages import blocks, read
 
 PAGE = "docs/structured.md"

@@ -6,13 +6,14 @@ import json
 import re
 
 from cortexmlx.cli.chat.tools.calls import CONSENT, written
-from cortexmlx.protocols.openai import chat_completions, responses
+from cortexmlx.protocols import responses
+from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS
-from cortexmlx.tools.call import ToolCall
-from cortexmlx.tools.functions import MOST_RESULT
-from cortexmlx.tools.tool import MOST_CHARACTERS, MOST_TOOLS
+from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.functions import MOST_RESULT
+from cortexmlx.structured.tool import MOST_CHARACTERS, MOST_TOOLS
+from cortexmlx.types.sampling_params import SamplingParams
 from support.pages import blocks, read
 
 PAGE = "docs/tools.md"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.core.core import EngineCore
 from cortexmlx.errors import AdapterRefused, InvalidRequest, NoTokenToChoose, UnknownAdapter
-from cortexmlx.serving.core import EngineCore
 from support.adapted.kinds import content
 from support.engine.core_driver import Driver
 from support.engine.half import log_softmax, write_rounded

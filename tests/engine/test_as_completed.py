@@ -13,8 +13,8 @@ import pytest
 
 from cortexmlx import ChatPrompt, Engine
 from cortexmlx.errors import EngineClosed, InvalidRequest, PromptTooLong
-from cortexmlx.request import Completion
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.request import Completion
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import finally_nothing_lost
 from support.engine.held import hold_long_answers
 from support.models.tiny import tokens_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Engine, EngineClosed, InvalidRequest, SamplingParams
-from cortexmlx.serving.prompt import _QUICK
+from cortexmlx.core.prompt import _QUICK
 from support.engine.asked import LONG, PROMPT, SHORT
 from support.engine.core_driver import finally_nothing_lost
 from support.engine.held import hold_long_answers

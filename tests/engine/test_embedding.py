@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cortexmlx import EmbeddingRefused, Embeddings, Engine, EngineClosed, FinishReason, SamplingParams
-from cortexmlx.serving.core import EngineCore
+from cortexmlx.core.core import EngineCore
 from support.embedding.models import INSTRUCTION, write_embedding, write_json
 from support.embedding.numpy_transformer import NumpyTransformer, dense, pooled, unit
 from support.patience import PATIENCE
@@ -357,7 +357,7 @@ def test_refused_memory_restarts_them(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_hosts_are_refused_by_name() -> None:
-    from cortexmlx.serving.hosted.hosted_model import HostedModel
+    from cortexmlx.distributed.hosted_model import HostedModel
 
     assert "with hosts" in HostedModel.embedding.not_embedding
     assert HostedModel.embedding.info is None

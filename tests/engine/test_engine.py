@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, InvalidRequest, ModelUnsupported, PromptTooLong
-from cortexmlx.request import FinishReason, TokenEvent
+from cortexmlx.types.request import FinishReason, TokenEvent
 from support.engine.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
 from support.engine.judge import NOISE
 from support.models.tiny import EOS, VOCAB, tokens_of, write_tiny

@@ -13,9 +13,9 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx import CortexError, Engine
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import EngineClosed
-from cortexmlx.request import FinishReason, RequestState, TokenEvent
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.types.request import FinishReason, RequestState, TokenEvent
 from support.engine.asked import LONG, PROMPT, SHORT
 from support.engine.core_driver import assert_nothing_lost, finally_nothing_lost
 from support.engine.held import hold_long_answers

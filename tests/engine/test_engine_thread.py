@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine, SamplingParams
+from cortexmlx.core.answers import request_of_job
+from cortexmlx.core.text.stops import StopTable
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.request import QueuedRequest
-from cortexmlx.sampling_params import TokenBiases
-from cortexmlx.scheduling.steps.plan import SamplingRow
-from cortexmlx.serving.answers import request_of_job
-from cortexmlx.serving.text.stops import StopTable
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import TokenBiases
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 

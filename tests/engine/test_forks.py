@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import FinishReason, TokenEvent
+from cortexmlx.types.request import FinishReason, TokenEvent
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 
@@ -37,7 +37,7 @@ def test_the_prompt_is_computed_once(tiny: Any) -> None:
 @pytest.mark.parametrize("length", [1, 8, 9, 16, 45])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, prefix_cache: bool) -> None:
-    from cortexmlx.serving.answers import seed_of
+    from cortexmlx.core.answers import seed_of
 
     prompt = PROMPT[:length]
     driver = Driver(tiny("llama"), max_rows=4, prefix_cache=prefix_cache)

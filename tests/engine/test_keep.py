@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.core import EngineCore
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.core import EngineCore
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE
 from support.engine.logits import answers_with_logits, mlx_lms_logits

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.request import RequestState
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver
 from support.models.quantized_models import wide
 from support.models.tiny import tokens_of
@@ -194,8 +194,8 @@ def test_what_is_preempted_and_evicted_comes_back_right(
     name: str, tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An arena holds two of four texts. All that waits is copied between two steps, so a busy machine drops no more."""
-    monkeypatch.setattr("cortexmlx.execution.store_connector.SHARE", 1e9)
-    monkeypatch.setattr("cortexmlx.execution.store_connector._SHARE_OF_A_STEP", 1e9)
+    monkeypatch.setattr("cortexmlx.disk.connector.SHARE", 1e9)
+    monkeypatch.setattr("cortexmlx.disk.connector._SHARE_OF_A_STEP", 1e9)
     prompts = [tokens_of(70, seed=s) for s in range(4)]
     with Stored(tiny(name), tmp_path, tokens=200) as driver:
         for _ in range(2):
@@ -210,7 +210,7 @@ def test_what_is_preempted_and_evicted_comes_back_right(
 def test_reading_that_is_slower_than_computing_is_not_done(
     tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", 0.001)
+    monkeypatch.setattr("cortexmlx.disk.tier._READING_SECONDS", 0.001)
     with Stored(tiny("llama"), tmp_path) as driver:
         driver.ask(LONG)
         driver.forget()

@@ -38,7 +38,7 @@ def test_two_engines_share_a_store_and_both_are_killed(
     rounds: int, tiny: Any, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they said until then is right, too."""
-    monkeypatch.setattr("cortexmlx.kv.disk_tier._READING_SECONDS", -1e9)  # reading pays, however busy the disk is
+    monkeypatch.setattr("cortexmlx.disk.tier._READING_SECONDS", -1e9)  # reading pays, however busy the disk is
     chance = random.Random(rounds)
     tests = str(Path(__file__).resolve().parents[1])
     prompts = [tokens_of(90, seed=s) for s in range(8)]

@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.core import EngineCore
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import LoadedModel, load_model
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.core import EngineCore
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
 from support.models.tiny import tokens_of
@@ -88,7 +88,7 @@ def test_weights_that_an_app_changes_while_it_loads_are_another_model(
         change(loaded.model)
         return loaded
 
-    monkeypatch.setattr("cortexmlx.serving.opened_model.load_model", changed)
+    monkeypatch.setattr("cortexmlx.core.opened_model.load_model", changed)
     right = list(Driver(tiny("llama")).answers([LONG], 10)[0])
     for cached in (0, 88):
         with Stored(tiny("llama"), tmp_path / "kv") as driver:
@@ -96,7 +96,7 @@ def test_weights_that_an_app_changes_while_it_loads_are_another_model(
 
 
 def test_who_has_no_store_hashes_nothing(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortexmlx.store.file_hash.FileHash.__init__", lambda *_: 1 // 0)
+    monkeypatch.setattr("cortexmlx.disk.file_hash.FileHash.__init__", lambda *_: 1 // 0)
     Driver(tiny("llama"))
     Driver(tiny("llama"), kv_store=tmp_path / "kv", prefix_cache=False)
     assert not (tmp_path / "kv").exists()
@@ -105,7 +105,7 @@ def test_who_has_no_store_hashes_nothing(tiny: Any, tmp_path: Path, monkeypatch:
 def test_a_model_is_read_once_for_its_hash(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         first = driver.ask(LONG)[0]
-    monkeypatch.setattr("cortexmlx.store.file_hash._FileSource.add", lambda *_: 1 // 0)
+    monkeypatch.setattr("cortexmlx.disk.file_hash._FileSource.add", lambda *_: 1 // 0)
     with Stored(tiny("llama"), tmp_path) as driver:
         assert driver.ask(LONG) == (first, 88)
 

@@ -16,7 +16,7 @@ from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from cortexmlx.attention.probe import probe
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement, greedy
 from support.engine.logits import answers_with_logits, mlx_lms_logits

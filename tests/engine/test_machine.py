@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx import machine
-from cortexmlx.machine import matrix_units, memory_bytes, metal_device, working_set_bytes
+from cortexmlx.system import machine
+from cortexmlx.system.machine import matrix_units, memory_bytes, metal_device, working_set_bytes
 
 
 def test_memory_is_the_containers_where_that_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_a_gpu_is_there_when_metal_says_so_and_the_device_opens(monkeypatch: pyt
         return information
 
     monkeypatch.setattr(mx, "device_info", device_info)
-    monkeypatch.setattr("cortexmlx.machine.sys.platform", "darwin")
+    monkeypatch.setattr("cortexmlx.system.machine.sys.platform", "darwin")
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert metal_device() is None
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
@@ -68,7 +68,7 @@ def test_matrix_units_came_with_the_m5_and_a_system_that_knows_them(
 ) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "a GPU", "architecture": architecture})
-    monkeypatch.setattr("cortexmlx.machine.platform.mac_ver", lambda: (system, ("", "", ""), "arm64"))
+    monkeypatch.setattr("cortexmlx.system.machine.platform.mac_ver", lambda: (system, ("", "", ""), "arm64"))
     assert matrix_units() is units
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert not matrix_units()

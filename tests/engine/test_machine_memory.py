@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from cortexmlx.errors import KVCacheFull, MemoryRefused
-from cortexmlx.machine import is_refusal, obtainable
+from cortexmlx.system.machine import is_refusal, obtainable
 
 PROGRAM = """
 import json, resource, sys
-from cortexmlx.machine import obtainable
+from cortexmlx.system.machine import obtainable
 
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)

@@ -11,7 +11,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, MemoryRefused, PromptTooLong
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.request import RequestState
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.held import hold_long_answers
 from support.models.tiny import tokens_of
@@ -22,9 +22,9 @@ PROMPT = tokens_of(30, seed=1)
 
 def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 8) -> Any:
     """A request of a client, straight into the scheduler's queue."""
-    from cortexmlx.request import QueuedRequest
-    from cortexmlx.serving.handle import RequestHandle
-    from cortexmlx.serving.text.stops import Stops
+    from cortexmlx.core.handle import RequestHandle
+    from cortexmlx.core.text.stops import Stops
+    from cortexmlx.types.request import QueuedRequest
 
     handle = RequestHandle(1000 + len(driver.core.requests.by_id), driver.core.cancel)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import ChatPrompt, checked_vars, plain_message
+from cortexmlx.types.messages import ChatPrompt, checked_vars, plain_message
 
 
 def test_variables_are_a_map_from_names() -> None:

@@ -14,8 +14,8 @@ import pytest
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.attention.backends import Backend, kernel_backend
 from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.machine import metal_device
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
+from cortexmlx.system.machine import metal_device
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement
 from support.kernels.broken_kernels import COMPILE_ERROR, GPU_TIMEOUT, copying, dropped, raising

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.request import RequestState
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement
 from support.models.tiny import CONFIGS, tokens_of

@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import Completion, RequestState
+from cortexmlx.types.request import Completion, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.request import RequestState
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 

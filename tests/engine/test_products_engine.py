@@ -12,8 +12,8 @@ import pytest
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
 from cortexmlx.execution import mode
-from cortexmlx.execution.choices.timed_choices import SWITCH
-from cortexmlx.metal import sim
+from cortexmlx.execution.timed_choices import SWITCH
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.shape import ProductShape
 from cortexmlx.products.choices import MLX, OURS, ProductChoices
 from cortexmlx.products.served import QuantizedProducts

@@ -16,10 +16,10 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
 from cortexmlx.cli.start import run
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.execution.prompts import kept_states
+from cortexmlx.execution import kept_states
 from cortexmlx.execution.serial import runner as serial_module
 from cortexmlx.kv.arena import Quantization
-from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.recurrent import RECURRENT
 from support.models.tiny import CONFIGS, VOCAB, tokens_of, write_tiny

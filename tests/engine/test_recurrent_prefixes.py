@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.request import Completion, RequestState
+from cortexmlx.types.request import Completion, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement
 from support.models.recurrent import RECURRENT

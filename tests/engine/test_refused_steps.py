@@ -12,9 +12,9 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import OutOfMemory
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.backoff import STEPS_TO_RELAX
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.planted import TEXT, Day, Kind, Plan
 from support.engine.refusals import PLACES, SAID, Refusals

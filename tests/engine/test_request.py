@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from cortexmlx import CortexError, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.sampling_params import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS
 
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = (
@@ -270,9 +270,7 @@ def test_functions_are_what_they_are() -> None:
 
 
 def test_parameters_know_functions_of_arrays_without_importing_mlx() -> None:
-    program = (
-        "import sys; from cortexmlx.request import SamplingParams; SamplingParams(logits_processors=[max]).validate()"
-    )
+    program = "import sys; from cortexmlx import SamplingParams; SamplingParams(logits_processors=[max]).validate()"
     done = subprocess.run([sys.executable, "-c", f"{program}; sys.exit('mlx' in sys.modules)"], check=False)
     assert done.returncode == 0
 

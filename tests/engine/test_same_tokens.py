@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.serving.answers import seed_of
+from cortexmlx.core.answers import seed_of
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement
 from support.engine.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.alibi import alibi_slopes
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE
 from support.models.tiny import tokens_of

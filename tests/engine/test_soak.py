@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.types.request import FinishReason, RequestState
 from support.models.tiny import tokens_of
 from support.patience import PATIENCE, soon
 

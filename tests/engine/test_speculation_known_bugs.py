@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.request import FinishReason
 from cortexmlx.scheduling.job import Job
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.request import FinishReason
 from support.engine.judge import NOISE
 from support.models.tiny import EOS, VOCAB, write_tiny
 from support.speculation.guided import PROMPT, guide, guided, plain, planned, quiet, right, verified

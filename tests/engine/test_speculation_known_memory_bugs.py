@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.request import FinishReason
 from cortexmlx.scheduling.job import Job
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.types.request import FinishReason
 from support.engine.core_driver import assert_nothing_lost
 from support.models.tiny import VOCAB, tokens_of
 from support.speculation.guided import PROMPT, guide, guided, plain, planned, quiet, right, verified

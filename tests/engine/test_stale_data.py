@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cortexmlx.core import opened_model
 from cortexmlx.errors import NoTokenToChoose
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
-from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind, StepPlan
-from cortexmlx.serving import opened_model
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
@@ -124,7 +124,7 @@ def test_poison_beside_a_long_tail_changes_no_answer(tiny: Any, monkeypatch: pyt
 
 def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same poison under an engine that forgets to zero the rest of the blocks it opens."""
-    import cortexmlx.scheduling.steps.placement as placement
+    import cortexmlx.scheduling.placement as placement
 
     Driver(tiny("llama")).answers([tokens_of(12), tokens_of(5)], 20)
     monkeypatch.setattr(placement, "_opened_rest", lambda *_: placement.EMPTY)

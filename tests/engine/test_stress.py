@@ -21,8 +21,8 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx import Completion, CortexError, Engine, EngineClosed, RequestTimeout, SamplingParams, TokenEvent
-from cortexmlx.request import FinishReason
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.types.request import FinishReason
 from support.engine.core_driver import finally_nothing_lost
 from support.models.tiny import tokens_of
 from support.patience import soon
@@ -245,7 +245,7 @@ def stress(model: Path, seconds: float) -> None:
 
 def _parked(thread: threading.Thread) -> bool:
     """The thread of an engine that is gone, which waits for the next: engines that overlap need one each."""
-    from cortexmlx.serving import threads
+    from cortexmlx.core import threads
 
     return thread in threads._parked
 

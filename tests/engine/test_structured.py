@@ -21,16 +21,16 @@ from cortexmlx import (
     StructuredOutput,
     StructuredOutputError,
 )
-from cortexmlx.grammar import matcher
-from cortexmlx.grammar.compiler import GrammarCompiler
-from cortexmlx.grammar.matcher import MOST_ITEMS, only
+from cortexmlx.core import open_requests
 from cortexmlx.models.tokenizers.shared import TokenTable
-from cortexmlx.protocols import simple
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols import responses, simple
+from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.serving import open_requests
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured import matcher
+from cortexmlx.structured.compiler import GrammarCompiler
+from cortexmlx.structured.matcher import MOST_ITEMS, only
+from cortexmlx.structured.tool import Tool
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
 from support.models.thinking import SWITCHED, dictated, write_thinking

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from cortexmlx import FinishReason, StructuredOutput
-from cortexmlx.request import Completion
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 

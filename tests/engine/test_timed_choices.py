@@ -16,11 +16,11 @@ from cortexmlx.attention.choices.jobs import attention_jobs
 from cortexmlx.attention.choices.layer import layers_of
 from cortexmlx.attention.choices.ways import Way
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.kv.step import GroupStep
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE, disagreement
 from support.models.tiny import tokens_of, write_tiny

@@ -22,11 +22,11 @@ from cortexmlx import (
     StructuredOutputError,
     TokenEvent,
 )
-from cortexmlx.calls.format import Calls
-from cortexmlx.calls.hermes import Hermes
-from cortexmlx.grammar.sources import source_of
-from cortexmlx.tools.call import result_message
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.call import result_message
+from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.hermes import Hermes
+from cortexmlx.structured.sources import source_of
+from cortexmlx.structured.tool import Tool
 from support.clients.scripted import write_scripted
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer
 from support.models.calling import write_calling

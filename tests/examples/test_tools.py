@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.chat.tools.functions_file import tools_of
-from cortexmlx.tools.functions import run
+from cortexmlx.structured.functions import run
 from support.examples import EXAMPLES, example
 from support.models.calling import write_calling
 from support.models.thinking import dictated

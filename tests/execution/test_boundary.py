@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.errors import KVBlockError, LogitsProcessorError, MemoryRefused
 from cortexmlx.execution.boundary import Refused, granted, refusable
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.engine.asked import PROMPT
 from support.engine.core_driver import Driver
 from support.engine.refusals import SAID

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from cortexmlx.execution import fingerprint as names
+from cortexmlx.disk import fingerprint as names
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
 from support.models.adapters import write_adapter
@@ -204,7 +204,7 @@ def test_layers_whose_settings_an_app_changes_differ(loaded: LoadedModel) -> Non
 
 SAYS = """
 import sys
-from cortexmlx.execution.fingerprint import described, fingerprint
+from cortexmlx.disk.fingerprint import described, fingerprint
 from cortexmlx.models import load_model
 from cortexmlx.models.weights_hash import hash_of_model
 loaded = load_model(sys.argv[1])

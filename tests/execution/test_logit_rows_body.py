@@ -17,7 +17,7 @@ from cortexmlx import Engine
 from cortexmlx.attention.probe import lazy_pass
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.mode import PagedMode, execution_mode
-from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import mlx_lm_utils
 from support.embedding.models import write_json, write_modules
 from support.models.tiny import tokens_of
 from tests.architectures.configurations import TYPES, configuration

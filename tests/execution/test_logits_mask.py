@@ -14,9 +14,9 @@ from hypothesis import given
 from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.logits import NO_TOKEN, masked
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.engine.sampling_tools import row
 from support.models.tiny import VOCAB, tokens_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import make_repetition_penalty
 
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.sampling_tools import Floats, random_logits, row
 
 

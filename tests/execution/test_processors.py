@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import LogitsProcessorError
-from cortexmlx.request import RequestState
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import EOS, VOCAB, tokens_of
 

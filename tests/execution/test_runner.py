@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.step import GroupStep
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from cortexmlx.execution.sampling import BatchSampler, Sampled
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.sampling_tools import Floats, chi_square, mlx_lm_uncompiled, random_logits, row
 
 

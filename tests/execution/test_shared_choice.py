@@ -1,4 +1,4 @@
-"""Rank 0 chooses, and the others add zeros to what it chose. `tests/hosts` sums over processes."""
+"""Rank 0 chooses, and the others add zeros to what it chose. `tests/distributed` sums over processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.logits import NO_TOKEN
 from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.execution.shared_choice import SharedChoice
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 
 ROWS = (
     SamplingRow(SamplingParams(temperature=0.0), 0, (1,), []),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.disk import connector as disks
+from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.execution import store_connector as disks
-from cortexmlx.execution.store_connector import StoreConnector
 from support.models.tiny import tokens_of
 from support.patience import soon
 from support.store.stored import Stored

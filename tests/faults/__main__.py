@@ -100,11 +100,11 @@ TESTS = (
     "metal/test_prefill.py",
     "attention/test_metal.py",
     "attention/test_metal_prefill.py",
-    "store/test_kept_hashes.py",
-    "store/test_file_hash.py",
+    "disk/test_kept_hashes.py",
+    "disk/test_file_hash.py",
     "models/test_weights_hash.py",
     "execution/test_fingerprint.py",
-    "execution/disk/test_setup.py",
+    "disk/test_setup.py",
     "kv/test_disk_tier.py",
 )
 

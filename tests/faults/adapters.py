@@ -10,7 +10,7 @@ ROUTE = "cortexmlx/execution/adapters/route.py"
 TABLES = "cortexmlx/execution/adapters/tables.py"
 PLACES = "cortexmlx/execution/adapters/places.py"
 SERVED = "cortexmlx/execution/adapters/served.py"
-REGISTRY = "cortexmlx/serving/adapters/registry.py"
+REGISTRY = "cortexmlx/core/adapter_registry.py"
 JOB = "cortexmlx/scheduling/job.py"
 PREFIX = "cortexmlx/kv/prefix.py"
 
@@ -18,7 +18,7 @@ TESTS = (
     "models/adapters/test_low_rank.py",
     "execution/adapters",
     "serving/adapters",
-    "serving/app/test_adapters.py",
+    "core/test_adapters.py",
     "engine/test_adapters.py",
     "engine/test_adapters_trials.py",
 )
@@ -117,13 +117,13 @@ FAULTS = (
     # steps
     Fault(
         "a dead lane names its adapter",
-        "cortexmlx/scheduling/steps/builder.py",
+        "cortexmlx/scheduling/builder.py",
         "lane.job.adapter if i in todo else 0",
         "lane.job.adapter",
     ),
     Fault(
         "a step of prompts names none",
-        "cortexmlx/scheduling/steps/builder.py",
+        "cortexmlx/scheduling/builder.py",
         "_adapters([job.adapter for job, _ in scheduled])",
         "None",
     ),
@@ -171,7 +171,7 @@ FAULTS = (
     ),
     Fault(
         "nobody sweeps after the last request",
-        "cortexmlx/serving/open_requests.py",
+        "cortexmlx/core/open_requests.py",
         "            self._adapters.sweep()",
         "            pass",
     ),
@@ -201,7 +201,7 @@ FAULTS = (
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),
     Fault(
         "a name that nobody has is the base model",
-        "cortexmlx/serving/app/submitter.py",
+        "cortexmlx/core/submitter.py",
         "        if name not in loaded:",
         "        if name not in loaded:\n            return None\n        if False:",
     ),

@@ -8,7 +8,7 @@ CLASSES, TIMED_ON = "cortexmlx/attention/choices/batch_class.py", "cortexmlx/att
 PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/choices/ways.py", "cortexmlx/attention/choices/row_by_row.py"
 KERNEL_WAYS, DECODE = "cortexmlx/attention/choices/kernel_ways.py", "cortexmlx/attention/choices/decode.py"
 TIMING, TABLE, CHOOSER = (f"cortexmlx/timed_choice/{name}.py" for name in ("timing", "table", "chooser"))
-OPENED = "cortexmlx/execution/choices/timed_choices.py"
+OPENED = "cortexmlx/execution/timed_choices.py"
 
 _FIRST_RUN_COUNTS = "                times[candidate.name] = [budget.run(candidate)]"
 
@@ -32,7 +32,7 @@ FAULTS = (
     Fault("timing goes on while somebody waits", TIMING, " or self._waiting()", ""),
     Fault("a run begins that ends too late", TIMING, "began + predicted > self._until", "began > self._until"),
     Fault("the run that compiles counts", TIMING, "                times[candidate.name] = []", _FIRST_RUN_COUNTS),
-    Fault("one candidate always goes first", TIMING, "serving if number % 2 == 0 else serving[::-1]", "serving"),
+    Fault("one candidate always goes first", TIMING, "serving if number % 2 == 0 else serving[::-1]", "core"),
     Fault("a dropped launch is the fastest", TIMED_ON, "if not share <= _AGREES[self._layer.dtype]:", "if share < 0:"),
     Fault("layers run side by side", TIMED_ON, "self._queries + out[..., :1] * 0", "self._queries"),
     Fault(
@@ -62,7 +62,7 @@ FAULTS = (
     Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),
     Fault(
         "a reproducible engine rotates tokens in two ways",
-        "cortexmlx/serving/opened_model.py",
+        "cortexmlx/core/opened_model.py",
         "if config.reproducible:  # the kernel",
         "if False:  # the kernel",
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/serving/drafting/draft_model.py"
-CONFIG = "cortexmlx/serving/config.py"
-VOCABULARY, OPENED = "cortexmlx/serving/drafting/vocabulary.py", "cortexmlx/serving/opened_model.py"
+ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/core/draft_model.py"
+CONFIG = "cortexmlx/core/config.py"
+VOCABULARY, OPENED = "cortexmlx/core/vocabulary.py", "cortexmlx/core/opened_model.py"
 
 TESTS = ("speculation/test_draft_rows.py", "serving/drafting")
 """The tests that judge these faults."""

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-JOB, BUILDER = "cortexmlx/scheduling/job.py", "cortexmlx/scheduling/steps/builder.py"
-RUNNING, ADMISSION = "cortexmlx/scheduling/running.py", "cortexmlx/scheduling/waiting/admission.py"
+JOB, BUILDER = "cortexmlx/scheduling/job.py", "cortexmlx/scheduling/builder.py"
+RUNNING, ADMISSION = "cortexmlx/scheduling/running.py", "cortexmlx/scheduling/admission.py"
 SCHEDULER, SHORTAGE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/shortage.py"
-CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/blocks/pool.py", "cortexmlx/kv/blocks/pools.py"
-KEPT, ROWS = "cortexmlx/execution/prompts/kept_states.py", "cortexmlx/execution/logit_rows.py"
-REQUESTS, ANSWERS = "cortexmlx/serving/open_requests.py", "cortexmlx/serving/answers.py"
-TEXTS, CALLS = "cortexmlx/serving/embedding/texts.py", "cortexmlx/serving/embedding/calls.py"
-AHEAD, SUPPORT = "cortexmlx/serving/embedding/pooled_requests.py", "cortexmlx/serving/embedding/support.py"
+CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/pool.py", "cortexmlx/kv/pools.py"
+KEPT, ROWS = "cortexmlx/execution/kept_states.py", "cortexmlx/execution/logit_rows.py"
+REQUESTS, ANSWERS = "cortexmlx/core/open_requests.py", "cortexmlx/core/answers.py"
+TEXTS, CALLS = "cortexmlx/core/embedding/texts.py", "cortexmlx/core/embedding/calls.py"
+AHEAD, SUPPORT = "cortexmlx/core/embedding/pooled_requests.py", "cortexmlx/core/embedding/support.py"
 FILES, LAYERS = "cortexmlx/models/embedding/files.py", "cortexmlx/models/embedding/layers.py"
 CAUSAL, RERANKER = "cortexmlx/models/embedding/causal.py", "cortexmlx/models/embedding/reranker.py"
-FIRST = "cortexmlx/serving/embedding/first_tokens.py"
+FIRST = "cortexmlx/core/embedding/first_tokens.py"
 BACKBONE = "cortexmlx/models/embedding/backbone.py"
 
 TESTS = (

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-GROUP, RANK = "cortexmlx/hosts/disk/group_store.py", "cortexmlx/hosts/disk/rank_store.py"
-INDEXES, PART = "cortexmlx/hosts/disk/rank_indexes.py", "cortexmlx/hosts/disk/part_identity.py"
-WIRE, RANKS, SERVER = "cortexmlx/hosts/wire/disk.py", "cortexmlx/hosts/wire/ranks.py", "cortexmlx/hosts/rank_server.py"
-MODEL, RECOVERY = "cortexmlx/serving/hosted/hosted_model.py", "cortexmlx/serving/hosted/recovery.py"
-STATES = "cortexmlx/execution/memory/states.py"
+GROUP, RANK = "cortexmlx/distributed/disk/group_store.py", "cortexmlx/distributed/disk/rank_store.py"
+INDEXES, PART = "cortexmlx/distributed/disk/rank_indexes.py", "cortexmlx/distributed/disk/part_identity.py"
+WIRE, RANKS, SERVER = (
+    "cortexmlx/distributed/wire/disk.py",
+    "cortexmlx/distributed/wire/ranks.py",
+    "cortexmlx/distributed/rank_server.py",
+)
+MODEL, RECOVERY = "cortexmlx/distributed/hosted_model.py", "cortexmlx/core/recovery.py"
+STATES = "cortexmlx/execution/states.py"
 
 TESTS = (
-    "hosts/wire/test_disk.py",
-    "hosts/disk/test_rank_indexes.py",
-    "hosts/disk/test_part_identity.py",
-    "hosts/disk/test_rank_store.py",
-    "hosts/disk/test_group_store.py",
-    "hosts/wire/test_ranks.py",
-    "hosts/test_rank_server.py",
-    "execution/memory/test_states.py",
-    "hosts/test_engine_disk.py",
-    "hosts/test_engine_disk_lost.py",
+    "distributed/wire/test_disk.py",
+    "distributed/disk/test_rank_indexes.py",
+    "distributed/disk/test_part_identity.py",
+    "distributed/disk/test_rank_store.py",
+    "distributed/disk/test_group_store.py",
+    "distributed/wire/test_ranks.py",
+    "distributed/test_rank_server.py",
+    "execution/test_states.py",
+    "distributed/test_engine_disk.py",
+    "distributed/test_engine_disk_lost.py",
 )
 """The tests that judge these faults."""
 

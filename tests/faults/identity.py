@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-DISK, SETUP = "cortexmlx/execution/store_connector.py", "cortexmlx/execution/disk/setup.py"
-LOWER = "cortexmlx/kv/disk_tier.py"
-WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/store/file_hash.py"
-KEPT_HASHES = "cortexmlx/store/kept_hashes.py"
+DISK, SETUP = "cortexmlx/disk/connector.py", "cortexmlx/disk/setup.py"
+LOWER = "cortexmlx/disk/tier.py"
+WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/disk/file_hash.py"
+KEPT_HASHES = "cortexmlx/disk/kept_hashes.py"
 
 _WORDS = 'np.frombuffer(bytes(view) + b"0" * (-len(view) % 4), np.uint32)'
 _SUMS = (

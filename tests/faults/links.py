@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-HANDSHAKE, LISTENER = "cortexmlx/hosts/links/handshake.py", "cortexmlx/hosts/links/listener.py"
-LINK, FRAMES = "cortexmlx/hosts/links/link.py", "cortexmlx/hosts/links/frames.py"
-HEARTBEAT = "cortexmlx/hosts/links/heartbeat.py"
-JOIN = "cortexmlx/hosts/links/join.py"
+HANDSHAKE, LISTENER = "cortexmlx/distributed/links/handshake.py", "cortexmlx/distributed/links/listener.py"
+LINK, FRAMES = "cortexmlx/distributed/links/link.py", "cortexmlx/distributed/links/frames.py"
+HEARTBEAT = "cortexmlx/distributed/links/heartbeat.py"
+JOIN = "cortexmlx/distributed/links/join.py"
 
-TESTS = tuple(f"hosts/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))
+TESTS = tuple(f"distributed/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))
 """The tests that judge these faults."""
 
 FAULTS = (

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-PARTS, RECOVERY = "cortexmlx/serving/hosted/parts.py", "cortexmlx/serving/hosted/recovery.py"
-MODEL, GROUP = "cortexmlx/serving/hosted/hosted_model.py", "cortexmlx/serving/hosted/group.py"
-CORE, SWITCHES = "cortexmlx/serving/core.py", "cortexmlx/serving/hosted/switches.py"
+PARTS, RECOVERY = "cortexmlx/distributed/parts.py", "cortexmlx/core/recovery.py"
+MODEL, GROUP = "cortexmlx/distributed/hosted_model.py", "cortexmlx/distributed/group.py"
+CORE, SWITCHES = "cortexmlx/core/core.py", "cortexmlx/distributed/switches.py"
 
 TESTS = (
-    "serving/hosted/test_parts.py",
-    "serving/hosted/test_switches.py",
-    "serving/hosted/test_group.py",
-    "serving/hosted/test_hosted_model.py",
-    "serving/hosted/test_recovery.py",
+    "distributed/test_parts.py",
+    "distributed/test_switches.py",
+    "distributed/test_group.py",
+    "distributed/test_hosted_model.py",
+    "core/test_recovery.py",
 )
 """The tests that judge these faults."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-WATCH, ARENA = "cortexmlx/execution/memory/copy_watch.py", "cortexmlx/kv/arena.py"
+WATCH, ARENA = "cortexmlx/execution/copy_watch.py", "cortexmlx/kv/arena.py"
 BUFFERS, BINDINGS = "cortexmlx/execution/footprint/command_buffers.py", "cortexmlx/execution/footprint/bindings.py"
 REPORT, IMPERSONAL = "cli/doctor/report.py", "cli/doctor/impersonal.py"
 
 TESTS = (
-    "execution/memory/test_copy_watch.py",
+    "execution/test_copy_watch.py",
     "execution/footprint/test_command_buffers.py",
     "execution/footprint/test_bindings.py",
     "kv/test_arena.py",

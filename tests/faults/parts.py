@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 CHOICE, WAYS = "cortexmlx/execution/shared_choice.py", "cortexmlx/models/sharding/ways.py"
-PART, RANK = "cortexmlx/models/sharding/part.py", "cortexmlx/hosts/rank.py"
+PART, RANK = "cortexmlx/models/sharding/part.py", "cortexmlx/distributed/rank.py"
 HOOK = "cortexmlx/attention/mlx_lm_hook.py"
 
 TESTS = (
     "execution/test_shared_choice.py",
     "models/sharding",
     "attention/test_mlx_lm_hook_pipeline.py",
-    "hosts/test_rank.py",
+    "distributed/test_rank.py",
 )
 """The tests that judge these faults."""
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CODEC, SAMPLING = "cortexmlx/hosts/wire/codec.py", "cortexmlx/hosts/wire/sampling.py"
-WINDOW, DIGEST = "cortexmlx/hosts/wire/window_step.py", "cortexmlx/hosts/wire/plan_digest.py"
-RANKS, SERVER = "cortexmlx/hosts/wire/ranks.py", "cortexmlx/hosts/rank_server.py"
-OVERDUE = "cortexmlx/hosts/wire/overdue.py"
-REMOTE, RUNNER = "cortexmlx/hosts/remote_runner.py", "cortexmlx/execution/runner.py"
+CODEC, SAMPLING = "cortexmlx/distributed/wire/codec.py", "cortexmlx/distributed/wire/sampling.py"
+WINDOW, DIGEST = "cortexmlx/distributed/wire/window_step.py", "cortexmlx/distributed/wire/plan_digest.py"
+RANKS, SERVER = "cortexmlx/distributed/wire/ranks.py", "cortexmlx/distributed/rank_server.py"
+OVERDUE = "cortexmlx/distributed/wire/overdue.py"
+REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"
 
 TESTS = (
-    "hosts/wire/test_codec.py",
-    "hosts/wire/test_messages.py",
-    "hosts/wire/test_window_step.py",
-    "hosts/wire/test_sampling.py",
-    "hosts/wire/test_plan_digest.py",
-    "hosts/wire/test_overdue.py",
-    "hosts/wire/test_ranks.py",
-    "hosts/test_rank_server.py",
+    "distributed/wire/test_codec.py",
+    "distributed/wire/test_messages.py",
+    "distributed/wire/test_window_step.py",
+    "distributed/wire/test_sampling.py",
+    "distributed/wire/test_plan_digest.py",
+    "distributed/wire/test_overdue.py",
+    "distributed/wire/test_ranks.py",
+    "distributed/test_rank_server.py",
     "execution/test_runner.py",
-    "hosts/test_remote_runner_refused.py",
-    "hosts/test_remote_runner_failures.py",
-    "hosts/test_remote_runner.py",
+    "distributed/test_remote_runner_refused.py",
+    "distributed/test_remote_runner_failures.py",
+    "distributed/test_remote_runner.py",
 )
 """The tests that judge these faults."""
 

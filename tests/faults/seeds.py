@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 
 
 def failures(test: str, seeds: int) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 TESTS = (
-    "attention/pieces/test_piece_batches.py",
-    "attention/pieces/test_token_rows.py",
+    "attention/test_piece_batches.py",
+    "attention/test_token_rows.py",
     "attention/test_reference_step.py",
 )
 
-STEP, BATCHES = "cortexmlx/attention/reference_step.py", "cortexmlx/attention/pieces/piece_batches.py"
-ROWS, BACKEND = "cortexmlx/attention/pieces/token_rows.py", "cortexmlx/attention/metal.py"
+STEP, BATCHES = "cortexmlx/attention/reference_step.py", "cortexmlx/attention/piece_batches.py"
+ROWS, BACKEND = "cortexmlx/attention/token_rows.py", "cortexmlx/attention/metal.py"
 
 FAULTS = (
     Fault(

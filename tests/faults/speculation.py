@@ -6,16 +6,16 @@ from tests.faults.planted import Fault
 
 DRAFTS, JOB = "cortexmlx/scheduling/drafts.py", "cortexmlx/scheduling/job.py"
 SCHEDULER, GATE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/gate.py"
-BUILDER, RUNNING = "cortexmlx/scheduling/steps/builder.py", "cortexmlx/scheduling/running.py"
-CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/serving/open_requests.py"
-MATCHER, BUDGET = "cortexmlx/grammar/matcher.py", "cortexmlx/serving/text/budget.py"
-ANSWERS = "cortexmlx/serving/answers.py"
-SERVED = "cortexmlx/serving/loading/served_model.py"
+BUILDER, RUNNING = "cortexmlx/scheduling/builder.py", "cortexmlx/scheduling/running.py"
+CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/core/open_requests.py"
+MATCHER, BUDGET = "cortexmlx/structured/matcher.py", "cortexmlx/core/text/budget.py"
+ANSWERS = "cortexmlx/core/answers.py"
+SERVED = "cortexmlx/core/served_model.py"
 
 TESTS = (
     "scheduling/test_drafts.py",
     "scheduling/test_gate.py",
-    "serving/text/test_budget.py",
+    "core/text/test_budget.py",
     "speculation",
     "engine/test_nan_drafts.py",
     "engine/test_speculation_known_bugs.py",

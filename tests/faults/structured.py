@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CORE, REQUESTS = "cortexmlx/serving/core.py", "cortexmlx/serving/open_requests.py"
-MATCHER, COMPILER = "cortexmlx/grammar/matcher.py", "cortexmlx/grammar/compiler.py"
-ANSWERS, BUDGET = "cortexmlx/serving/answers.py", "cortexmlx/serving/text/budget.py"
-SOURCES, FORM = "cortexmlx/grammar/sources.py", "cortexmlx/structured/output.py"
+CORE, REQUESTS = "cortexmlx/core/core.py", "cortexmlx/core/open_requests.py"
+MATCHER, COMPILER = "cortexmlx/structured/matcher.py", "cortexmlx/structured/compiler.py"
+ANSWERS, BUDGET = "cortexmlx/core/answers.py", "cortexmlx/core/text/budget.py"
+SOURCES, FORM = "cortexmlx/structured/sources.py", "cortexmlx/structured/output.py"
 CLOSED = "cortexmlx/structured/closed.py"
 
 _COLLECT = "                    self._collect_due(plan)\n"
@@ -15,14 +15,14 @@ _CHOOSE = "                    if to_choose is not None:\n                      
 
 TESTS = (
     "structured",
-    "grammar/test_sources.py",
-    "grammar/test_matcher.py",
-    "grammar/test_compiler.py",
-    "grammar/test_schemas.py",
+    "structured/test_sources.py",
+    "structured/test_matcher.py",
+    "structured/test_compiler.py",
+    "structured/test_schemas.py",
     "protocols/openai/test_forms.py",
     "engine/test_structured.py",
     "engine/test_structured_machine.py",
-    "serving/text/test_budget.py",
+    "core/text/test_budget.py",
     "engine/test_thinking_budget.py",
 )
 """The tests that judge these faults."""
@@ -92,7 +92,7 @@ FAULTS = (
     ),
     Fault(
         "an ignored end token is a part of a form",
-        "cortexmlx/serving/app/submitter.py",
+        "cortexmlx/core/submitter.py",
         "stops.token_ids | ends",
         "stops.token_ids",
     ),

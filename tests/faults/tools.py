@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-FORMAT, READER = "cortexmlx/calls/format.py", "cortexmlx/calls/reader.py"
+FORMAT, READER = "cortexmlx/structured/calls/format.py", "cortexmlx/structured/calls/reader.py"
 FITTING = "cortexmlx/models/tokenizers/fitting.py"
 ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
-STREAM, TAGGED = "cortexmlx/serving/text/stream.py", "cortexmlx/calls/tagged.py"
+STREAM, TAGGED = "cortexmlx/core/text/stream.py", "cortexmlx/structured/calls/tagged.py"
 
 TESTS = (
-    "tools",
-    "calls",
+    "structured",
+    "structured/calls",
     "structured/test_lark.py",
-    "serving/text/test_stream.py",
-    "grammar/test_sources.py",
+    "core/text/test_stream.py",
+    "structured/test_sources.py",
     "protocols/openai/test_tools.py",
     "engine/test_tools.py",
     "models/tokenizers/test_fitting.py",
@@ -78,25 +78,23 @@ FAULTS = (
         "            rest, more = parser.rest()\n",
         '            rest, more = "", ()\n',
     ),
-    Fault(
-        "an answer with calls just stops", "cortexmlx/serving/answers.py", "reason = FinishReason.TOOL_CALLS", "pass"
-    ),
+    Fault("an answer with calls just stops", "cortexmlx/core/answers.py", "reason = FinishReason.TOOL_CALLS", "pass"),
     Fault(
         "the grammars of all tools are one",
-        "cortexmlx/grammar/compiler.py",
+        "cortexmlx/structured/compiler.py",
         "key = output, thoughts, calls",
         "key = output, thoughts, None",
     ),
     Fault("raw texts are JSON", TAGGED, "dumped(piece)[1:-1]", "piece"),
     Fault(
         "every text is a number if it can be",
-        "cortexmlx/calls/argument.py",
+        "cortexmlx/structured/calls/argument.py",
         'return "string" in self.types and not self.texts',
         'return self.types == {"string"}',
     ),
     Fault(
         "a text without quotes is a number",
-        "cortexmlx/calls/argument.py",
+        "cortexmlx/structured/calls/argument.py",
         "return dumped(written)\n        return literal",
         "return literal\n        return literal",
     ),
@@ -106,22 +104,22 @@ FAULTS = (
         "if closed or text.strip() else certain",
         "if closed else certain",
     ),
-    Fault("thoughts must be closed", "cortexmlx/grammar/sources.py", "and not calls.required:", "and False:"),
+    Fault("thoughts must be closed", "cortexmlx/structured/sources.py", "and not calls.required:", "and False:"),
     Fault(
         "thoughts end in the final channel only",
-        "cortexmlx/calls/harmony.py",
+        "cortexmlx/structured/calls/harmony.py",
         'close=f"{END}{START}", skipped=""',
         'skipped=""',
     ),
     Fault(
         "a later call of Llama is text",
-        "cortexmlx/calls/llama.py",
+        "cortexmlx/structured/calls/llama.py",
         '                sign = yield from reader.begins_with(";")\n',
         '                sign = ""\n',
     ),
     Fault(
         "the template is told of no tools",
-        "cortexmlx/serving/prompt.py",
+        "cortexmlx/core/prompt.py",
         "[tool.as_mapping() for tool in calls.tools]",
         "[]",
     ),
@@ -133,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "calls of responses are lost",
-        "cortexmlx/protocols/openai/responses/body.py",
+        "cortexmlx/protocols/responses/body.py",
         "*_calls(answer, details, info),",
         "*_calls(answer, details, info)[:1],",
     ),
@@ -166,5 +164,5 @@ FAULTS = (
     Fault("one consent is for all functions", DISPLAY, "self._allowed.add(call.name)", "self._ask_first = False"),
     Fault("a call hides characters", DISPLAY, "char if harmless(char) == char else json.dumps(char)[1:-1]", "char"),
     Fault("private functions are tools", "cli/chat/tools/functions_file.py", ' and not name.startswith("_")', ""),
-    Fault("unknown arguments are dropped", "cortexmlx/tools/functions.py", 'extra="forbid"', 'extra="ignore"'),
+    Fault("unknown arguments are dropped", "cortexmlx/structured/functions.py", 'extra="forbid"', 'extra="ignore"'),
 )

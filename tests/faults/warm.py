@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/serving/loading/warm_up.py"
-HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/serving/opened_model.py"
+BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/warm_up.py"
+HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/core/opened_model.py"
 CALLS, TEXT = "metal/kernels.py", "metal/text.py"
 
-TESTS = ("metal/test_text.py", "serving/loading/test_warm_up.py", "attention/test_calls.py")
+TESTS = ("metal/test_text.py", "core/test_warm_up.py", "attention/test_calls.py")
 """The tests that judge these faults."""
 
 FAULTS = (

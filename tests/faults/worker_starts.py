@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-SUPERVISOR, PROCESSES = "cortexmlx/hosts/launch/supervisor.py", "cortexmlx/hosts/launch/processes.py"
-LAUNCHER, ADDRESSES = "cortexmlx/hosts/launch/launcher.py", "cortexmlx/hosts/launch/addresses.py"
-ASSIGNMENT, GROUP = "cortexmlx/hosts/launch/assignment.py", "cortexmlx/hosts/worker_group.py"
-LAUNCH = "cortexmlx/hosts/launch/mlx_launch.py"
-WORKER = "cortexmlx/hosts/worker.py"
-SPEC, PLAN = "cortexmlx/hosts/spec.py", "cli/planning/hosts.py"
+SUPERVISOR, PROCESSES = "cortexmlx/distributed/launch/supervisor.py", "cortexmlx/distributed/launch/processes.py"
+LAUNCHER, ADDRESSES = "cortexmlx/distributed/launch/launcher.py", "cortexmlx/distributed/launch/addresses.py"
+ASSIGNMENT, GROUP = "cortexmlx/distributed/launch/assignment.py", "cortexmlx/distributed/worker_group.py"
+LAUNCH = "cortexmlx/distributed/launch/mlx_launch.py"
+WORKER = "cortexmlx/distributed/worker.py"
+SPEC, PLAN = "cortexmlx/distributed/spec.py", "cli/planning/hosts.py"
 
 TESTS = (
-    "hosts/launch/test_supervisor.py",
-    "hosts/launch/test_assignment.py",
-    "hosts/launch/test_launcher.py",
-    "hosts/launch/test_mlx_launch.py",
-    "hosts/launch/test_addresses.py",
-    "hosts/launch/test_processes.py",
-    "hosts/test_spec.py",
-    "hosts/test_worker.py",
-    "hosts/test_worker_group.py",
-    "hosts/test_worker_group_blame.py",
+    "distributed/launch/test_supervisor.py",
+    "distributed/launch/test_assignment.py",
+    "distributed/launch/test_launcher.py",
+    "distributed/launch/test_mlx_launch.py",
+    "distributed/launch/test_addresses.py",
+    "distributed/launch/test_processes.py",
+    "distributed/test_spec.py",
+    "distributed/test_worker.py",
+    "distributed/test_worker_group.py",
+    "distributed/test_worker_group_blame.py",
     "cli/planning/test_hosts.py",
 )
 """The tests that judge these faults."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cortexmlx.metal.agx.kernel_files import CHECKED, file_name, kernel_texts
+from cortexmlx.metal.lab.agx.kernel_files import CHECKED, file_name, kernel_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = sorted({file_name(k) for v in CHECKED for k in kernel_texts(v)})

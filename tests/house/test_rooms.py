@@ -11,49 +11,38 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.host.developer_parts import DEVELOPER_PARTS
+from cortexmlx.system.developer_parts import DEVELOPER_PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-ORDER = (
-    "arrays",
-    "errors",
-    "structured",
-    "tools",
-    "calls",
-    "logprobs",
-    "embedding",
-    "machine",
-    "progress",
-    "sampling_params",
-    "request",
-    "messages",
-    "protocols",
-    "stats",
-    "host",
-    "timed_choice",
-    "cpu",
-    "kv",
-    "store",
-    "metal",
-    "models",
-    "grammar",
-    "scheduling",
-    "speculation",
-    "attention",
-    "products",
-    "execution",
-    "hosts",
-    "serving",
-    "sessions",
-    "perplexity",
-    "engine",
-    "server",
-    "bench",
-    "cli",
-    "bench.studies",
+FLOORS = (
+    ("errors",),
+    ("structured",),
+    ("types",),
+    ("stats", "cpu", "mlx_lm", "system"),
+    ("protocols",),
+    ("timed_choice",),
+    ("kv", "disk.tier"),
+    ("disk",),
+    ("metal",),
+    ("models",),
+    ("scheduling", "disk.loads"),
+    ("structured.compiler", "structured.matcher", "structured.sources", "structured.deep_stack"),
+    ("attention",),
+    ("products", "speculation"),
+    ("execution",),
+    ("disk.connector", "disk.fingerprint", "disk.pieces", "disk.setup"),
+    ("core", "distributed"),
+    ("perplexity", "sessions"),
+    ("engine",),
+    ("server",),
+    ("bench",),
+    ("cli",),
+    ("metal.lab",),
+    ("bench.studies",),
 )
-"""The rooms from the ground up: each imports itself and what stands before it, also inside functions. The studies
-measure everything, and nobody imports them.
+"""From the ground up: a module imports what stands on its own floor and below, also inside functions. A name is that of
+a folder of the package, or of a part of it that stands higher than the rest: `disk` is files, and `disk.connector`
+moves blocks between them and a runner.
 """
 
 FOLDERS = {"cortexmlx": ROOT / "cortexmlx", **{name: ROOT / name for name in ("metal", "bench", "cli")}}
@@ -86,28 +75,25 @@ def imports(module: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, whole if whole in MODULES else source
 
 
-def room(module: str) -> str | None:
-    """The room that a module stands in; what the package itself offers comes with the engine."""
+def floor(module: str) -> int | None:
+    """The floor that a module stands on; what the package itself offers comes with the engine."""
     if module.partition(".")[0] != "cortexmlx":
         return None
-    if module.startswith("cortexmlx.bench.studies"):
-        return "bench.studies"
-    return module.split(".")[1] if "." in module else "engine"
-
-
-def test_every_room_has_a_place_in_the_order() -> None:
-    rooms = {room(module) for module in MODULES if module not in ("cortexmlx", "cortexmlx.__main__")}
-    assert rooms == set(ORDER)
+    name = module.removeprefix("cortexmlx").removeprefix(".") or "engine"
+    name = "cli" if name == "__main__" else name
+    found = [each for names in FLOORS for each in names if f"{name}.".startswith(f"{each}.")]
+    assert found, f"{module} has no place in FLOORS"
+    return next(n for n, names in enumerate(FLOORS) if max(found, key=len) in names)
 
 
 def test_imports_go_down() -> None:
     upward = []
     for module, path in MODULES.items():
-        mine = "cli" if module == "cortexmlx.__main__" else room(module)
+        mine = floor(module)
         assert mine is not None
         for line, imported in imports(module):
-            theirs = room(imported)
-            if theirs is not None and module != "cortexmlx" and ORDER.index(theirs) > ORDER.index(mine):
+            theirs = floor(imported)
+            if theirs is not None and module != "cortexmlx" and theirs > mine:
                 upward.append(f"{path.relative_to(ROOT)}:{line} imports {imported}")
     assert not upward
 
@@ -143,13 +129,12 @@ def for_developers(module: str) -> bool:
     return any(module == part or module.startswith(f"{part}.") for part in DEVELOPER_PARTS)
 
 
-def test_a_wheel_has_every_folder_but_the_developers_parts() -> None:
-    """The packages of a wheel are listed by name. An editable install finds the others, too."""
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    packages = {module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in MODULES.items()}
-    assert set(setuptools["packages"]) == {package for package in packages if not for_developers(package)}
-    assert [p for p in (*setuptools["package-dir"], *setuptools["package-data"]) if for_developers(p)] == []
-    assert [part for part in DEVELOPER_PARTS if part not in packages] == []
+def test_a_wheel_leaves_out_the_developers_parts() -> None:
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert find["exclude"] == [f"{part}*" for part in sorted(DEVELOPER_PARTS, reverse=True)]
+    folders = {module if path.name == "__init__.py" else module.rpartition(".")[0] for module, path in MODULES.items()}
+    assert [part for part in DEVELOPER_PARTS if part not in folders] == []
+    assert [name for name in folders if MODULES[name].name != "__init__.py"] == []
 
 
 def test_what_a_wheel_has_imports_no_developers_part() -> None:

@@ -258,8 +258,8 @@ def without_controller(model: Path, hosts: str, moment: str, later: float) -> st
 
 def main() -> int:
     from cortexmlx import Engine
-    from cortexmlx.hosts.worker_group import WorkerGroup
-    from cortexmlx.serving.hosted import group
+    from cortexmlx.distributed import group
+    from cortexmlx.distributed.worker_group import WorkerGroup
     from support.hosts.environment import with_mpi
     from support.models.tiny import tokens_of, write_tiny
 

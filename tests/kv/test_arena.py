@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import cortexmlx.kv.arena as arena_module
 from cortexmlx.errors import KVBlockError, MemoryRefused
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of

@@ -17,13 +17,13 @@ import pytest
 
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
-from cortexmlx.request import RequestState
-from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT
+from cortexmlx.scheduling.plan import SCRATCH_SLOT
+from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of, write_tiny
 

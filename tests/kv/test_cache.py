@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.scheduling.blocks import cached_text, capacity, check_block_map
 

@@ -6,11 +6,11 @@ import pytest
 
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import Load, arena_blocks
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.steps.plan import StepKind
+from cortexmlx.scheduling.plan import StepKind
 from support.scheduling.stage import Stage
 
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

@@ -8,13 +8,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.state.snapshots import Snapshots
 
 SIZE = 4
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from cortexmlx.kv.blocks.allocator import KVHandle
-from cortexmlx.kv.blocks.pools import BlockPools
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.scheduling.blocks import cached_text

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cortexmlx.errors import InvalidRequest, KVCacheFull, PinRefused
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pools import BlockPools
+from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.state.snapshots import Snapshots
 
 SIZE = 4
 FULL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 

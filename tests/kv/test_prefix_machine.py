@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cortexmlx.disk.tier import DiskTier
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import DiskTier
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy

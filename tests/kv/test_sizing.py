@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,

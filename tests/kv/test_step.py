@@ -1,6 +1,6 @@
 """A step whose rows attend to listed blocks: the same as rows that have only those tokens.
 
-What else is in the module is plain data; `tests/scheduling/steps/test_placement.py` judges who fills it in.
+What else is in the module is plain data; `tests/scheduling/test_placement.py` judges who fills it in.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.errors import KVBlockError
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.step import GroupStep, PrefillPiece, only_blocks
 
 SIZE, NULL = 4, 900

@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.machine import metal_device
-from cortexmlx.metal import sim
-from cortexmlx.metal.cuda.dialect import cuda_factory
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
+from cortexmlx.metal.lab import sim
+from cortexmlx.metal.lab.cuda.dialect import cuda_factory
+from cortexmlx.system.machine import metal_device
 from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE
 
 FACTORIES: dict[str, Any] = {

@@ -12,8 +12,8 @@ import pytest
 
 from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.step import GroupStep, only_blocks
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from support.kernels.paged_problem import (
     NONE,

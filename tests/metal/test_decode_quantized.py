@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import MemoryRefused
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import LARGEST, DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
 from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, answer, answers, error, rounded

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
 from support.kernels.paged_problem import Options, answers, attend, error, several_queries

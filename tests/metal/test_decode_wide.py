@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import DTYPES, Kernel
 from support.kernels.paged_problem import (

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, kernel_text
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.metal.vector import VectorGeometry

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours
 from cortexmlx.metal.rules import THREADGROUP_BYTES
 from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE, Options, error, rounded

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import HALVES, THREADGROUP_BYTES, VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import DTYPES, Kernel
 from support.kernels.paged_problem import attend, random_rows

@@ -7,8 +7,8 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import kernel_text
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.shape import Shape
 from cortexmlx.metal.vector import lane_numbers
 

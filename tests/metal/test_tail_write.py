@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import KernelFactory
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, TailWriteKernel, Turning, places_of, refusal
 
 TOLERANCE = {"float32": 2e-4, "float16": 4e-3, "bfloat16": 3e-2}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import VARIANTS, Variant, refusal
 from cortexmlx.metal.shape import DTYPES, PARTITION, Kernel
 from cortexmlx.metal.wide import WideGeometry

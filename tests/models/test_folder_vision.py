@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest, ModelCorrupt
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.serving.prompt import tokenize
 from support.engine.core_driver import Driver
 from support.engine.judge import disagreement, greedy
 from support.models.tiny import CONFIGS, tokens_of, write_tiny, write_tokenizer

@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import load_model
 from cortexmlx.models.load import check_model, load_without_weights
-from cortexmlx.progress import Progress
+from cortexmlx.types.progress import Progress
 from support.folders import CONFIG, write_folder
 from support.gguf.models import write_model
 

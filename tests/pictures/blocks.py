@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.blockmap import draw
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.stats import BlockMap, BlockState
+from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.shape import ProductShape, split
 from cortexmlx.products.choices import MLX, OURS, PAIRS, ROWS, ProductChoices, class_of, product_jobs
 from cortexmlx.products.served import QuantizedProducts

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.products.shape import ProductShape
 from cortexmlx.products.selfcheck import check_product

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.shape import ProductShape
 from cortexmlx.products.served import QuantizedProducts, Use
 

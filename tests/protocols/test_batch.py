@@ -11,9 +11,7 @@ import pytest
 from openai.types import Completion as TheirCompletion
 from openai.types.chat import ChatCompletion
 
-from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.protocols.batch import (
     PROTOCOLS,
     BadLine,
@@ -27,8 +25,10 @@ from cortexmlx.protocols.batch import (
 )
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.request import Defaults, Request
-from cortexmlx.request import Completion, FinishReason, Timings, Usage
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.embeddings import Embeddings
+from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
+from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 
 LOGPROBS = (TokenLogprob(97, -0.5, ((97, -0.5), (99, -1.5))), TokenLogprob(98, -2.0))
 RECORDER = Recorder("m", 1_767_225_600, lambda token: chr(token).encode())

@@ -11,13 +11,13 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import notes, peers, simple
+from cortexmlx.protocols import notes, peers, responses, simple
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.batch import UNSERVED, Style
 from cortexmlx.protocols.fields import Fields, check_fields, checked, inside
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import Defaults, Request
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 
 THEIRS = {
     Style.CHAT: chat_create_params.CompletionCreateParamsBase,

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import PROTOCOLS, Style
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 

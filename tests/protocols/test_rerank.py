@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.embedding import Reranking
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.rerank import MOST_DOCUMENTS, RerankRequest, read, results, without_results
+from cortexmlx.types.embeddings import Reranking
 
 QUERY = {"query": "where?", "documents": ["here", "there"]}
 

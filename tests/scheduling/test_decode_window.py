@@ -6,14 +6,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS, KVSpec, LayerGroup
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, StepKind
+from cortexmlx.types.request import RequestState
 from support.scheduling.requests import job_of
 from support.scheduling.stage import Stage
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import StepKind
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepKind
+from cortexmlx.types.request import FinishReason, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import VOCAB, tokens_of
 from support.scheduling.clockwork import LAYER

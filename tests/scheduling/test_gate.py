@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.clockwork import LAYER
 from support.scheduling.requests import add
 

@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import BACKGROUND_DELAY, SECONDS_PER_PRIORITY, Lane
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.types.request import RequestState
 from support.scheduling.clockwork import Clockwork
 from support.scheduling.requests import job_of
 

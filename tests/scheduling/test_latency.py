@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.scheduling.latency import CostModel, share
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.scheduling.clockwork import Clockwork
 
 

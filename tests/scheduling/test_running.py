@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.running import RunningSet, can_fork
+from cortexmlx.types.request import RequestState
 from support.scheduling.requests import job_of
 
 GROUPS = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.types.request import FinishReason, RequestState
 from support.scheduling.stage import Stage
 
 VOCAB = 11

@@ -15,20 +15,20 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
+from cortexmlx.disk.tier import DiskLoad, DiskTier
 from cortexmlx.errors import CortexError
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import DiskLoad, DiskTier
 from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Key
+from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.types.request import FinishReason, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import add
 
 SIZE = 8

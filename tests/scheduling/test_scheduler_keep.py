@@ -9,8 +9,8 @@ from itertools import count, pairwise
 
 import pytest
 
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.types.request import RequestState
 from support.scheduling.desk import Desk
 from support.scheduling.stage import Stage
 

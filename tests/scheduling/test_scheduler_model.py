@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
+from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.kv.state.snapshots import Snapshots
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps import placement
+from cortexmlx.types.request import FinishReason, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.reaches import REACHES, groups
 from support.scheduling.requests import add
 from support.scheduling.shadow import Shadow

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.request import RequestState
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.types.request import RequestState
 from support.scheduling.clockwork import Clockwork
 from support.scheduling.requests import text_of
 from support.scheduling.stage import Stage

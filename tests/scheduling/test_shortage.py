@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.request import RequestState
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.scheduling.plan import Segment, StepPlan
 from cortexmlx.scheduling.shortage import Limits, cache_full, end_all, fit, most_concerned, out_of_memory
-from cortexmlx.scheduling.steps.plan import Segment, StepPlan
+from cortexmlx.types.request import RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import job_of
 
 JOBS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 30)), max_size=6)

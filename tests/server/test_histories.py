@@ -9,12 +9,12 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from cortexmlx.protocols import simple
+from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.openai import chat_completions, responses
+from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 from support.histories import History, Maker
 
 READERS: dict[str, Any] = {"chat": chat_completions, "responses": responses, "messages": messages, "simple": simple}

@@ -12,10 +12,10 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.errors import FormRefused, InvalidRequest, StructuredOutputError
-from cortexmlx.request import TokenEvent
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.protocols import PROTOCOLS
 from cortexmlx.server.web.logged import Logged
+from cortexmlx.types.request import TokenEvent
 from support.patience import PATIENCE, soon
 
 KEYS = {"correct-horse-battery": "first", "staple-and-more": "second"}

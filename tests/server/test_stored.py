@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cortexmlx.protocols.openai.responses.details import Details
 from cortexmlx.protocols.request import Request
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.protocols.responses.details import Details
 from cortexmlx.server.stored import OVERHEAD, ClientResponses, StoredResponses
+from cortexmlx.types.sampling_params import SamplingParams
 
 MOST_BYTES, MOST, CLIENTS = 24_000, 8, ("alice", "bob")
 

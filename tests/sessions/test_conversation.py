@@ -12,8 +12,8 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import ConversationFileError, InvalidRequest, PromptTooLong
-from cortexmlx.request import Completion, FinishReason
 from cortexmlx.sessions.conversation import Conversation
+from cortexmlx.types.request import Completion, FinishReason
 from support.models.tiny import EOS, write_tiny
 
 BLOCK = 8

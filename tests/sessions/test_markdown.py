@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
 
 

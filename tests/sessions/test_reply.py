@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import InvalidRequest, PromptTooLong
-from cortexmlx.request import Completion, FinishReason, RequestId, TokenEvent, Usage
-from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn
+from cortexmlx.types.request import Completion, FinishReason, RequestId, TokenEvent, Usage
 from support.patience import PATIENCE
 
 DONE = Completion("ab", (1, 2), FinishReason.STOP, Usage(3, 2), timings=None)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions import saved as files
 from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed
 from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.types.sampling_params import SamplingParams
 
 MODEL = SavedModel("tiny", "/models/tiny", "f00")
 TALK = SavedConversation(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import ConversationFileError
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
 from cortexmlx.sessions.saved import messages_in
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
 
 SAID: list[dict[str, Any]] = [

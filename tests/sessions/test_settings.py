@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cortexmlx import ChatPrompt, Engine
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine, FakeInfo
 
 OF_TOKENS = SamplingParams(top_k=3, logit_bias={5: 1.0}, stop_token_ids=[7])

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import FinishReason
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
     Turn,
@@ -25,6 +23,8 @@ from cortexmlx.sessions.turn import (
     without_answer,
 )
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.request import FinishReason
+from cortexmlx.types.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.execution.logits import uniforms
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 from support.speculation.near_ties import plain_row, tie_size
 
 VOCAB = 70

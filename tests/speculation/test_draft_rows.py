@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.draft_model import DraftModel
 from cortexmlx.scheduling.job import Job
-from cortexmlx.serving.drafting.draft_model import DraftModel
 from support.drafting.draft_models import draft_model, guesses
 from support.engine.judge import NOISE, disagreement
 from support.models.tiny import VOCAB, tokens_of, write_tiny

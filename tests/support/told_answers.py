@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cortexmlx.request import Completion, TokenEvent
-from cortexmlx.tools.call import CallDelta
+from cortexmlx.structured.call import CallDelta
+from cortexmlx.types.request import Completion, TokenEvent
 
 
 def pieces(draw: Any, text: str) -> list[str]:

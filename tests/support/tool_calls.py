@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from cortexmlx.calls.format import CallFormat, Calls
-from cortexmlx.calls.reader import WIDEST
-from cortexmlx.grammar.sources import source_of
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.calls.format import CallFormat, Calls
+from cortexmlx.structured.calls.reader import WIDEST
+from cortexmlx.structured.sources import source_of
+from cortexmlx.structured.tool import Tool
 
 Call = tuple[str, dict[str, Any]]
 Write = Callable[[Sequence[Call]], str]

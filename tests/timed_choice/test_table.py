@@ -152,7 +152,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cortexmlx.host.files.os.fsync", full)
+    monkeypatch.setattr("cortexmlx.system.files.os.fsync", full)
     assert not table.add({"b": ENTRY})
     assert table.read() == {"a": ENTRY} and len(list(tmp_path.iterdir())) == 1
 

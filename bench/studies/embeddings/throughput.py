@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 
 from cortexmlx import Engine  # noqa: E402
 from cortexmlx.bench.studies.embeddings.model_folder import write_model  # noqa: E402
-from cortexmlx.host.package import mlx_lm_utils  # noqa: E402
+from cortexmlx.mlx_lm.package import mlx_lm_utils  # noqa: E402
 
 INSTRUCTION = (
     "Instruct: Given a question of a reader of technical documentation, retrieve the passages of the handbook that "

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from cortexmlx.cpu import blas
-from cortexmlx.hosts import worker
+from cortexmlx.distributed import worker
 
 
 def main() -> int:

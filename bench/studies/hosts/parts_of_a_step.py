@@ -25,10 +25,10 @@ from unittest import mock
 
 from cortexmlx import Engine
 from cortexmlx.bench.studies.hosts import mute_worker
-from cortexmlx.hosts.remote_runner import RemoteRunner
-from cortexmlx.hosts.worker_group import WorkerGroup
-from cortexmlx.serving.core import EngineCore
-from cortexmlx.serving.hosted import group
+from cortexmlx.core.core import EngineCore
+from cortexmlx.distributed import group
+from cortexmlx.distributed.remote_runner import RemoteRunner
+from cortexmlx.distributed.worker_group import WorkerGroup
 
 _PROMPT = 12
 """Tokens of each prompt."""

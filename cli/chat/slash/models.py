@@ -18,10 +18,10 @@ from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_rows
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.messages import meant
 from cortexmlx.models.inventory import list_models
-from cortexmlx.request import Message
 from cortexmlx.sessions.markdown import section
+from cortexmlx.types.messages import meant
+from cortexmlx.types.request import Message
 
 TOPICS = ("info", "parameters", "system", "messages", "license", "modelfile", "template")
 
@@ -149,7 +149,7 @@ def _messages(chat: ChatSession, console: Console) -> None:
 def device_line() -> str:
     """Return the device, such as `Apple M3 Max (Metal)` or `CPU, OpenBLAS from scipy-openblas32, 2 threads`."""
     from cortexmlx.cpu import blas
-    from cortexmlx.machine import metal_device
+    from cortexmlx.system.machine import metal_device
 
     gpu = metal_device()
     if gpu is not None:

@@ -18,11 +18,11 @@ from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.files.schema_file import form_of_schema
 from cortexmlx.cli.prompts import checked, json_or_text
 from cortexmlx.cli.terminal.console import print_indented, print_rows
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
-from cortexmlx.messages import THINKING
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.messages import THINKING
+from cortexmlx.types.sampling_params import SamplingParams
 
 SAMPLING = {
     "max_tokens": "tokens of an answer at most; none: until the context is full",

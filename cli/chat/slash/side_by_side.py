@@ -15,7 +15,7 @@ from cortexmlx.cli.markdown.stream import printed
 from cortexmlx.cli.terminal.console import is_terminal, print_indented
 from cortexmlx.cli.terminal.drawing import Away, Drawing
 from cortexmlx.cli.terminal.harmless import harmless
-from cortexmlx.request import Completion, FinishReason
+from cortexmlx.types.request import Completion, FinishReason
 
 if TYPE_CHECKING:
     from cortexmlx.sessions.reply import Reply

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import mlx.core as mx
 
-from cortexmlx.machine import metal_device
+from cortexmlx.system.machine import metal_device
 from cortexmlx.timed_choice.table import Identity
 
 

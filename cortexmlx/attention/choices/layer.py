@@ -9,13 +9,13 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
 from cortexmlx.attention.paged import AttentionCall, PagedKV
 from cortexmlx.attention.state.probe import NotedState, is_state
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.kv.step import GroupStep
+from cortexmlx.types.arrays import dtype_name
 
 LayerKey = tuple[Any, ...]
 """Names a `LayerAttention` among those of an engine. It is made for each layer of each step, so it is a plain tuple."""

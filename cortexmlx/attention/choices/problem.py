@@ -11,8 +11,8 @@ from cortexmlx.attention.choices.batch_class import BatchClass
 from cortexmlx.attention.choices.layer import LayerAttention
 from cortexmlx.attention.choices.ways import AttendRows
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.timed_choice.job import CannotServe

@@ -21,7 +21,7 @@ from cortexmlx.attention.patches import (
     plamo,
     plamo2,
 )
-from cortexmlx.host.modules import replace_method
+from cortexmlx.mlx_lm.modules import replace_method
 
 Method = Callable[..., Any]
 

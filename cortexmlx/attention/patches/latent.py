@@ -21,7 +21,7 @@ import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, ProbeKV, attend
 from cortexmlx.attention.paged import Derived, PagedKV
-from cortexmlx.attention.pieces.piece_batches import is_short
+from cortexmlx.attention.piece_batches import is_short
 from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.arena import Slab

@@ -17,10 +17,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.attention.mlx_lm_hook import Sender
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.host.modules import replace_method
+from cortexmlx.mlx_lm.modules import replace_method
+from cortexmlx.types.arrays import IntArray
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.pipeline import PipelineMixin
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan, install
 from cortexmlx.attention.state.watch import running_modules
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec
+from cortexmlx.types.arrays import dtype_name
 
 A_STEP = StateStep([TokenSpan(np.array([0], np.int32), piece=False), TokenSpan(np.array([1, 2], np.int32), piece=True)])
 """A step in which every way of cutting shows: a single token, and two tokens of another row."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.arrays import IntArray
+from cortexmlx.types.arrays import IntArray
 
 NO_SLOT = 0
 """The slot of zeros."""

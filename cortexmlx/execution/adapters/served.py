@@ -15,7 +15,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.arrays import IntArray
 from cortexmlx.attention.state.dispatch import StateStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_size, refusals, restore
@@ -24,7 +23,8 @@ from cortexmlx.execution.adapters.tables import SlotTable
 from cortexmlx.execution.boundary import refusable
 from cortexmlx.execution.logit_rows import own_modules
 from cortexmlx.models.adapters.low_rank import AS_MODEL, LowRank
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.types.arrays import IntArray
 
 _LEAST_RANK = 8
 

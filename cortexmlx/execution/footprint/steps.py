@@ -21,18 +21,18 @@ from cortexmlx.execution.footprint.graph import Graph, trace
 from cortexmlx.execution.footprint.replay import peak_bytes
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import Load, row_bytes
 from cortexmlx.kv.spec import TAIL_COLUMNS, Counts, LayerGroup, paged
-from cortexmlx.request import QueuedRequest
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.speculation.speculation import MOST_OF_ALL
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
 
 _TRACED = (4096, 8192)
 """Tokens of the rows whose steps are traced. Longer rows are extrapolated from these."""

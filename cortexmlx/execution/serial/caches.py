@@ -11,11 +11,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ArraysCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.attention.mlx_lm_hook import leaves_of, own_caches
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import Counts, KVSpec, LayerGroup, group_layers
-from cortexmlx.machine import obtainable
+from cortexmlx.system.machine import obtainable
+from cortexmlx.types.arrays import dtype_name
 
 _CUT_EXACTLY = (PlainCache, RotatingKVCache)
 """The classes whose caches are exact after `trim`, if they say that they can be trimmed. Others that say so are not:

@@ -13,16 +13,16 @@ import mlx.nn as nn
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
-from cortexmlx.execution.prompts.kept_states import PromptResults
-from cortexmlx.execution.prompts.scores import rows_at_once, scores_of
+from cortexmlx.execution.kept_states import PromptResults
 from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
+from cortexmlx.execution.scores import rows_at_once, scores_of
 from cortexmlx.execution.serial.caches import OwnCaches
+from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.kv.state.snapshots import StateOps
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.sampling_params import LogitsProcessor
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.steps.plan import Segment, StepKind, StepPlan
+from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
+from cortexmlx.types.sampling_params import LogitsProcessor
 
 P = ParamSpec("P")
 T = TypeVar("T")

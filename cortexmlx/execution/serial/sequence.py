@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cortexmlx.kv.blocks.pools import BlockPools
+from cortexmlx.disk.tier import DiskLoad
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import DiskLoad
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Match
 from cortexmlx.kv.sizing import sequence_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.host.package import mlx_lm_utils, without_side_effects
+from cortexmlx.mlx_lm.package import mlx_lm_utils, without_side_effects
 from cortexmlx.models.adapters.files import Adapter, AdapterKind
 from cortexmlx.models.messages import one_line
 

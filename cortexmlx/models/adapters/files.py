@@ -14,11 +14,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.disk.file_hash import FileStamp, stamp_of
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.adapters.peft import MODEL_FILE, is_number, is_peft, is_rank, renamed, scale_of
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.safetensors_check import read_header
-from cortexmlx.store.file_hash import FileStamp, stamp_of
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapters.safetensors"

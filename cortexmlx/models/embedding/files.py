@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.embedding import EmbeddingInfo
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
 from cortexmlx.models.context import unserved_window
 from cortexmlx.models.embedding.causal import check_causal
@@ -18,6 +17,7 @@ from cortexmlx.models.embedding.layers import Layer, Normalize, read_dense
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line, unreadable_message
 from cortexmlx.structured.texts import is_text
+from cortexmlx.types.embeddings import EmbeddingInfo
 
 MODULES = "modules.json"
 

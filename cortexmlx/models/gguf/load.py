@@ -15,7 +15,6 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
-from cortexmlx.arrays import dtype_name
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.gguf.blocks import WIDENED
@@ -29,6 +28,7 @@ from cortexmlx.models.gguf.tokenizer import build_tokenizer
 from cortexmlx.models.messages import one_line
 from cortexmlx.models.tokenizers import templates
 from cortexmlx.models.tokenizers.base import Tokenizer
+from cortexmlx.types.arrays import dtype_name
 
 
 def load_gguf(path: Path, float32: bool = False) -> tuple[Any, Tokenizer, dict[str, Any], tuple[str, ...]]:

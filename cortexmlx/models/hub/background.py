@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from cortexmlx.progress import OnProgress, Progress
+from cortexmlx.types.progress import OnProgress, Progress
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from cortexmlx.models.hub.cache import NEEDED_FILES, WEIGHTS, cached_folder
 from cortexmlx.models.hub.names import did_you_mean, hub_names
 from cortexmlx.models.hub.weights import WeightsDownload, list_large
 from cortexmlx.models.messages import logged, one_line
-from cortexmlx.progress import OnProgress, Progress
+from cortexmlx.types.progress import OnProgress, Progress
 
 
 def _ignore_progress(progress: Progress) -> None:

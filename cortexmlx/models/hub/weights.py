@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from cortexmlx.errors import DownloadFailed
-from cortexmlx.host.waits import take_from
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.hub.background import DownloadProgress
 from cortexmlx.models.messages import one_line
+from cortexmlx.system.waits import take_from
 
 MOST_BYTES = 50 * 10**9
 """A larger file is not served in one piece. It is left to the hub's library."""

@@ -19,7 +19,7 @@ from cortexmlx.models.load import load_model
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.sharding.ways import PlannedGroup, Way, choose_way, pipelined_part
 from cortexmlx.models.weights_hash import WeightsHash
-from cortexmlx.progress import OnProgress
+from cortexmlx.types.progress import OnProgress
 
 Group = mx.distributed.Group | PlannedGroup
 

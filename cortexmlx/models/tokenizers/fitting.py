@@ -16,7 +16,7 @@ from hashlib import blake2b
 from itertools import islice, takewhile
 from typing import Any
 
-from cortexmlx.messages import tagged
+from cortexmlx.types.messages import tagged
 
 Said = dict[str, Any]
 """A message, as templates read it."""

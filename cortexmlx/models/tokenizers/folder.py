@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.host.package import mlx_lm_utils
+from cortexmlx.mlx_lm.package import mlx_lm_utils
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import logged, one_line
 from cortexmlx.models.tokenizers.bytelevel import encode_with

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from cortexmlx.calls.format import CallFormat
-from cortexmlx.messages import NO_VARIABLES, THINKING, TemplateVars
 from cortexmlx.models.tokenizers.base import Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import encode_with
 from cortexmlx.models.tokenizers.detokenize import Detokenizer
@@ -23,7 +21,9 @@ from cortexmlx.models.tokenizers.templates import (
     thoughts_of,
     variables_read,
 )
+from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.messages import NO_VARIABLES, THINKING, TemplateVars
 
 
 @dataclass(frozen=True)

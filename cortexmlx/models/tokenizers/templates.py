@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.calls.find import format_of
-from cortexmlx.calls.format import CallFormat
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.host.package import without_side_effects
-from cortexmlx.messages import EFFORT, THINKING, TemplateVars
+from cortexmlx.mlx_lm.package import without_side_effects
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
+from cortexmlx.structured.calls.find import format_of
+from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
 
 if TYPE_CHECKING:
     from jinja2 import nodes

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import tagged
 from cortexmlx.protocols.fields import inside
 from cortexmlx.protocols.history import (
     checked_name,
@@ -26,7 +25,8 @@ from cortexmlx.protocols.history import (
 )
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.request import Message
+from cortexmlx.types.messages import tagged
+from cortexmlx.types.request import Message
 
 BILLING = "x-anthropic-billing-header:"
 """How a block of `system` begins that is for accounting. It differs in every conversation, so a prompt that begins with

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import EFFORT, THINKING, TemplateVars
-from cortexmlx.progress import Progress
 from cortexmlx.protocols.anthropic import tools
 from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai import choices, forms, parameters
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request, with_notes
-from cortexmlx.request import Completion, FinishReason
+from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import Completion, FinishReason
 
 URL = "/v1/messages"
 COUNT_URL = f"{URL}/count_tokens"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols import peers
 from cortexmlx.protocols.fields import Fields, checked
 from cortexmlx.protocols.openai import choices, parameters, tools
@@ -14,7 +13,8 @@ from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request, with_notes
-from cortexmlx.request import Completion, FinishReason
+from cortexmlx.types.logprobs import TokenLogprob
+from cortexmlx.types.request import Completion, FinishReason
 
 URL = "/v1/chat/completions"
 FIELDS = Fields(

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.tools import whole
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, FinishReason, TokenEvent
-from cortexmlx.tools.call import CallDelta
+from cortexmlx.structured.call import CallDelta
+from cortexmlx.types.logprobs import TokenLogprob
+from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 
 def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:

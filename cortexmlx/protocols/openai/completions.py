@@ -12,7 +12,7 @@ from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Asked, Defaults, Request, is_tokens, read_prompt, with_notes
-from cortexmlx.request import Completion, FinishReason
+from cortexmlx.types.request import Completion, FinishReason
 
 URL = "/v1/completions"
 FIELDS = Fields(

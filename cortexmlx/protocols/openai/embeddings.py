@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cortexmlx.embedding import EmbeddingInfo, Embeddings
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import meant
 from cortexmlx.protocols.fields import Fields, Unserved, checked, inside
 from cortexmlx.protocols.openai.parameters import flag
 from cortexmlx.protocols.reply import Body
 from cortexmlx.structured.texts import NO_TEXT, is_text
+from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings
+from cortexmlx.types.messages import meant
 
 if TYPE_CHECKING:
     import numpy as np

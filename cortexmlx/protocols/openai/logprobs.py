@@ -6,8 +6,8 @@ import codecs
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.reply import Body, TokenBytes
+from cortexmlx.types.logprobs import TokenLogprob
 
 LEAST = -9999.0
 """The OpenAI API's number for minus infinity: the log-probability of a token that is never written."""

@@ -18,7 +18,7 @@ from cortexmlx.protocols.history import (
     read_arguments,
     read_text,
 )
-from cortexmlx.request import Message
+from cortexmlx.types.request import Message
 
 _NAMES = ("name", "tool_call_id")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")

@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars, meant
 from cortexmlx.protocols import peers
 from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
 from cortexmlx.protocols.notes import note
 from cortexmlx.protocols.openai import forms, tools
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars, meant
+from cortexmlx.types.sampling_params import SamplingParams
 
 SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"} - tools.FIELDS
 """The sampling parameters that a body may set under their own names. `forms` has the fields for the form of an answer,

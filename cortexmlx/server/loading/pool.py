@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
-from cortexmlx.host.waits import LONGEST_SECONDS
 from cortexmlx.kv.sizing import format_bytes, parse_size
-from cortexmlx.machine import give_back_freed
-from cortexmlx.progress import OnProgress, Progress
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server.loading.cannot_load import CannotLoad, cannot_load
 from cortexmlx.server.loading.lease import Lease
 from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
 from cortexmlx.server.loading.retries import Retries
+from cortexmlx.system.machine import give_back_freed
+from cortexmlx.system.waits import LONGEST_SECONDS
+from cortexmlx.types.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine

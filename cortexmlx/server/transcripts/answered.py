@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.request import Completion, Message
-from cortexmlx.tools.call import ToolCall, loaded
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.call import ToolCall, loaded
+from cortexmlx.structured.tool import Tool
+from cortexmlx.types.request import Completion, Message
 
 THOUGHTS = "reasoning_content"
 """The field of a message that has its thoughts."""

@@ -18,12 +18,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.host.files import in_place_of, remove_unfinished
+from cortexmlx.disk.folder import TRANSCRIPT, open_folder, open_plain
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.table import Remembered
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.store.folder import TRANSCRIPT, open_folder, open_plain
-from cortexmlx.tools.call import ToolCall
+from cortexmlx.structured.call import ToolCall
+from cortexmlx.system.files import in_place_of, remove_unfinished
 
 log = logging.getLogger("cortexmlx")
 

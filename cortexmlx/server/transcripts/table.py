@@ -12,10 +12,10 @@ from itertools import count
 from typing import Protocol
 
 from cortexmlx.models.tokenizers.fitting import named_ids
-from cortexmlx.request import Message
 from cortexmlx.server.transcripts.answered import THOUGHTS, Answered
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
 from cortexmlx.sessions.turn import Render
+from cortexmlx.types.request import Message
 
 _PER_TOKEN = 40
 """Bytes that a token takes, roughly."""

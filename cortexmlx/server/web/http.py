@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from cortexmlx.core.event_loop import on_a_thread
 from cortexmlx.errors import (
     CortexError,
     EngineClosed,
@@ -29,7 +30,6 @@ from cortexmlx.protocols.anthropic import errors as anthropic_errors
 from cortexmlx.protocols.openai.errors import NotStored, error_body, is_refusal
 from cortexmlx.server.loading.cannot_load import CannotLoad
 from cortexmlx.server.web.json_text import SMALL, parsed
-from cortexmlx.serving.app.event_loop import on_a_thread
 
 T = TypeVar("T")
 

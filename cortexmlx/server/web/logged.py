@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.request import Completion
+from cortexmlx.types.request import Completion
 
 TOKENS = "cortexmlx.tokens"
 """The tokens of a request's answers, in its scope."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from cortexmlx.request import TokenEvent
+from cortexmlx.types.request import TokenEvent
 
 Deliver = Callable[[TokenEvent], None]
 

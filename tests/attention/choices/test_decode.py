@@ -15,9 +15,9 @@ from cortexmlx.attention.choices.decode import ReferenceAttention, reproducible_
 from cortexmlx.attention.choices.layer import LayerAttention, layer_key
 from cortexmlx.attention.choices.ways import PLAIN, Way
 from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 

@@ -18,7 +18,7 @@ from cortexmlx.attention.choices.problem import Slabs, TimedProblem
 from cortexmlx.attention.choices.ways import KERNELS, PLAIN, Way
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.kv.spec import KVSpec
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import Kernel
 from cortexmlx.timed_choice.job import CannotServe

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from cortexmlx.attention.choices import row_by_row
 from cortexmlx.attention.choices.decode import ReferenceAttention
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 

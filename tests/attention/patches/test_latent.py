@@ -21,9 +21,9 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, ProbeKV, install
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.patches import latent
 from cortexmlx.errors import ModelUnsupported
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 

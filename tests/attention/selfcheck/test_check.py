@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.selfcheck.check import check_all, check_prefill, check_variant
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Shape

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.bench.replay.scripted import scripted
 from cortexmlx.execution import runner
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.scheduling.steps.plan import StepKind
+from cortexmlx.scheduling.plan import StepKind
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 

@@ -19,7 +19,7 @@ from cortexmlx.bench.studies.allocator import (
     report,
 )
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.allocator import KVHandle
 
 BLOCKS = 24
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cortexmlx.bench.suites import allocations
 from cortexmlx.bench.suites.allocations import ALLOCATORS, BLOCKS, OURS, Call, measure, replay, traces
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.allocator import KVHandle
 
 
 class Counting:

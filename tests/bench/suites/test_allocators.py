@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.bench.suites.allocators import Allocator, Buddy, LoopScan, NumpyScan, SubstringScan
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.kv.allocator import KVHandle
 
 
 @pytest.mark.parametrize("make", [Buddy, LoopScan, NumpyScan, SubstringScan])

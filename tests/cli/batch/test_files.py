@@ -13,7 +13,7 @@ from cortexmlx.cli.batch.files import BatchFiles
 from cortexmlx.cli.batch.resume import RunIdentity
 from cortexmlx.cli.files.outputs import STDOUT, Mode
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())

@@ -17,7 +17,7 @@ from cortexmlx.cli.files.source import Format
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Style, key_of
 from cortexmlx.protocols.request import Request
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99)
 

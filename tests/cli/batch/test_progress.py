@@ -17,11 +17,11 @@ from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files import status_line
 from cortexmlx.cli.files.stream import RecordStream
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import EngineClosed
 from cortexmlx.protocols.batch import BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
 from support.patience import soon
 

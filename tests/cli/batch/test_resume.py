@@ -13,7 +13,7 @@ import pytest
 
 from cortexmlx.cli.batch.resume import RunFile, RunIdentity
 from cortexmlx.cli.start import run
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import Fakes
 
 IDENTITY = RunIdentity("fake", "-", None, False, SamplingParams())

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli.batch.run import HELD_PER_ROW, BatchRun
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
-from cortexmlx.messages import ChatPrompt
 from cortexmlx.protocols.batch import BadLine, BatchRequest, Recorder, Style
 from cortexmlx.protocols.request import Request
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine
 from support.patience import PATIENCE, soon
 

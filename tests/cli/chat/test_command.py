@@ -13,9 +13,9 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.command import banner
 from cortexmlx.cli.start import run
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.sessions.saved import SavedConversation
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.cli_fakes import FakeEngine, FakeInfo, Fakes
 from support.cli.terminal import Terminal
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from cortexmlx.cli import options
 from cortexmlx.cli.chat.sampling import SAMPLING, moved, source, usual
 from cortexmlx.cli.options import given_sampling
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.stats import ModelInfo
+from cortexmlx.types.sampling_params import SamplingParams
 
 MODEL = ModelInfo("m", "/m", "llama", 100, 10, 1000, 4000, "float32", 8, True)
 COOL = replace(MODEL, sampling=(("temperature", 0.2), ("top_p", 0.9)))

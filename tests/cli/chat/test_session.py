@@ -10,13 +10,13 @@ import pytest
 
 from cortexmlx.cli.chat.session import ChatSession, Question, Stopped
 from cortexmlx.cli.chat.view import RawView
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import InvalidRequest, PromptTooLong
-from cortexmlx.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.handle import RequestHandle
 from cortexmlx.sessions.reply import Reply, StartedTurn
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Turn
+from cortexmlx.types.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from support.cli.cli_fakes import FakeEngine, FakeInfo
 
 

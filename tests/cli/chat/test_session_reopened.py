@@ -20,8 +20,8 @@ from cortexmlx.cli.chat.view import RawView
 from cortexmlx.cli.chats.saved_chats import ChatSaver
 from cortexmlx.cli.engine import OpenEngine
 from cortexmlx.cli.terminal.signals import Interrupts
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, ModelCorrupt, ModelNotFound
-from cortexmlx.serving.config import EngineConfig
 from support.cli.chat_commands import printed, run_command
 from support.cli.cli_fakes import Fakes
 from support.models.adapters import write_adapter

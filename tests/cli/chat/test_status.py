@@ -12,8 +12,8 @@ from cortexmlx import Engine, SamplingParams, TokenEvent
 from cortexmlx.cli.chat import status as module
 from cortexmlx.cli.chat.status import ArenaView, Status
 from cortexmlx.errors import EngineClosed
-from cortexmlx.progress import Progress
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
+from cortexmlx.types.progress import Progress
 from support.cli.statuses import Written, closed
 from support.patience import soon
 

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.view import MarkdownView, RawView
 from cortexmlx.cli.start import log_to_stderr
-from cortexmlx.request import TokenEvent
-from cortexmlx.serving.text.thoughts import Kind, ThoughtSplitter
+from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.stats import BlockMap, GroupBlocks
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.request import TokenEvent
 from support.cli.emulator import Emulator
 from support.cli.statuses import status_of
 

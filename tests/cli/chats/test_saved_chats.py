@@ -31,8 +31,8 @@ from cortexmlx.cli.chats.saved_chats import (
     whereabouts,
 )
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.host.folders import state_folder
 from cortexmlx.sessions.conversation import Conversation
+from cortexmlx.system.folders import state_folder
 from support.cli.chat_commands import printed, run_command
 
 DAY = date(2026, 11, 22)

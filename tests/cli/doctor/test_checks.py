@@ -156,7 +156,7 @@ def test_what_a_terminal_cannot_show_is_warned_of(
 def test_an_install_without_the_developers_parts_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     [check] = CHECKS["simulator"]()
     assert (check.verdict, check.detail) == (Verdict.OK, "installed, with the other parts for developers")
-    monkeypatch.setattr("cortexmlx.host.developer_parts.DEVELOPER_PARTS", ("cortexmlx.metal.not_here",))
+    monkeypatch.setattr("cortexmlx.system.developer_parts.DEVELOPER_PARTS", ("cortexmlx.metal.not_here",))
     [check] = CHECKS["simulator"]()
     assert check.verdict is Verdict.OK and check.detail.startswith("not in this install")
     assert "pip install -e '.[dev]'" in check.detail

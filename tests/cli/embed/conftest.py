@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.cli import engine as engines
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
 from support.cli.cli_fakes import FakeEngine
 from support.fakes.numbers import MadeUpNumbers
 

@@ -16,8 +16,8 @@ from cortexmlx.cli.embed import run as runs
 from cortexmlx.cli.embed.rows import Row
 from cortexmlx.cli.embed.run import EmbedRun
 from cortexmlx.cli.embed.texts import TextLine
-from cortexmlx.embedding import Embeddings
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, PromptTooLong
+from cortexmlx.types.embeddings import Embeddings
 from support.fakes.numbers import vector_of
 from support.patience import PATIENCE
 

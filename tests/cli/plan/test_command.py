@@ -16,7 +16,7 @@ from cortexmlx.cli.planning.source import find
 from cortexmlx.cli.start import run
 from cortexmlx.engine import Engine
 from cortexmlx.kv.sizing import Load, format_bytes
-from cortexmlx.machine import memory_bytes
+from cortexmlx.system.machine import memory_bytes
 from support.folders import CONFIG, write_zeros
 from support.models.adapters import write_adapter
 from support.models.published import DEEPSEEK_V3, QWEN3_8B

@@ -6,7 +6,7 @@ import pytest
 
 from cortexmlx.cli.planning.machine import called, mac, sold_memory, this_machine
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.machine import memory_bytes, working_set_bytes
+from cortexmlx.system.machine import memory_bytes, working_set_bytes
 
 GIB = 1 << 30
 

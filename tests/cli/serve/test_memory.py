@@ -9,8 +9,8 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.cli.serve.memory import Planned, plan_memory
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.serving.config import EngineConfig
 from support.models.tiny import write_tiny
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from rich import progress as rich
 
 from cortexmlx.cli.terminal import progress as module
 from cortexmlx.cli.terminal.progress import loading, numbers
-from cortexmlx.progress import Progress
+from cortexmlx.types.progress import Progress
 from support.patience import soon
 
 MIB = 2**20

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from cortexmlx.cli.terminal.progress import PrefillProgress, how_far
-from cortexmlx.progress import Progress
-from cortexmlx.request import TokenEvent
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import TokenEvent
 from support.cli.terminal import Terminal
 
 CHUNK = TokenEvent("", progress=Progress("prefilling", 1024, 4096, cached=512))

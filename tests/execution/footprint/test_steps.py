@@ -11,7 +11,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.embedding.pooled import Pooled
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.text.stops import Stops
 from cortexmlx.execution.footprint import steps
 from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
 from cortexmlx.execution.mode import execution_mode
@@ -19,12 +20,11 @@ from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model
 from cortexmlx.models.adapters.low_rank import read_low_rank
-from cortexmlx.request import QueuedRequest
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import StepKind
-from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text.stops import Stops
+from cortexmlx.scheduling.plan import StepKind
 from cortexmlx.speculation.speculation import MOST_OF_ALL
+from cortexmlx.types.embeddings import Pooled
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
 from support.models.tiny import tokens_of, write_tiny

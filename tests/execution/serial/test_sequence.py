@@ -11,14 +11,14 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
 from cortexmlx.execution.serial.sequence import COUNTED, OneSequence
-from cortexmlx.kv.blocks.pools import BlockPools
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
+from cortexmlx.types.request import FinishReason, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import add
 
 VOCAB = 5

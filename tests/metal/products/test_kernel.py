@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.kernel import ProductKernel, Weights
 from cortexmlx.metal.products.shape import FORMATS, ProductShape
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from cortexmlx.models.hub.background import DownloadProgress, DownloadStopped, run_in_background
-from cortexmlx.progress import Progress
+from cortexmlx.types.progress import Progress
 from support.patience import PATIENCE, soon
 
 

@@ -14,7 +14,7 @@ import pytest
 from cortexmlx.errors import DownloadFailed
 from cortexmlx.models.hub import weights
 from cortexmlx.models.hub.fetch import fetch
-from cortexmlx.progress import Progress
+from cortexmlx.types.progress import Progress
 from support.models.hub import Hub
 from support.patience import PATIENCE, soon
 

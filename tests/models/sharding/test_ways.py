@@ -10,7 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx.errors import HostRefused
-from cortexmlx.host.package import enter_mlx_lm, mlx_lm_utils
+from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
 from cortexmlx.models.sharding.ways import (
     PlannedGroup,
     Way,

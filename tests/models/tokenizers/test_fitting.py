@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cortexmlx.core.prompt import render as prompt_of
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.folder import load_tokenizer
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import render
-from cortexmlx.serving.prompt import render as prompt_of
 from support.models import loop_templates
 from support.models.loop_templates import ALL
 from support.models.thinking import write_thinking

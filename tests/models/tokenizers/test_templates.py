@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.prompt import tokenize
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.folder import load_tokenizer
@@ -22,7 +23,6 @@ from cortexmlx.models.tokenizers.templates import (
     thoughts_of,
     variables_of,
 )
-from cortexmlx.serving.prompt import tokenize
 from support.models.byte_tokenizers import SMOLLM, build
 from support.models.thinking import DEGREES, OTHER_NAME, SET_FIRST, SWITCHED, write_thinking
 from support.models.tiny import write_tiny

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from cortexmlx.errors import InvalidRequest, KVCacheFull
-from cortexmlx.progress import Progress
 from cortexmlx.protocols.anthropic import message_events, messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.tools.call import CallDelta, ToolCall
+from cortexmlx.structured.call import CallDelta, ToolCall
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 from support import told_answers
 
 SEAL = Seal(b"s", "ann")

@@ -12,8 +12,8 @@ from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.request import Completion, FinishReason, Timings, Usage
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 
 DEFAULTS = Defaults(SamplingParams(max_tokens=None, temperature=0.5))
 THINKS = Defaults(SamplingParams(), {"enable_thinking": False, "other": 1})

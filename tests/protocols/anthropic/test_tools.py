@@ -9,8 +9,8 @@ import pytest
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.anthropic.tools import input_of, tool_values
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.tools.call import ToolCall
+from cortexmlx.structured.call import ToolCall
+from cortexmlx.types.sampling_params import SamplingParams
 
 SCHEMA: Any = {"$schema": "x", "type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 

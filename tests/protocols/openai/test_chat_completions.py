@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.messages import EFFORT
 from cortexmlx.protocols.openai.chat_completions import read
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.messages import EFFORT
+from cortexmlx.types.sampling_params import SamplingParams
 
 USER = {"role": "user", "content": "hi"}
 DEFAULTS = Defaults(SamplingParams(max_tokens=99), {"a": 1})

@@ -12,13 +12,13 @@ from openai.types import Completion as TheirCompletion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from cortexmlx.errors import EngineClosed
-from cortexmlx.logprobs import TokenLogprob
-from cortexmlx.progress import Progress
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.logprobs import TokenLogprob
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 
 TOKENS = (b"a", b" b", b"\xe2\x80", b"\x94", "é".encode(), b" ", b"stop")
 INFO = ReplyInfo("7", "m", 1_767_225_600, TOKENS.__getitem__)

@@ -10,8 +10,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.completions import Chunks, read
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.request import TokenEvent
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.request import TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse, EmbeddingCreateParams
 
-from cortexmlx.embedding import EmbeddingInfo, Embeddings
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.embeddings import FIELDS, MOST_INPUTS, EmbeddingRequest, data, read, without_data, write
+from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings
 
 INFO = EmbeddingInfo(8, 512, "lasttoken", True, {"query": "Instruct: find it\nQuery: ", "document": ""})
 VOCABULARY = 100

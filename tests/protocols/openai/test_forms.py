@@ -9,11 +9,11 @@ from openai.lib._parsing._completions import type_to_response_format_param
 from pydantic import BaseModel
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import simple
-from cortexmlx.protocols.openai import chat_completions, completions, responses
+from cortexmlx.protocols import responses, simple
+from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import Defaults, Request
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.types.sampling_params import SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 FORM = StructuredOutput.json(SCHEMA)

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.logprobs import TokenLogprob
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs, chat_logprobs, id_logprobs, token_name
+from cortexmlx.types.logprobs import TokenLogprob
 
 BYTES = {1: b"a", 2: b"\xe2\x80", 3: b"\x94 b", 4: b"a"}.__getitem__
 

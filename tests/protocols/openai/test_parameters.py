@@ -9,9 +9,9 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import PROTOCOLS, Style
 from cortexmlx.protocols.openai.parameters import body_variables, usual_variables
-from cortexmlx.protocols.openai.responses import LOGPROBS
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.protocols.responses import LOGPROBS
+from cortexmlx.types.sampling_params import SamplingParams
 
 DEFAULTS = SamplingParams(max_tokens=99, temperature=0.5)
 ASKED: dict[Style, dict[str, Any]] = {

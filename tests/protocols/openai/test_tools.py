@@ -11,12 +11,12 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseFunctionToolCall
 
 from cortexmlx import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
-from cortexmlx.protocols import simple
-from cortexmlx.protocols.openai import chat_completions, responses
+from cortexmlx.protocols import responses, simple
+from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.openai.tools import tool_values
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.tools.call import CallDelta, ToolCall
+from cortexmlx.structured.call import CallDelta, ToolCall
 
 USER = {"role": "user", "content": "hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

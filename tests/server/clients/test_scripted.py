@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.messages import ChatPrompt
+from cortexmlx.types.messages import ChatPrompt
 from support.clients.scripted import Script, Turn, call
 
 TOOL = {

@@ -14,8 +14,8 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.machine import give_back_freed
 from cortexmlx.server import ModelPool, ServedModel
+from cortexmlx.system.machine import give_back_freed
 from support.models.tiny import write_tiny
 from support.patience import soon
 

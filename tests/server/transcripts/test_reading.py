@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.templates import render
-from cortexmlx.request import Completion, FinishReason, Message, Timings, Usage
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.server.transcripts.reading import Reading
 from cortexmlx.server.transcripts.table import Table
-from cortexmlx.tools.call import ToolCall
+from cortexmlx.structured.call import ToolCall
+from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 from support.models.loop_templates import KIMI
 
 WORDS = [">", "<", "a", "b", "ab", "bb", "aab", " ", "u", "m", "t", "c", "0", "(", ")", "  "]

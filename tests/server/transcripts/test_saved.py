@@ -12,12 +12,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from cortexmlx.disk.folder import remove_transcripts
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.saved import SavedTranscripts
 from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.store.folder import remove_transcripts
-from cortexmlx.tools.call import ToolCall
+from cortexmlx.structured.call import ToolCall
 from support.patience import PATIENCE
 
 LOTS = 1 << 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from cortexmlx.request import TokenEvent
 from cortexmlx.server.web.mailbox import Mailbox
+from cortexmlx.types.request import TokenEvent
 
 
 def test_events_that_come_together_wake_the_loop_once() -> None:

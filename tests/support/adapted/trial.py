@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from cortexmlx.request import Completion
-from cortexmlx.serving.core import EngineCore
+from cortexmlx.core.core import EngineCore
+from cortexmlx.types.request import Completion
 from support.adapted.kinds import Adapted, content
 from support.engine.core_driver import Driver
 from support.speculation.counts import Counts

@@ -21,24 +21,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cortexmlx.calls.format import CallFormat
-from cortexmlx.calls.hermes import Hermes
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.terminal import signals
-from cortexmlx.embedding import EmbeddingInfo
+from cortexmlx.core.as_completed import AsCompleted, paired
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text.stream import TextStream
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
-from cortexmlx.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import accepted_variables
-from cortexmlx.progress import OnProgress, Progress
-from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.as_completed import AsCompleted, paired
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text.stops import Stops
-from cortexmlx.serving.text.stream import TextStream
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.stats import (
     ArenaWrites,
@@ -51,7 +44,14 @@ from cortexmlx.stats import (
     StoreStats,
     UsageSample,
 )
+from cortexmlx.structured.calls.format import CallFormat
+from cortexmlx.structured.calls.hermes import Hermes
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.embeddings import EmbeddingInfo
+from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt
+from cortexmlx.types.progress import OnProgress, Progress
+from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx.types.sampling_params import SamplingParams
 
 if __name__ == "__main__":  # a program of its own, which does not find the tests' modules
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cortexmlx.messages import ChatPrompt
-from cortexmlx.progress import OnProgress, Progress
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.progress import OnProgress, Progress
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, object]] | ChatPrompt
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cortexmlx.cli.chat.status import ArenaView, Status
 from cortexmlx.errors import EngineClosed
-from cortexmlx.progress import Progress
 from cortexmlx.stats import BlockMap
+from cortexmlx.types.progress import Progress
 
 
 @dataclass

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.core import EngineCore
+from cortexmlx.core.draft_model import DraftModel, open_draft
 from cortexmlx.scheduling.job import Job
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.core import EngineCore
-from cortexmlx.serving.drafting.draft_model import DraftModel, open_draft
 from cortexmlx.speculation.speculation import Speculation
 from support.models.tiny import VOCAB, write_tiny, write_tokenizer
 

@@ -10,20 +10,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.calls.format import Calls
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.core import EngineCore
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.text.budget import ThinkingLimit
+from cortexmlx.core.text.stops import Stops
 from cortexmlx.execution import mode
-from cortexmlx.grammar.compiler import GrammarCompiler
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.request import Completion, QueuedRequest
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.core import EngineCore
-from cortexmlx.serving.handle import RequestHandle
-from cortexmlx.serving.text.budget import ThinkingLimit
-from cortexmlx.serving.text.stops import Stops
+from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.request import Completion, QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon
 
 

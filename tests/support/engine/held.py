@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cortexmlx.request import RequestState
+from cortexmlx.types.request import RequestState
 
 
 def hold_long_answers(engine: Any, tokens: int = 20) -> Callable[[], None]:

@@ -19,16 +19,16 @@ import numpy as np
 from cortexmlx.errors import CortexError, KVCacheFull, OutOfMemory
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.request import FinishReason, RequestState
+from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.refusals import SAID
 from support.models.tiny import tokens_of
 
 MODULES = (
     "cortexmlx.kv.arena",
-    "cortexmlx.execution.memory.paged",
-    "cortexmlx.execution.memory.states",
-    "cortexmlx.execution.memory.transfer",
+    "cortexmlx.execution.paged",
+    "cortexmlx.execution.states",
+    "cortexmlx.execution.transfer",
     "cortexmlx.execution.adapters.tables",
     "cortexmlx.execution.runner",
 )

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.execution.boundary import refusable
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
 
 SAID = "[malloc] Unable to allocate 1048576 bytes."
 """What MLX raises, as a RuntimeError, when Metal gives no buffer."""

@@ -11,8 +11,8 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float64]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 
+from cortexmlx.distributed.channel import Message
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.channel import Message
 from support.patience import PATIENCE
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.hosts.parts.script import Asked, Script
 from support.speculation.near_ties import plain_row, tie_size

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.distributed.options import RankInfo
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.mode import execution_mode
-from cortexmlx.hosts.options import RankInfo
 from cortexmlx.models import load_model
-from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import HostStats
 from support.patience import PATIENCE
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.hosts.disk.group_store import GroupStore
-from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
+from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier
+from cortexmlx.distributed.disk.group_store import GroupStore
 from cortexmlx.kv.prefix import Key, PrefixCache
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from support.hosts.stub_ranks import PART, StubRanks

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cortexmlx.errors import HostLost
-from cortexmlx.hosts.wire.disk import (
+from cortexmlx.distributed.wire.disk import (
     NAME_BYTES,
     AnyTold,
     DropReads,
@@ -25,6 +24,7 @@ from cortexmlx.hosts.wire.disk import (
     Wrote,
     part_key,
 )
+from cortexmlx.errors import HostLost
 
 PART = 100
 """Bytes of a part."""

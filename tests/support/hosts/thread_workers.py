@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.threads import Task
+from cortexmlx.distributed.disk.rank_store import RankStore, Tell
+from cortexmlx.distributed.options import RankOptions
+from cortexmlx.distributed.spec import Hosts
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.disk.rank_store import RankStore, Tell
-from cortexmlx.hosts.options import RankOptions
-from cortexmlx.hosts.spec import Hosts
-from cortexmlx.serving.threads import Task
 from cortexmlx.stats import StoreState
 from support.hosts.channels import QueueChannel, channel_pair
 from support.hosts.whole_ranks import WholeModel, served
@@ -90,7 +90,7 @@ def thread_workers() -> Iterator[list[ThreadWorkers]]:
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("cortexmlx.serving.hosted.group.WorkerGroup", make)
+        patched.setattr("cortexmlx.distributed.group.WorkerGroup", make)
         yield made
 
 

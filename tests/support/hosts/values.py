@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from cortexmlx import errors
+from cortexmlx.disk.tier import PieceLoad
+from cortexmlx.distributed.wire.disk import RankPiece
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
-from cortexmlx.hosts.wire.disk import RankPiece
-from cortexmlx.kv.disk_tier import PieceLoad
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CortexError)]
 _INTS = st.one_of(st.integers(-3, 300), st.integers(-(2**63), 2**64 - 1))

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.core.threads import Task
+from cortexmlx.disk.setup import StoreSetup
+from cortexmlx.distributed.disk.part_identity import PartIdentity
+from cortexmlx.distributed.disk.rank_store import RankStore, Tell
+from cortexmlx.distributed.options import RankInfo, RankOptions
+from cortexmlx.distributed.rank_server import OpenedRank, serve
+from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import RankRunner
-from cortexmlx.execution.disk.setup import StoreSetup
 from cortexmlx.execution.mode import ExecutionMode, PagedMode, execution_mode
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.hosts.disk.part_identity import PartIdentity
-from cortexmlx.hosts.disk.rank_store import RankStore, Tell
-from cortexmlx.hosts.options import RankInfo, RankOptions
-from cortexmlx.hosts.rank_server import OpenedRank, serve
-from cortexmlx.hosts.remote_runner import RemoteRunner
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import load_model
-from cortexmlx.serving.threads import Task
 from support.hosts.channels import QueueChannel, channel_pair
 from support.models.tiny import VOCAB
 

@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.paged import Attend, PagedKV, paged_attention
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.blocks.allocator import KVHandle
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 
 COMPILE_ERROR = """[metal::Device] Unable to build metal library from source
 program_source:9:3: warning: unused variable 'n' [-Wunused-variable]

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 
 
 class Compilations:

@@ -17,7 +17,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.metal.sim.toolchain import RUNTIME, find_compiler
+from cortexmlx.metal.lab.sim.toolchain import RUNTIME, find_compiler
 
 HERE = Path(__file__).parent
 HEADERS = ("cuda_fp16.h", "cuda_bf16.h", "cuda/std/cstdint")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.metal.legal import Language, complaints
+from cortexmlx.metal.lab.legal import Language, complaints
 
 SIGNATURE = (
     "[[kernel]] void k(device float* x [[buffer(0)]], const constant int& n [[buffer(1)]], "

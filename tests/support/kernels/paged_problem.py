@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.metal import sim
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
+from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.work import padded_tables, work_list
 

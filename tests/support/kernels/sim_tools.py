@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from cortexmlx.metal import sim
+from cortexmlx.metal.lab import sim
 
 
 def launch(source, *, count=64, threadgroup=64, header="", init_value=None, x=None, dtype=mx.float32, outputs=None):

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from cortexmlx.request import QueuedRequest
-from cortexmlx.serving.prompt import tail_of
+from cortexmlx.core.prompt import tail_of
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import anchor_of
+from cortexmlx.types.request import QueuedRequest
 from support.engine.core_driver import Driver
 from support.models.tiny import CONFIGS, write_tiny
 from support.resumed.templates import Message, Template

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.request import FinishReason, RequestState
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.config import SchedulerConfig
+from cortexmlx.scheduling.fair_share import FairShare
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.waiting.fair_share import FairShare
+from cortexmlx.types.request import FinishReason, RequestState
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import add
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

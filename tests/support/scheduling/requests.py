@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cortexmlx.embedding import Pooled
-from cortexmlx.request import QueuedRequest
-from cortexmlx.sampling_params import SamplingParams
 from cortexmlx.scheduling.job import Job, JobId
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.types.embeddings import Pooled
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
 
 
 def add(

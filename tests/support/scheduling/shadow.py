@@ -14,15 +14,15 @@ from itertools import accumulate
 
 import numpy as np
 
-from cortexmlx.kv.blocks.allocator import KVHandle
+from cortexmlx.disk.tier import STATE, PieceLoad
+from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import STATE, PieceLoad
 from cortexmlx.kv.prefix import GONE, Entry, Node
 from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.scheduling import step_memory
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps import step_memory
-from cortexmlx.scheduling.steps.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from support.scheduling.shadow_states import ShadowStates
 from support.scheduling.stories import Story, number_after
 

@@ -8,8 +8,8 @@ from itertools import islice
 
 import numpy as np
 
+from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.disk_tier import STATE, DiskLoad, DiskTier
 from cortexmlx.kv.prefix import Entry, Key, Node
 
 
@@ -44,7 +44,7 @@ class ShadowDisk:
         self.cache.disk_tier = self.tier
 
     def store(self, most: int, read: Callable[[int, int], tuple[int, ...] | None]) -> None:
-        """Keep the pieces of up to `most` entries, as `execution/store_connector.py` does between two steps. A state
+        """Keep the pieces of up to `most` entries, as `disk/connector.py` does between two steps. A state
         that the next step is to save cannot be read yet.
         """
         for entry in islice(self.tier.to_store(), most):

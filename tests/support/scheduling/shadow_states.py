@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.state.snapshots import Row, StateOps
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.kv.snapshots import Row, StateOps
+from cortexmlx.scheduling.plan import StepPlan
 
 
 class Numbers(Protocol):

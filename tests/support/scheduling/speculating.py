@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cortexmlx.kv.blocks.pools import BlockPools
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.sampling_params import SamplingParams
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan
 from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
 from cortexmlx.speculation.speculation import Speculation
+from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.clockwork import LAYER
 from support.scheduling.requests import add
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cortexmlx.core.answers import seed_of
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import CortexError
-from cortexmlx.grammar.matcher import fill_masks
-from cortexmlx.request import Completion, FinishReason
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.serving.answers import seed_of
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.structured.matcher import fill_masks
+from cortexmlx.types.request import Completion, FinishReason
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE
 from support.models.quantized_models import gap_of

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.request import Completion
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.steps.plan import StepPlan
+from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from cortexmlx.execution.boundary import TokenMask
 from cortexmlx.execution.sampling import BatchSampler
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.scheduling.steps.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.judge import NOISE
 
 SIZES = (1e-5, 1e-4, NOISE)

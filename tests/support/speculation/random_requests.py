@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from cortexmlx.calls.format import Calls
-from cortexmlx.calls.hermes import Hermes
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.hermes import Hermes
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.structured.thoughts import Thoughts
-from cortexmlx.tools.tool import Tool
+from cortexmlx.structured.tool import Tool
+from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.models.tiny import VOCAB, tokens_of
 

@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.request import Completion
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.serving.handle import RequestHandle
+from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.refusals import Refusals
 from support.patience import PATIENCE

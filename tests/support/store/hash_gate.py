@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.store import file_hash, piece_hash
+from cortexmlx.disk import file_hash, piece_hash
 from support.patience import PATIENCE
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cortexmlx.store.record import Record
-from cortexmlx.store.segment_store import SegmentStore
+from cortexmlx.disk.record import Record
+from cortexmlx.disk.segment_store import SegmentStore
 
 
 def record(number: int, seed: int = 0) -> Record:

@@ -11,7 +11,7 @@ from cortexmlx.cli.chat.completion import candidates
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, Leave
 from cortexmlx.cli.chats.saved_chats import ChatSaver
-from cortexmlx.serving.config import EngineConfig
+from cortexmlx.core.config import EngineConfig
 from support.cli.chat_commands import printed, run_command
 from support.cli.cli_fakes import FakeEngine
 

@@ -15,8 +15,8 @@ from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.display import blocks, on_disk, sparkline, stats
 from cortexmlx.cli.chat.status import ArenaView
 from cortexmlx.cli.chat.view import RawView
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.serving.config import EngineConfig
 from cortexmlx.stats import BlockMap, GroupBlocks, StoreState, StoreStats
 from support.cli.cli_fakes import FakeEngine
 from support.engine.asked import SHORT

@@ -13,10 +13,10 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash import models
 from cortexmlx.cli.engine import OpenEngine
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest, ModelNotFound
 from cortexmlx.models.inventory import LocalModel
 from cortexmlx.models.resolve import SourceKind
-from cortexmlx.serving.config import EngineConfig
 from support.cli.chat_commands import TerminalText, printed, run_command
 from support.cli.cli_fakes import Fakes
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession, Figures
 from cortexmlx.cli.chat.slash.settings import names
 from cortexmlx.cli.engine import OpenEngine
+from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.sampling_params import SamplingParams
-from cortexmlx.serving.config import EngineConfig
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.types.sampling_params import SamplingParams
 from support.cli.chat_commands import printed, run_command
 from support.cli.cli_fakes import Fakes
 

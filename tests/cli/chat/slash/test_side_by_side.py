@@ -11,7 +11,7 @@ from rich.console import Console
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.side_by_side import SideBySide, choose
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.request import Completion
+from cortexmlx.types.request import Completion
 from support.cli.chat_commands import TerminalText, printed, run_command
 
 

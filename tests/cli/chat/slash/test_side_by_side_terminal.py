@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.slash.side_by_side import SideBySide
 from cortexmlx.cli.terminal import drawing
-from cortexmlx.request import Completion, FinishReason, Timings, TokenEvent, Usage
+from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from support.cli.chat_commands import TerminalText
 from support.cli.emulator import Emulator
 from support.cli.terminal import STOP, Terminal

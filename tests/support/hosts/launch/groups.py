@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.hosts.spec import Hosts
-from cortexmlx.hosts.worker_group import WorkerGroup
+from cortexmlx.distributed.spec import Hosts
+from cortexmlx.distributed.worker_group import WorkerGroup
 
 TWO = Hosts.parse("2")
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.hosts import rank_server, worker
-from cortexmlx.hosts.launch.assignment import rank
+from cortexmlx.distributed import rank_server, worker
+from cortexmlx.distributed.launch.assignment import rank
 
 FOLDER = "CORTEXMLX_TESTS_HANG"
 """The variable of the environment with the folder of the files that ask for it."""
 
-COMMAND = (sys.executable, "-P", __file__, "-m cortexmlx.hosts.worker")
+COMMAND = (sys.executable, "-P", __file__, "-m cortexmlx.distributed.worker")
 """Its command line, by which it is found as the real worker is."""
 
 

@@ -16,7 +16,7 @@ def commands(group: int | None = None) -> dict[int, str]:
     return {int(pid): args for pid, of, _, args in alive if group in (None, int(of))}
 
 
-WORKER = "-m cortexmlx.hosts.worker"
+WORKER = "-m cortexmlx.distributed.worker"
 """What the command lines of workers have."""
 
 

@@ -9,11 +9,11 @@ import signal
 import sys
 import time
 
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key
+from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.links.join import end_process_when_lost, join
+from cortexmlx.distributed.worker import end_with_parent, meet_the_others
 from cortexmlx.errors import HostLost
-from cortexmlx.hosts.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key
-from cortexmlx.hosts.launch.versions import versions
-from cortexmlx.hosts.links.join import end_process_when_lost, join
-from cortexmlx.hosts.worker import end_with_parent, meet_the_others
 
 
 def main(fault: str) -> None:

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from cortexmlx.hosts.links.handshake import new_key
-from cortexmlx.hosts.links.join import join
-from cortexmlx.hosts.links.link import Link, LinkLimits
-from cortexmlx.hosts.links.listener import Listener
+from cortexmlx.distributed.links.handshake import new_key
+from cortexmlx.distributed.links.join import join
+from cortexmlx.distributed.links.link import Link, LinkLimits
+from cortexmlx.distributed.links.listener import Listener
 from support.patience import PATIENCE
 
 PATIENT = LinkLimits(silence_seconds=PATIENCE, stall_seconds=PATIENCE)
@@ -24,8 +24,8 @@ IDENTITY = {"cortexmlx": "0.5.0", "mlx": "0.31.1", "weights": "cafe"}
 
 ECHO = f"""
 import ctypes, os, sys, time
-from cortexmlx.hosts.links.join import end_process_when_lost, join
-from cortexmlx.hosts.links.link import LinkLimits
+from cortexmlx.distributed.links.join import end_process_when_lost, join
+from cortexmlx.distributed.links.link import LinkLimits
 port, silence = int(sys.argv[1]), float(sys.argv[2])
 link = join([("127.0.0.1", port)], bytes.fromhex(os.environ["KEY"]), 1, 0, {IDENTITY}, deadline=time.monotonic() + 600,
             limits=LinkLimits(silence_seconds=silence, beat_seconds=0.1))

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from cortexmlx.hosts.links.handshake import Hello, Purpose, introduce
+from cortexmlx.distributed.links.handshake import Hello, Purpose, introduce
 from support.hosts.links.peers import IDENTITY, Group
 from support.patience import PATIENCE
 

@@ -15,20 +15,20 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.served_model import described, scheduling_of
+from cortexmlx.distributed.group import rank_options
+from cortexmlx.distributed.options import Cut, RankInfo
+from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.boundary import AdapterTables
 from cortexmlx.execution.mode import PagedMode
-from cortexmlx.hosts.options import Cut, RankInfo
-from cortexmlx.hosts.rank import open_rank
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load, bytes_per_token, row_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models import weights
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.serving.config import EngineConfig
-from cortexmlx.serving.hosted.group import rank_options
-from cortexmlx.serving.loading.served_model import described, scheduling_of
 
 _BYTES = 1 << 16
 

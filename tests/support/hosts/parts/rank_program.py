@@ -18,9 +18,9 @@ blas.preload()
 
 import mlx.core as mx  # noqa: E402
 
-from cortexmlx.hosts.options import Cut  # noqa: E402
-from cortexmlx.scheduling.steps.plan import StepKind, StepPlan  # noqa: E402
-from cortexmlx.serving import core as core_module  # noqa: E402
+from cortexmlx.core import core as core_module  # noqa: E402
+from cortexmlx.distributed.options import Cut  # noqa: E402
+from cortexmlx.scheduling.plan import StepKind, StepPlan  # noqa: E402
 from support.engine import core_driver  # noqa: E402
 from support.hosts.parts.rank_model import RankModel  # noqa: E402
 from support.hosts.parts.script import Script  # noqa: E402

@@ -1,0 +1,218 @@
+"""AsCompleted: many prompts, whose answers come in the order in which they finish."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sized
+from enum import Enum
+
+from cortexmlx.core.arguments import is_list
+from cortexmlx.core.handle import NotCopyable, RequestHandle
+from cortexmlx.core.keywords import checked_params
+from cortexmlx.core.prompt import Prompt
+from cortexmlx.core.threads import forked
+from cortexmlx.core.worker import Submission
+from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.system.waits import take_from
+from cortexmlx.types.messages import ChatPrompt
+from cortexmlx.types.request import Completion, TokenEvent
+from cortexmlx.types.sampling_params import SamplingParams
+
+Result = tuple[int, Completion | CortexError]
+Listener = Callable[[TokenEvent], None]
+
+
+class NotYet(Enum):
+    """Stands for a prompt that is not available yet. Answers that have ended are returned before the next prompt is
+    asked for. It has no index, and no parameters of its own.
+    """
+
+    NOT_YET = "not yet"
+
+
+class AsCompleted(NotCopyable, Iterator[Result]):
+    """An iterator of (index of the prompt, its completion or its error), in the order of finishing.
+
+    The thread that iterates reads the prompts. At most `ahead` prompts are read and not yet returned, and none is read
+    that comes `window` or more after the oldest of these. With `together`, the prompts that are read in one go reach
+    the scheduler in one go; otherwise each is submitted when it is read. `check` makes a submission, or raises what is
+    wrong with it. `submit` queues submissions and appends their handles.
+
+    Whatever ends the iteration early (`close`, an interrupt, an error of the prompts' iterator, a closed engine)
+    cancels what has not finished, and so does dropping the iterator.
+    """
+
+    def __init__(
+        self,
+        asked: Iterable[tuple[Prompt | NotYet, SamplingParams | None]],
+        check: Callable[[Prompt, SamplingParams | None, Listener], Submission],
+        submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
+        *,
+        ahead: int,
+        window: int | None = None,
+        together: bool = False,
+    ) -> None:
+        self._open: dict[int, RequestHandle | CortexError | None] = {}  # None: being submitted
+        self._closed = False
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._read = 0
+        self._asked = iter(asked)
+        self._check = check
+        self._submit = submit
+        self._ahead = ahead
+        self._window = sys.maxsize if window is None else window
+        self._together = together
+        self._process = os.getpid()
+
+    def __next__(self) -> Result:
+        try:
+            if os.getpid() != self._process:
+                raise forked()
+            while not self._closed:
+                waiting = self._fill()
+                if not (self._open or waiting):
+                    break
+                if not waiting and self._ended.empty():
+                    self._check_waiting()
+                try:
+                    index = self._ended.get_nowait() if waiting else take_from(self._ended)
+                except queue.Empty:
+                    continue
+                if index in self._open:
+                    return self._hand_out(index)
+            raise StopIteration
+        except BaseException:
+            self.close()
+            raise
+
+    def finished(self) -> Iterator[Result]:
+        """Yield the answers that have ended and were not returned yet, without waiting. It also works after `close`.
+        Requests that a closed engine has ended are left out.
+        """
+        while not self._ended.empty():
+            index = self._ended.get()
+            if index in self._open:
+                try:
+                    result = self._hand_out(index)
+                except EngineClosed:
+                    continue
+                yield result
+
+    def close(self) -> None:
+        """Cancel what has not finished, and read no more prompts. Safe to call again."""
+        self._closed = True
+        for item in self._open.values():
+            if isinstance(item, RequestHandle):
+                item.cancel()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _fill(self) -> bool:
+        """Read and submit prompts while there is room. Return whether it stopped at a prompt that is not
+        available yet.
+        """
+        group: dict[int, Submission] = {}
+        waiting = False
+        while self._has_room() and (asked := next(self._asked, None)) is not None:
+            prompt, params = asked
+            if isinstance(prompt, NotYet):
+                waiting = True
+                break
+            index, self._read = self._read, self._read + 1
+            try:
+                submission = self._check(prompt, params, _end_listener(self._ended, index))
+            except EngineClosed:
+                raise
+            except CortexError as error:
+                self._open[index] = error
+                self._ended.put(index)
+                continue
+            self._open[index] = None
+            group[index] = submission
+            if not self._together:
+                self._start(group)
+                group = {}
+        self._start(group)
+        return waiting
+
+    def _check_waiting(self) -> None:
+        for item in self._open.values():
+            if isinstance(item, RequestHandle):
+                return item.check_waiting()
+
+    def _has_room(self) -> bool:
+        oldest = next(iter(self._open), self._read)
+        return len(self._open) < self._ahead and self._read < oldest + self._window
+
+    def _start(self, group: dict[int, Submission]) -> None:
+        handles: list[RequestHandle] = []
+        try:
+            if group:
+                self._submit(group.values(), handles)
+        finally:  # what an interrupt finds submitted can be cancelled
+            self._open.update(zip(group, handles, strict=False))
+
+    def _hand_out(self, index: int) -> Result:
+        item = self._open.pop(index)
+        if isinstance(item, CortexError):
+            return index, item
+        assert item is not None
+        try:
+            return index, item.result(0)
+        except EngineClosed:
+            raise
+        except CortexError as error:
+            return index, error
+
+
+def paired(
+    prompts: Iterable[Prompt | NotYet], params: SamplingParams | Iterable[SamplingParams] | None
+) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
+    """Return each prompt with its parameters: the same for all prompts, or one each.
+
+    Raises InvalidRequest if the numbers differ: at once if both can be counted, otherwise when one of them ends. Also
+    raises it for a single text, each character of which would be a prompt.
+    """
+    if isinstance(prompts, (str, bytes, ChatPrompt)):
+        raise InvalidRequest("prompts are a list of prompts, or any other iterable: put a single one into a list")
+    if not is_list(prompts):
+        raise InvalidRequest(f"prompts are a list of prompts, or any other iterable, not {prompts!r:.80}")
+    if isinstance(params, str) or not is_list(params):
+        params = checked_params(params)
+    if isinstance(params, SamplingParams):
+        return ((prompt, params) for prompt in prompts)
+    if isinstance(prompts, Sized) and isinstance(params, Sized) and len(prompts) != len(params):
+        raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} params, not {len(params)}")
+    return _one_each(prompts, params)
+
+
+def _one_each(
+    prompts: Iterable[Prompt | NotYet], params: Iterable[SamplingParams]
+) -> Iterator[tuple[Prompt | NotYet, SamplingParams | None]]:
+    each, count = iter(params), 0
+    for prompt in prompts:
+        if isinstance(prompt, NotYet):
+            yield prompt, None
+            continue
+        count += 1
+        own = next(each, None)
+        if own is None:
+            raise InvalidRequest(f"there are params for {count - 1} prompts only: give as many params as prompts")
+        yield prompt, own
+    if next(each, None) is not None:
+        raise InvalidRequest(f"{count} prompts need {count} params, not more")
+
+
+def _end_listener(ended: queue.SimpleQueue[int], index: int) -> Listener:
+    """Return a listener that puts `index` into `ended` when the request has ended. It does not refer to the iterator,
+    which can therefore be dropped.
+    """
+
+    def listen(event: TokenEvent) -> None:
+        if event.completion is not None or event.error is not None:
+            ended.put(index)
+
+    return listen

@@ -1,0 +1,435 @@
+"""EngineCore: the engine's work, on the one thread that owns mlx. `step` is the whole story."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from cortexmlx.core.adapter_registry import AdapterRegistry
+from cortexmlx.core.begin_drafting import begin_speculation
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.draft_model import begun
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.meter import Measurements
+from cortexmlx.core.open_model import open_model
+from cortexmlx.core.open_requests import OpenRequests
+from cortexmlx.core.recovery import Recovery
+from cortexmlx.core.report import engine_stats
+from cortexmlx.core.served_model import Call
+from cortexmlx.core.text.stops import Stops
+from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.execution.boundary import Refused
+from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.spec import Counts
+from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
+from cortexmlx.speculation.speculation import Speculation
+from cortexmlx.stats import EngineStats, UsageSample
+from cortexmlx.structured.matcher import Grammar
+from cortexmlx.types.request import QueuedRequest, RequestId
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("cortexmlx")
+
+_FRAGMENTED = 0.5
+"""Fragmentation above which an idle engine compacts its arena."""
+
+_BLOCKS_AT_ONCE = 256
+"""How many blocks compaction copies at a time. It bounds its memory."""
+
+
+class EngineCore:
+    """Runs an opened model step by step: the scheduler plans, the runner computes, and the requests get the results.
+    All of it runs on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        wake: Callable[[Call], None] = lambda call: None,
+        waiting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`wake(call)` has a call carried out between two steps. Threads of the store use it. `waiting()` says whether
+        somebody waits for the engine while it opens.
+        """
+        self.config = config
+        self._wake = wake
+        self._job_numbers = itertools.count()
+        self._in_flight: deque[StepPlan] = deque()
+        self._at_work, self._step_seconds = False, 0.0
+        self._collected: float | None = None
+        try:
+            self.model = model = open_model(config, wake, waiting)
+            self.loaded, self.info = model.loaded, model.info
+            self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters, lambda: self.scheduler.jobs)
+            self.draft = begun(model.draft, config, self.info.vocab_size)
+            self._begin_empty(model.blocks)
+            self.pins = Pins(self.cache)
+            if config.keep is not None:
+                config.keep.check(self.loaded.context_length, self.cache.tables.configured_tokens)
+            model.begin_store()
+        except BaseException:
+            self.release()
+            raise
+
+    def _begin_empty(self, blocks: Counts, anew: bool = False) -> None:
+        """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
+        self.cache = self.model.begin_cache(blocks, anew)
+        self.scheduler = self.model.begin_scheduler(self.cache)
+        self.measured = Measurements()
+        self.recovery = Recovery(self, self._wake)
+        self.requests = OpenRequests(
+            self.scheduler,
+            self.measured,
+            self.runner.processors,
+            lambda: self.loaded.tokenizer.detokenizer,
+            self._job_numbers,
+            self.config.forced_tokens,
+            lambda job: self.speculation.end(job),
+            self.adapters,
+        )
+        self.speculation: Speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
+
+    # -- the loop's body ----------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Plan and start the next step, then take the results of the one before it."""
+        try:
+            with self.measured.busy:
+                self.requests.expire(time.perf_counter())
+                if self.recovery.open or self.recovery.ready():
+                    self._prepare()
+                    self.speculation.draft()
+                    plan = self._plan()
+                    to_choose = self._dispatch(plan)
+                    self._collect_due(plan)
+                    if to_choose is not None:
+                        self._choose(to_choose)
+        except HostLost as lost:
+            self.recovery.recover(lost)
+        self._look(at_work=True)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do until the next call, or until the time of a request is over."""
+        waits = self.recovery.starting or (self.scheduler.idle and not self._in_flight)
+        return waits and self.requests.seconds_left != 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """After how many seconds a request is late, at the earliest; None: no request has a time."""
+        return self.requests.seconds_left
+
+    def add(self, request: QueuedRequest, handle: RequestHandle, stops: Stops, grammar: Grammar | None = None) -> None:
+        """Queue a request, whose answers end at `stops` and follow `grammar`. One that cannot run fails at once."""
+        self.pins.settle_again()
+        try:
+            self.scheduler.limits.check_request(request, self.cache.tables.configured_tokens)
+            self.requests.add(request, handle, stops, grammar)
+        except CortexError as error:
+            handle.fail(error)
+
+    def cancel(self, request: RequestId) -> None:
+        """End a request with the text it has. Does nothing if it has ended."""
+        self.requests.cancel(request)
+
+    def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
+        """Pin a text that requests begin with: see `Pins.add`. Raises InvalidRequest if that is useless here."""
+        self.model.check_pins()
+        client = None if self.scheduler.config.share_between_clients else client
+        return self.pins.add(tokens, self.adapters.salt(adapter, client))
+
+    def fail_all(self, error: CortexError) -> None:
+        """End every request with an error, and drop everything in flight and the arena, which may be half changed."""
+        self.backend.reconsider()
+        self._in_flight.clear()
+        with suppress(HostLost):  # the next step begins the runner again
+            self.runner.forget()
+        self.scheduler.fail_all()
+        self.cache.states.take()
+        self._give_arena_back()
+        self.requests.fail_all(error)
+        self.speculation.forget()
+
+    def begin_anew(self) -> None:
+        """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
+        between any two statements, so only the model is trusted.
+
+        The caller fails the handles. If memory is short now, the next step has the arena made.
+        """
+        self._in_flight.clear()
+        self.requests.forget()
+        self.model.reopen()
+        self.model.begin_anew()
+        self.runner = self.model.runner
+        if self.draft is not None:
+            self.draft.begin_anew()
+        self._begin_empty(self.cache.pools.configured_blocks, anew=True)
+        self.pins.move_to(self.cache)
+
+    def let_go(self) -> None:
+        """See `Recoverable`."""
+        self._in_flight.clear()
+        self._collected = None
+
+    def reopen(self) -> None:
+        """See `Recoverable`."""
+        self.model.begin_anew()
+        self.runner = self.model.runner
+        self.cache.states.take()
+        self.scheduler.forget_loads()  # what was read for requests that came meanwhile was in the old workers
+        self.cache.pools.give_all_back()
+        self.runner.begin(self.cache.pools.blocks)
+
+    def relieve(self, critical: bool) -> None:
+        """Give memory back: half of the unused cached blocks, or, if `critical`, all of them and the free end of the
+        arena.
+        """
+        with self._between_steps():
+            if self.scheduler.idle:
+                self.drain()
+            self.scheduler.relieve(critical)
+            if self.draft is not None:
+                self.draft.relieve(critical)
+        self.tidy()
+        self.runner.trim()
+
+    def compact(self) -> int:
+        """If nothing is running, move cached blocks together, so that the free blocks are one run. Return how many
+        moved.
+        """
+        with self._between_steps():
+            return self._unless_refused(self._move_together()) or 0 if self.idle and self.recovery.open else 0
+        return 0
+
+    def tidy(self) -> bool:
+        """Tidy up while there is nothing to do: drop the memory of the last step, compact a badly fragmented arena,
+        shrink it if `relieve` asked for it, and copy some blocks to the store. Return whether there are more to copy.
+        """
+        if not (self.idle and self.recovery.open):
+            return False
+        self._collected = None
+        with self.recovery, self._between_steps():
+            self._tidy_arena()
+            if self._at_work:
+                self._look(at_work=False)
+            return self.disk is not None and bool(self._unless_refused(self.disk.copy_while_idle()))
+        return False
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if jobs, rows, sequences and blocks do not fit together: for tests and debug runs."""
+        self.scheduler.check_invariants()
+        if self.draft is not None:
+            self.draft.rows.check_invariants()
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Bytes of the blocks and tails that hold the tokens of running requests."""
+        return self.cache.pools.bytes_in_use + (self.runner.bytes.tail if self.scheduler.rows_running else 0)
+
+    def release(self) -> None:
+        """Free all memory. The core cannot be used afterwards. Safe to call again."""
+        parts = vars(self)
+        self._in_flight.clear()
+        if "requests" in parts:
+            self.requests.forget()
+        try:
+            if "model" in parts:
+                self.model.release()
+        finally:
+            self.disk = None
+            for name in ("runner", "loaded", "draft", "speculation"):
+                parts.pop(name, None)
+
+    def drain(self) -> None:
+        """Take the results of everything in flight."""
+        while self._in_flight:
+            self._collect()
+
+    def _look(self, at_work: bool) -> None:
+        """Record how full the engine is: now and then while it works, and when it stops."""
+        seconds = time.perf_counter() - self.measured.began
+        self._at_work = at_work
+        if at_work and not self.measured.timeline.due(seconds):
+            return
+        used, cached, free = self.cache.pools.block_counts
+        running, waiting = self.scheduler.rows_running, self.scheduler.rows_waiting
+        self.measured.timeline.add(UsageSample(seconds, used, cached, free, running, waiting))
+
+    # -- inside a step ------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Do what must come before the next step's plan: first tokens, and copies to the store."""
+        newest = self._in_flight[-1] if self._in_flight else None
+        if newest is not None and newest.kind is StepKind.MIXED and self.runner.computes_at_dispatch:
+            # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
+            # results are read, those who wait for their first token would wait for all of that, too.
+            self._collect()
+        if self.draft is not None and self._in_flight and self.speculation.wants_drained:
+            self._collect()
+        if self.disk is not None and not self._in_flight:
+            self._unless_refused(self.disk.copy_in_between(self._step_seconds))
+
+    def _plan(self) -> StepPlan | None:
+        """Plan the next step. Notify the answers that begin in it, and end those that are refused memory."""
+        with self.measured.planning:
+            plan = self.scheduler.plan(len(self._in_flight))
+        if self.scheduler.ended:
+            self.requests.end_without_memory()
+        if plan is not None and plan.groups is not None:
+            self.requests.begin_step(plan, time.perf_counter())
+        return plan
+
+    def _dispatch(self, plan: StepPlan | None) -> StepPlan | None:
+        """Start a step. If some of its rows need masks, start only its forward pass, and return it: `_choose`
+        follows.
+        """
+        if plan is None:
+            return None
+        masked = self.requests.needs_mask(plan)
+        refused = self.runner.forward(plan) if masked else self.runner.dispatch(plan)
+        if refused is not None:
+            self._restart_with_less(plan, refused)
+            return None
+        self._in_flight.append(plan)
+        return plan if masked else None
+
+    def _collect_due(self, plan: StepPlan | None) -> None:
+        """Take the results of the step before `plan`; without a plan, of the newest. At most one step runs ahead."""
+        if self._in_flight and (plan is None or len(self._in_flight) > 1):
+            self._collect()
+        elif plan is None and not self.scheduler.idle:
+            raise RuntimeError("the scheduler has requests but nothing to compute")
+
+    def _choose(self, plan: StepPlan) -> None:
+        """Make the masks of a step and start the choice of its tokens. The results of the step before are taken, and
+        the device computes the forward pass meanwhile.
+        """
+        if not self._in_flight or self._in_flight[-1] is not plan:
+            return  # memory was refused since, and all rows begin again
+        with self.measured.masking:
+            mask = self.requests.mask(plan)
+        refused = self.runner.choose(mask)
+        if refused is not None:
+            self._in_flight.pop()
+            self._restart_with_less(plan, refused)
+
+    def _collect(self) -> None:
+        """Wait for the step that was started first, and take its results."""
+        plan = self._in_flight.popleft()
+        result = self._unless_refused(self.runner.collect(), plan)
+        if result is not None:
+            with self.measured.committing:
+                self._step_seconds = result.seconds
+                self.requests.commit(plan, result)
+            if self.scheduler.verified:
+                self.measured.drafts(self.scheduler.verified)
+            self.speculation.took(plan, self._seconds_of(result.seconds))
+        if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
+            self.requests.cancel_asked(plan)
+
+    def _seconds_of(self, alone: float) -> float:
+        """Return the time that the step took whose results were taken just now: since those of the step before. If it
+        is the first after a pause, it took `alone` seconds.
+        """
+        now, before = time.perf_counter(), self._collected
+        self._collected = now
+        return alone if before is None else now - before
+
+    def _unless_refused(self, answer: _T | Refused, plan: StepPlan | None = None) -> _T | None:
+        """Return an answer of the runner or the disk. If memory was refused, restart with less and return None."""
+        if not isinstance(answer, Refused):
+            return answer
+        self._restart_with_less(plan, answer)
+        return None
+
+    def _restart_with_less(self, plan: StepPlan | None, refused: Refused) -> None:
+        """Restart all rows with their tokens, fewer at once, after memory was refused.
+
+        What the steps in flight write is not trusted. So the cached blocks are dropped, and the arena too, unless only
+        the arena's growth was refused. A request that gets no farther alone fails.
+        """
+        log.warning("memory was refused, and requests begin again with less: %s", refused.why)
+        arena_stays = refused.of_arena and min(self.runner.blocks) > 0 and not self.cache.pools.grows_back
+        running = self.scheduler.rows_running
+        job = None if arena_stays else most_concerned(plan, self.scheduler.jobs)
+        if job is not None:
+            job.note_refusal()
+        if self.draft is not None:
+            self.draft.pause()
+        self._restart_rows(rows=1 if job is not None and job.refusals else running // 2)
+        if arena_stays:
+            self.cache.pools.stay(self.runner.blocks)
+            self.scheduler.fit_cache()
+            self.requests.end_without_memory()
+        else:
+            self._give_arena_back()
+        self.runner.trim()
+        if job is not None and job.refusals > 1 and running == 1:
+            self.requests.fail(self.requests.answers[job.id].of_request, out_of_memory(job, refused.why))
+
+    def _restart_rows(self, rows: int | None) -> None:
+        """Have all rows begin again with their tokens, at most `rows` at once. Nothing else is trusted."""
+        self._in_flight.clear()
+        self.runner.forget()
+        self.scheduler.restart_rows(rows)
+        self.cache.states.take()
+
+    def _give_arena_back(self) -> None:
+        """Drop the arena with its content. No sequence may have blocks. The next step has one made."""
+        self.runner.release()
+        self.cache.pools.give_all_back()
+
+    # -- the arena between two requests -------------------------------------------------------------------------------
+
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Change memory in this context, between two steps. After an exception nobody knows what was changed: it is
+        logged, the arena begins anew, and rows begin again with their tokens.
+        """
+        try:
+            yield
+        except HostLost:
+            raise
+        except Exception:
+            log.exception("a change of memory failed: the arena is made anew, and requests begin again")
+            self._restart_rows(None)
+            self._give_arena_back()
+
+    def _tidy_arena(self) -> None:
+        self._unless_refused(self.runner.settle(self.cache.states.take()))
+        if self.draft is not None:
+            self.draft.tidy()
+        if self.cache.pools.fragmentation > _FRAGMENTED:
+            self._unless_refused(self._move_together())
+        self.scheduler.shrink()
+        if any(count < have for count, have in zip(self.cache.pools.blocks, self.runner.blocks, strict=True)):
+            self._unless_refused(self._give_end_back())
+
+    def _move_together(self) -> int | Refused:
+        """Move cached blocks together, so that the free blocks are one run. Return how many moved."""
+        copies = self.cache.compact()
+        for start in range(0, len(copies), _BLOCKS_AT_ONCE):
+            if refused := self.runner.copy(copies[start : start + _BLOCKS_AT_ONCE]):
+                return refused
+        return len(copies)
+
+    def _give_end_back(self) -> Refused | None:
+        """Resize the arena to the cache's size. If the system refuses the smaller arena, the old one stays."""
+        refused = self.runner.resize(self.cache.pools.blocks)
+        self.runner.trim()
+        if refused is None or not refused.of_arena or not min(self.runner.blocks):
+            return refused
+        self.cache.pools.grow(self.runner.blocks)
+        return None
+
+    def stats(self) -> EngineStats:
+        """Return the engine's statistics."""
+        return engine_stats(self)

@@ -1,0 +1,111 @@
+"""What an opened model can do without an answer: embed texts, and judge documents; or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.kv.spec import Counts, LayerGroup
+from cortexmlx.models.embedding.files import EmbeddingFiles, read_embedding
+from cortexmlx.models.embedding.reranker import Reranker, read_reranker
+from cortexmlx.models.loaded import LoadedModel
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.types.embeddings import EmbeddingInfo
+
+T = TypeVar("T")
+
+SHARE = 2
+"""Texts without an answer get one part in so many of the KV memory, in which nothing is kept for chats."""
+
+
+@dataclass(frozen=True)
+class EmbeddingSupport:
+    """How a model embeds and judges. `spare_blocks` are the blocks of each layer group that it needs for that."""
+
+    files: EmbeddingFiles | None
+    not_embedding: str
+    """Why it embeds nothing, if `files` is None."""
+    reranker: Reranker | None
+    not_reranking: str
+    """Why it judges nothing, if `reranker` is None."""
+    max_tokens: int = 0
+    """Tokens that a text may have."""
+    spare_blocks: int = 0
+    room: int = 0
+    """Tokens of a text that the KV memory has room for."""
+
+    @property
+    def info(self) -> EmbeddingInfo | None:
+        """What callers see of its embeddings."""
+        return None if self.files is None else self.files.info(self.max_tokens)
+
+    def bound(self, most: int) -> str:
+        """Return what bounds texts at `most` tokens, for errors."""
+        if most == self.room:
+            return f"the KV memory has room for {most} (texts get half of it: raise kv_memory)"
+        return f"the model takes {most}"
+
+    def spare_of(self, blocks: Counts) -> Counts:
+        """Return `spare_blocks` for an arena of at most `blocks` blocks in each group."""
+        return tuple(min(self.spare_blocks, count // SHARE) for count in blocks)
+
+
+def no_support(why: str) -> EmbeddingSupport:
+    """Return the support of a model that can do neither, because of `why`."""
+    return EmbeddingSupport(None, why, None, why)
+
+
+def support_of(
+    loaded: LoadedModel,
+    runner: Runner,
+    groups: Sequence[LayerGroup],
+    blocks: Counts,
+    block_size: int,
+    max_request_tokens: int | None,
+) -> EmbeddingSupport:
+    """Return what an opened model can do. `blocks` are those that each layer group may have."""
+    name, folder, config = loaded.name, loaded.path, loaded.config
+
+    def encode(text: str) -> list[int]:
+        return SharedTokenizer(loaded.tokenizer).encode(text, add_special_tokens=False)
+
+    files, not_embedding = _or_refusal(lambda: read_embedding(name, folder, config))
+    reranker, not_reranking = _or_refusal(lambda: read_reranker(name, folder, config, encode))
+    if files is None and reranker is None:
+        return EmbeddingSupport(None, not_embedding, None, not_reranking)
+    if why := _unfit(name, runner, groups):
+        return no_support(why)
+    assert isinstance(runner, ModelRunner)
+    if files is not None and not runner.ends_body():
+        files = None
+        not_embedding = (
+            f"{name} cannot be embedded with: mlx-lm's class for {config.get('model_type')} does not end its body with "
+            "a norm, so its last hidden states are not known"
+        )
+    room = min(count // SHARE * block_size for count in blocks)
+    most = min(room, loaded.context_length, max_request_tokens or room)
+    longest = most if files is None or files.max_tokens is None or reranker is not None else min(most, files.max_tokens)
+    return EmbeddingSupport(files, not_embedding, reranker, not_reranking, most, -(-longest // block_size), room)
+
+
+def _unfit(name: str, runner: Runner, groups: Sequence[LayerGroup]) -> str:
+    """Return why the model's layers allow neither; empty if they do."""
+    why = ""
+    if not isinstance(runner, ModelRunner):
+        why = "it runs on mlx-lm's own caches, one text at a time"
+    elif any(group.spec.row_bytes for group in groups):
+        why = "it has recurrent layers"
+    elif any(group.spec.window is not None for group in groups):
+        why = "it has layers that see a window of the text"
+    return why and f"{name} cannot embed or judge texts: {why}, and this engine does that with full attention only"
+
+
+def _or_refusal(read: Callable[[], T]) -> tuple[T | None, str]:
+    try:
+        return read(), ""
+    except (EmbeddingRefused, ModelCorrupt) as error:
+        return None, str(error)

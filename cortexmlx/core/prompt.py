@@ -1,0 +1,262 @@
+"""Prompts: the types that callers may pass, and their token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Protocol
+
+from cortexmlx.core.arguments import is_list
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.models.tokenizers.templates import read_hints, render_error
+from cortexmlx.structured.calls.format import CallFormat, Calls
+from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
+from cortexmlx.types.request import Message
+from cortexmlx.types.sampling_params import SamplingParams
+
+
+class Reader(Protocol):
+    """Turns messages into tokens: see `SharedTokenizer`."""
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """How the model marks its thoughts; None if it has none."""
+
+    @property
+    def reads_thoughts_field(self) -> bool:
+        """Whether the chat template reads the thoughts of an earlier answer from a field of their own."""
+
+    @property
+    def eos_token_ids(self) -> Collection[int]:
+        """The tokens that end an answer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text."""
+
+    @property
+    def call_format(self) -> CallFormat | None:
+        """How the model writes tool calls; None: it is offered none."""
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        variables: TemplateVars = NO_VARIABLES,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str | list[int]:
+        """Render messages with the chat template."""
+
+
+class ChatTokens(list[int]):
+    """The token ids of messages, with how the answer to them marks its thoughts, and what it may call, if anything.
+    `tail` and `anchor` are those of a QueuedRequest.
+    """
+
+    def __init__(
+        self,
+        ids: Iterable[int],
+        thoughts: Thoughts | None,
+        calls: Calls | None = None,
+        *,
+        tail: int = 0,
+        anchor: int = 0,
+    ) -> None:
+        super().__init__(ids)
+        self.thoughts = thoughts
+        self.calls = calls
+        self.tail = tail
+        self.anchor = anchor
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | ChatPrompt
+"""Plain text (encoded as it is), token ids, or chat messages (rendered with the model's chat template), which may come
+with variables for the template.
+"""
+
+_PROMPT_KINDS = "a prompt is a text, a list of token ids, a list of messages or a ChatPrompt"
+
+
+_NAMES = {"role", "name", "tool_call_id"}
+"""Fields of a message that say who wrote it, and nothing else."""
+
+_QUICK = 1 << 14
+"""Characters of a text whose tokenization takes some 10 ms."""
+
+_LONG = 1 << 16
+"""A text with this many characters is first checked by a lower bound of its tokens, before time is spent to tokenize
+it.
+"""
+
+
+def tokenize(
+    tokenizer: SharedTokenizer,
+    prompt: Prompt,
+    fits: Callable[[int], None] | None = None,
+    params: SamplingParams | None = None,
+) -> list[int]:
+    """Return the prompt's token ids. Before a long text is tokenized, `fits` is called with the least number of tokens
+    that it has; it raises if that is too many. `params` have the tools that the model is told about.
+
+    Raises InvalidRequest for what is no prompt, or what the chat template cannot render.
+    """
+    if isinstance(prompt, ChatTokens):
+        return prompt
+    calls = None if params is None else calls_of(tokenizer, params)
+    if isinstance(prompt, ChatPrompt):
+        return _of_messages(tokenizer, prompt.messages, variables_of(tokenizer, prompt), fits, calls, prompt.memory)
+    if calls is not None and not (is_list(prompt) and prompt and isinstance(prompt[0], Mapping)):
+        raise InvalidRequest("`tools` need messages, since the chat template tells the model about them", field="tools")
+    if isinstance(prompt, str):
+        prompt = _plain(prompt)
+        bos = tokenizer.bos_token
+        return _encode(tokenizer, prompt, bos is None or not prompt.startswith(bos), fits)
+    if not is_list(prompt):
+        raise InvalidRequest(_PROMPT_KINDS)
+    items: list[Any] = list(prompt)
+    if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+        return [int(item) for item in items]
+    return _of_messages(tokenizer, items, NO_VARIABLES, fits, calls)
+
+
+def calls_of(tokenizer: Reader, params: SamplingParams) -> Calls | None:
+    """Return what the answers of a request may call; None: nothing. Raises InvalidRequest if the model cannot call."""
+    if not params.offered:
+        return None
+    if tokenizer.call_format is None:
+        raise InvalidRequest(
+            "this model cannot call tools: its chat template reads none, or the format of its calls is not known. "
+            "Describe them in a message, and ask for an answer of a schema (`structured`)",
+            field="tools",
+        )
+    return Calls(tokenizer.call_format, params.offered, params.tool_choice, params.parallel_tool_calls)
+
+
+def variables_of(tokenizer: SharedTokenizer, prompt: ChatPrompt) -> TemplateVars:
+    """Return the variables of a prompt for the chat template, with the hints that it reads."""
+    if not prompt.hints:
+        return prompt.template_vars
+    return {**prompt.template_vars, **read_hints(checked_vars(prompt.hints), tokenizer.template_vars)}
+
+
+def is_quick(prompt: object) -> bool:
+    """Return whether a prompt surely takes little time to tokenize: a short text, or tokens. A chat template may
+    loop.
+    """
+    if isinstance(prompt, str):
+        return len(prompt) < _QUICK
+    return isinstance(prompt, (list, tuple)) and not (prompt and isinstance(prompt[0], Mapping))
+
+
+def _of_messages(
+    tokenizer: SharedTokenizer,
+    messages: Sequence[Message],
+    variables: TemplateVars,
+    fits: Callable[[int], None] | None,
+    calls: Calls | None,
+    memory: PromptMemory | None = None,
+) -> list[int]:
+    listed = isinstance(messages, Sequence) and len(messages) > 0
+    if not listed or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidRequest(_PROMPT_KINDS)
+    rendered = render(tokenizer, messages, variables, calls)
+    if not isinstance(rendered, str):
+        ids = rendered
+    elif memory is None:
+        ids = _encode(tokenizer, rendered, False, fits)
+    else:
+        _check_long(tokenizer, rendered, fits)
+        ids = memory.tokens(tokenizer, rendered, lambda said: render(tokenizer, said, variables, calls))
+    thoughts = thoughts_after(tokenizer, rendered, calls)
+    tail, anchor = tail_of(tokenizer, rendered, ids, thoughts), 0 if memory is None else memory.anchor(thoughts)
+    return ChatTokens(ids, thoughts, calls, tail=tail, anchor=anchor)
+
+
+def thoughts_after(tokenizer: Reader, rendered: str | list[int], calls: Calls | None = None) -> Thoughts | None:
+    """Return how the answer to rendered messages marks its thoughts. The rendered text may have opened them already."""
+    thoughts = tokenizer.thoughts if calls is None else calls.format.thoughts(tokenizer.thoughts)
+    if thoughts is None:
+        return None
+    if isinstance(rendered, str):
+        return replace(thoughts, begun=rendered.rstrip().endswith(thoughts.open))
+    tails = (tokenizer.encode(thoughts.open + blank, False) for blank in ("", "\n"))
+    return replace(thoughts, begun=any(tail and rendered[-len(tail) :] == tail for tail in tails))
+
+
+def tail_of(tokenizer: Reader, rendered: str | list[int], ids: Sequence[int], thoughts: Thoughts | None) -> int:
+    """Return how many tokens at the end of a prompt are tags of thoughts, opened or left empty. 0 if it does not end
+    with such tags, or if the tokens do not tell.
+    """
+    if thoughts is None or not isinstance(rendered, str):
+        return 0
+    opened = opened_thoughts(rendered, thoughts)
+    tail = tokenizer.encode(opened, False) if opened else []
+    return len(tail) if tail and list(ids[-len(tail) :]) == tail else 0
+
+
+def opened_thoughts(rendered: str, thoughts: Thoughts) -> str:
+    """Return the tags of thoughts at the end of a rendered prompt: opened, or opened and closed."""
+    begin = rendered.rfind(thoughts.open)
+    if begin < 0 or rendered[begin:].replace(thoughts.open, "").replace(thoughts.close, "").strip():
+        return ""
+    return rendered[begin:]
+
+
+def render(
+    tokenizer: Reader,
+    messages: Sequence[Message],
+    variables: TemplateVars = NO_VARIABLES,
+    calls: Calls | None = None,
+) -> str | list[int]:
+    """Render messages, and the tools that may be called, with the chat template: see `SharedTokenizer.render`. Raises
+    InvalidRequest if it cannot.
+
+    Null fields of a message, such as the content beside tool calls, are left out: templates would write "None".
+    """
+    try:
+        plain = [_said(number, message) for number, message in enumerate(messages, 1)]
+        tools = [] if calls is None else [tool.as_mapping() for tool in calls.tools]
+        rendered = tokenizer.render(plain, checked_vars(variables), tools)
+    except CortexError:
+        raise
+    except Exception as error:
+        raise render_error(error) from error
+    return _plain(rendered) if isinstance(rendered, str) else rendered
+
+
+def _said(number: int, message: Message) -> dict[str, Any]:
+    """Return a message as templates read it. Raises InvalidRequest for a message without a role or content."""
+    said = {name: value for name, value in plain_message(message).items() if value is not None}
+    if not isinstance(said.get("role"), str):
+        raise InvalidRequest(f'message {number} needs a `role` that is a text, such as "user"')
+    if said["role"] == "developer":
+        said["role"] = "system"
+    if not said.keys() - _NAMES:
+        raise InvalidRequest(f"message {number}, of the role {said['role']!r:.40}, has no `content`: give it a text")
+    content = said.get("content", "")
+    if not isinstance(content, (str, Mapping)):
+        raise InvalidRequest(f"the `content` of message {number} is {content!r:.80}, but must be a text")
+    return said
+
+
+def _plain(text: str) -> str:
+    """Return a text in which halves of characters, which have no tokens, are replaced by question marks."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+def _encode(
+    tokenizer: SharedTokenizer, text: str, add_special_tokens: bool, fits: Callable[[int], None] | None
+) -> list[int]:
+    _check_long(tokenizer, text, fits)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+def _check_long(tokenizer: SharedTokenizer, text: str, fits: Callable[[int], None] | None) -> None:
+    """Refuse a text that surely has too many tokens, before time is spent to tokenize it."""
+    if fits is not None and len(text) >= _LONG:
+        fits(tokenizer.least_tokens.of(text))

@@ -1,0 +1,196 @@
+"""Turns the arguments of a call into a queued request."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypedDict, Unpack
+
+from cortexmlx.core.adapter_registry import unknown
+from cortexmlx.core.arguments import checked_adapter, checked_client, checked_function, is_list
+from cortexmlx.core.deadlines import check_timeout
+from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.interruptible import read_with_timeout
+from cortexmlx.core.keywords import checked_params
+from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick, tokenize
+from cortexmlx.core.streams import Listener
+from cortexmlx.core.text.budget import ThinkingLimit
+from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.worker import Submission, Worker
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.structured.compiler import GrammarCompiler
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
+
+_WAIT_SECONDS = 0.002
+"""How often `asubmit` checks whether the engine's thread accepts requests again."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """What `Engine.submit` takes besides the prompt and its parameters. A `timeout` is in seconds."""
+
+    client: str | None
+    background: bool
+    cache: bool
+    timeout: float | None
+    adapter: str | None
+
+
+class Submitter:
+    """Reads and queues the requests of one engine. Work that takes time runs on the caller's thread, not the
+    engine's.
+    """
+
+    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int, hosted: bool = False) -> None:
+        """`hosted`: the model is on hosts, where no function of the caller can run."""
+        self._worker = worker
+        self._hosted = hosted
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._grammars = GrammarCompiler(tokenizer, vocab_size)
+
+    def submit(
+        self,
+        owner: object,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> RequestHandle:
+        """Queue a request, which keeps `owner` alive until it ends. Raises what `read` raises, and EngineClosed."""
+        return self._queue(self.read(owner, prompt, params, listener, **options))
+
+    async def asubmit(
+        self,
+        owner: object,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        cache: bool,
+        timeout: float | None,
+        adapter: str | None,
+        listener: Listener,
+    ) -> RequestHandle:
+        """`submit` for asyncio: the event loop waits neither for the chat template, nor for a grammar, nor for the
+        queue.
+        """
+        read = partial(self.read, owner, prompt, params, listener, cache=cache, timeout=timeout, adapter=adapter)
+        quick = is_quick(prompt) and (params is None or not (params.structured or params.tools))
+        submission = read() if quick else await on_a_thread(read, interruptible=True)
+        while self._worker.would_wait:
+            await asyncio.sleep(_WAIT_SECONDS)
+        return self._queue(submission)
+
+    def read(
+        self,
+        owner: object,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        listener: Listener | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Submission:
+        """Tokenize and check a request, and compile its grammar. Raises InvalidRequest, PromptTooLong or
+        UnknownAdapter.
+        """
+        params = checked_params(params)
+        params.validate(self._vocab_size)
+        if self._hosted and params.logits_processors:
+            raise InvalidRequest(
+                "logits_processors are functions of this process, and with hosts the logits are in others: leave them "
+                "out, or ask for a form (structured), logit_bias or penalties",
+                field="logits_processors",
+            )
+        adapter = self._checked_adapter(options.get("adapter"))
+        client, timeout = checked_client(options.get("client")), options.get("timeout")
+        checked_function("listener", listener)
+        check_timeout(timeout)
+        submitted = time.perf_counter()
+        tokens = self._tokens(prompt, params, timeout)
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        background, cache = options.get("background", False), options.get("cache", True)
+        request = QueuedRequest(
+            tuple(tokens),
+            params,
+            seed,
+            submitted,
+            client,
+            background,
+            cache=cache,
+            timeout=timeout,
+            adapter=adapter,
+        )
+        if isinstance(tokens, ChatTokens):
+            tail, anchor = tokens.tail, tokens.anchor
+            request = replace(request, thoughts=tokens.thoughts, calls=tokens.calls, tail=tail, anchor=anchor)
+        grammar = self._grammars.of_request(request)
+        ends = self._tokenizer.eos_token_ids
+        stops = Stops.of(params, ends, request.thoughts)
+        if grammar is not None:  # it allows an end token only where the answer is over, also with `ignore_eos`
+            stops = replace(stops, token_ids=stops.token_ids | ends)
+        most = params.max_thinking_tokens
+        limit = ThinkingLimit.of(most, request.thoughts, self._tokenizer.encode, self._vocab_size)
+        stops = stops if limit is None else replace(stops, thinking=limit)
+        return Submission(request, stops, listener, owner=owner, grammar=grammar)
+
+    def reader(
+        self,
+        owner: object,
+        prompts: Iterable[object],
+        adapters: str | Iterable[str | None] | None,
+        **options: Unpack[RequestOptions],
+    ) -> Callable[[Prompt, SamplingParams | None, Listener], Submission]:
+        """Return a function that reads one of the `prompts` after the other, for `AsCompleted`. `adapters` is one for
+        all, or one each. Raises InvalidRequest if both can be counted and differ; otherwise a prompt for which there is
+        none left raises it.
+        """
+        if adapters is None or isinstance(adapters, str) or not is_list(adapters):
+            one: Any = adapters
+            return partial(self.read, owner, **{**options, "adapter": one})
+        if isinstance(prompts, Sized) and isinstance(adapters, Sized) and len(prompts) != len(adapters):
+            raise InvalidRequest(f"{len(prompts)} prompts need {len(prompts)} adapters, not {len(adapters)}")
+        each, missing = iter(adapters), object()
+
+        def read(prompt: Prompt, params: SamplingParams | None, listener: Listener) -> Submission:
+            own: Any = next(each, missing)
+            if own is missing:
+                raise InvalidRequest(
+                    "there are fewer adapters than prompts: give one for all, or one each (None: none)"
+                )
+            return self.read(owner, prompt, params, listener, **{**options, "adapter": own})
+
+        return read
+
+    def _checked_adapter(self, name: str | None) -> str | None:
+        """Return the name of an adapter that is loaded. Raises UnknownAdapter."""
+        name = checked_adapter(name)
+        if name is None:
+            return None
+        self._worker.check_process()
+        loaded = self._worker.core.adapters.infos
+        if name not in loaded:
+            raise unknown(name, loaded)
+        return name
+
+    def _queue(self, submission: Submission) -> RequestHandle:
+        handles: list[RequestHandle] = []
+        self._worker.submit([submission], handles)
+        return handles[0]
+
+    def _tokens(self, prompt: Prompt, params: SamplingParams, timeout: float | None) -> list[int]:
+        """Return the token ids of a prompt that fits. A text that is too long is refused before it is tokenized."""
+        self._worker.check_process()
+        fits = partial(self._worker.core.scheduler.check_prompt, params=params)
+        read = partial(tokenize, self._tokenizer, prompt, lambda least: fits(least, at_least=True), params)
+        tokens = read() if is_quick(prompt) else read_with_timeout(timeout, read)
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: give it at least one token")
+        fits(len(tokens))
+        bad = next((t for t in tokens if not 0 <= t < self._vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token id {bad} is outside the vocabulary of {self._vocab_size} tokens")
+        return tokens

@@ -1,0 +1,397 @@
+"""The engine's thread: it owns mlx, and carries out calls of other threads between two steps."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from traceback import clear_frames
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.threads import Task, forked, require_mlx_threads
+from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, with_causes
+from cortexmlx.system.machine import is_refusal
+from cortexmlx.system.waits import take_from
+from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import QueuedRequest, RequestId, TokenEvent
+
+if TYPE_CHECKING:
+    from cortexmlx.core.config import EngineConfig
+    from cortexmlx.core.core import EngineCore
+    from cortexmlx.structured.matcher import Grammar
+
+log = logging.getLogger("cortexmlx")
+
+T = TypeVar("T")
+
+_Answer = queue.SimpleQueue[tuple[Any, BaseException | None]]
+
+_CALLS_SHARE = 0.05
+"""The share of a step's time that calls of other threads get before the next step."""
+
+_CALLS_SECONDS = 0.0002
+"""Seconds that these calls get at least."""
+
+_TOGETHER_SECONDS = 0.05
+"""Seconds for which an idle engine collects calls before its first step, so that prompts that come together share that
+step. All calls that are already queued are taken.
+"""
+
+_AHEAD = 64
+"""How many submissions may wait for the engine's thread. A further one waits until one of them is taken."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request that has no handle yet. Its answers end at `stops` and follow `grammar`. `listener` is that of
+    `Engine.submit`. `owner` is kept alive until the request has ended.
+    """
+
+    request: QueuedRequest
+    stops: Stops
+    listener: Callable[[TokenEvent], None] | None = None
+    owner: object = None
+    grammar: Grammar | None = None
+
+
+class Worker:
+    """The engine's thread, and the queue of calls for it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.core: EngineCore
+        self._config = replace(config, on_progress=self._report)
+        self._on_progress = config.on_progress
+        self._calls: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._tried: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._loaded = False
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._permits = _permits()
+        self._step_seconds = 0.0
+        self._asking: set[_Answer] = set()
+        self._stopping = self._closing = False
+        self._forked = False
+        self._requests = 0
+        self._handles: weakref.WeakValueDictionary[RequestId, RequestHandle] = weakref.WeakValueDictionary()
+        self._task = Task(self._run)
+
+    def start(self) -> None:
+        """Start the thread and wait until the model is loaded. Raises what loading raised."""
+        require_mlx_threads()
+        _workers.add(self)
+        self._task.start()
+        take_from(self._tried)
+        if self._error is not None:
+            self._task.join()
+            raise self._error
+
+    def submit(self, submissions: Iterable[Submission], handles: list[RequestHandle]) -> None:
+        """Queue requests and append their handles to `handles`. The requests of one call reach the scheduler together,
+        so that their prompts share the first step.
+
+        Waits while too many submissions are queued: a loop of submissions would take the interpreter from the engine's
+        thread, and delay every cancel.
+        """
+        counted = not self._task.here()  # which would wait for itself
+        try:
+            if counted:
+                take_from(self._permits)
+            self._submit(submissions, handles, counted)
+        except BaseException:
+            if counted:
+                self._return_permit()  # an engine that is closed wakes all who wait, one after the other
+            raise
+
+    def _return_permit(self) -> None:
+        """Let one more caller submit. An interrupted thread cannot tell whether it had a permit, and returns one. There
+        are never more than `_AHEAD` permits.
+        """
+        if self._permits.qsize() < _AHEAD:
+            self._permits.put(None)
+
+    def _submit(self, submissions: Iterable[Submission], handles: list[RequestHandle], counted: bool) -> None:
+        with self._lock:
+            self.check_open()
+            queued = []
+            for submission in submissions:
+                self._requests += 1
+                number = RequestId(self._requests)
+                handle = RequestHandle(number, self.cancel, submission.listener, submission.owner, self.check_elsewhere)
+                self._handles[number] = handle
+                handles.append(handle)
+                queued.append((submission, handle))
+            self._calls.put(lambda core: self._add(core, queued, counted))
+
+    @property
+    def would_wait(self) -> bool:
+        """Whether `submit` would wait now."""
+        return self._permits.empty()
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether somebody waits for the engine to be open, or to end."""
+        return self._stopping or self._requests > 0
+
+    def cancel(self, request: RequestId) -> None:
+        self._calls.put(lambda core: core.cancel(request))
+
+    def ask(
+        self,
+        question: Callable[[EngineCore], T],
+        *,
+        any_error: bool = False,
+    ) -> T:
+        """Run `question` on the engine's thread between two steps and return its answer. Raises what it raises, and
+        CortexError on the engine's own thread. With `any_error`, not even a `sys.exit` in it ends the engine.
+        """
+        self.check_elsewhere()
+        answer: _Answer = queue.SimpleQueue()
+        caught = BaseException if any_error else Exception
+
+        def run(core: EngineCore) -> None:
+            try:
+                answer.put((question(core), None))
+            except caught as error:
+                answer.put((None, error))
+
+        try:
+            with self._lock:
+                self.check_open()
+                self._asking.add(answer)
+                self._calls.put(run)
+            value: T
+            value, error = take_from(answer)
+        finally:
+            self._asking.discard(answer)
+        if error is not None:
+            raise error
+        return value
+
+    def stop(self) -> None:
+        """End the thread and wait for it, unless this is the engine's own thread. Safe to call again, from any thread.
+
+        It takes no lock: a dropped engine is collected wherever Python collects garbage, also while the lock is held.
+        The thread notifies callers who submit meanwhile, at its end.
+        """
+        self.end()
+        if self._task.running and not self._task.here():
+            self._task.join()
+
+    def end(self) -> None:
+        """Ask the thread to end, without waiting. Safe to call again, from any thread."""
+        self._stopping = True
+        self._calls.put(None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine takes no more requests."""
+        return self._stopping or self._closing
+
+    def check_open(self) -> None:
+        """Raise EngineClosed if the engine takes no more requests."""
+        self.check_process()
+        if self._stopping:
+            raise EngineClosed("the engine is closed: make a new one")
+
+    def check_elsewhere(self) -> None:
+        """Raise CortexError on the engine's own thread."""
+        if self._task.here():
+            raise CortexError(
+                "the engine's own thread cannot ask the engine, which would wait for itself: listeners and logits "
+                "processors run there, so ask from another thread, or use on_event"
+            )
+
+    def check_process(self) -> None:
+        """Raise ForkedProcess in a child of the process that made the engine."""
+        if self._forked:
+            raise forked()
+
+    def abandon(self) -> None:
+        """Close the engine in a forked child, which does not have its thread. Other threads may have held the locks."""
+        self._lock = threading.Lock()
+        self._calls = queue.SimpleQueue()
+        self._permits = _permits()
+        self._forked = self._stopping = True
+        self._task.abandon()
+        for handle in list(self._handles.values()):
+            handle.abandon(forked())
+
+    def _run(self, raised: BaseException | None) -> None:
+        """Live the engine's whole life. If an exception ends it early, it is called again with that exception (see
+        `threads`).
+        """
+        if not self._closing:
+            self._live(raised)
+        self._shut_down()
+
+    def _live(self, raised: BaseException | None) -> None:
+        if not self._loaded:
+            self._load(raised)
+        elif raised is not None:
+            self._recover(raised)
+        self._tried.put(None)
+        while not self._closing and self._take_calls():
+            self._step()
+        self._closing = True
+
+    def _load(self, raised: BaseException | None) -> None:
+        try:
+            if raised is not None:
+                raise raised
+            from cortexmlx.core.core import EngineCore
+
+            self.core = EngineCore(self._config, lambda call: self._calls.put(call), lambda: self._awaited)
+            self._loaded = True
+        except BaseException as error:
+            _clear_frames(error)
+            refused = next((e for e in (error, error.__cause__) if e is not None and is_refusal(e)), None)
+            self._error = (
+                error if refused is None or isinstance(refused, CortexError) else _out_of_memory_error(refused)
+            )
+            self._closing = True
+
+    def _report(self, progress: Progress) -> None:
+        """Pass on the progress of loading. Raises EngineClosed if the engine was closed meanwhile."""
+        if self._stopping:
+            raise EngineClosed("the engine was closed while its model was loaded")
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _recover(self, raised: BaseException) -> None:
+        """Begin again after an exception that may have landed anywhere. All waiting callers get an error. If the engine
+        cannot begin again, it closes.
+        """
+        log.error("the engine's thread was interrupted; its requests fail with it", exc_info=raised)
+        _clear_frames(raised)
+        failure = CortexError(f"the engine's thread was interrupted by {raised!r}: ask again")
+        try:
+            self.core.begin_anew()
+        except Exception as error:
+            log.exception("the engine cannot begin anew, and closes")
+            self._closing = True
+            kind = OutOfMemory if is_refusal(error) else EngineClosed
+            failure = kind(
+                f"the engine's thread was interrupted by {raised!r}; it cannot begin anew, and closes: {error}"
+            )
+        self._fail_all(failure)
+        self._return_permit()  # it may have been interrupted before it gave one back
+        if self._stopping:
+            self._calls.put(None)
+
+    def _fail_all(self, error: CortexError) -> None:
+        """Fail every request and every `ask` so far, also queued ones."""
+        with self._lock:
+            handles, asking = list(self._handles.values()), list(self._asking)
+        for handle in handles:
+            handle.fail(error)
+        for answer in asking:
+            answer.put((None, error))
+
+    def _take_calls(self) -> bool:
+        """Carry out queued calls, for as long as the next step may wait. If the core is idle, wait for a call, or until
+        a request is late, and carry it out together with all queued ones. Return False to stop.
+        """
+        wait = max(_CALLS_SECONDS, _CALLS_SHARE * self._step_seconds)
+        until, together = time.perf_counter() + wait, 0
+        while (idle := self.core.idle) or together or time.perf_counter() < until:
+            more = idle and self._calls.empty() and self.core.tidy()
+            try:
+                call = self._calls.get(block=idle and not more, timeout=self.core.seconds_left if idle else None)
+            except queue.Empty:
+                if more:
+                    continue
+                return True
+            if call is None:
+                return False
+            if idle:
+                until = time.perf_counter() + max(wait, _TOGETHER_SECONDS)
+                together = self._calls.qsize()
+            else:
+                together = max(0, together - 1)
+            call(self.core)
+        return True
+
+    def _add(self, core: EngineCore, queued: Iterable[tuple[Submission, RequestHandle]], counted: bool) -> None:
+        if counted:
+            self._return_permit()
+        for submission, handle in queued:
+            if handle.ended:
+                continue
+            try:
+                core.add(submission.request, handle, submission.stops, submission.grammar)
+            except Exception as error:
+                log.exception("request %d could not be queued", handle.id)
+                handle.fail(_as_cortex_error("the request could not be queued", error))
+                _clear_frames(error)
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        try:
+            self.core.step()
+        except Exception as error:
+            log.exception("a step failed; its requests fail with it")
+            self.core.fail_all(_as_cortex_error("the step failed", error))
+            _clear_frames(error)
+        self._step_seconds = time.perf_counter() - began
+
+    def _shut_down(self) -> None:
+        with self._lock:
+            self._stopping = True
+        self._return_permit()
+        self._tried.put(None)
+        self._fail_all(EngineClosed("the engine was closed before the request could finish"))
+        if hasattr(self, "core"):
+            self.core.release()
+
+
+_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def stop_all() -> None:
+    """Stop all engines before the interpreter destroys mlx."""
+    for worker in list(_workers):
+        worker.stop()
+
+
+def _in_child() -> None:
+    for worker in list(_workers):
+        worker.abandon()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _permits() -> queue.SimpleQueue[None]:
+    """Return a semaphore of `_AHEAD` permits. Unlike Python's own, it cannot stay locked if an exception is thrown at
+    the engine's thread.
+    """
+    permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(_AHEAD):
+        permits.put(None)
+    return permits
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Clear the frames of an error, which hold the model and arrays. An app may keep the error."""
+    for each in with_causes(error):
+        clear_frames(each.__traceback__)
+
+
+def _out_of_memory_error(refused: BaseException) -> OutOfMemory:
+    return OutOfMemory(
+        f"memory was refused while the model was loaded ({refused or type(refused).__name__}): free memory, or choose "
+        "a smaller model or KV memory (--kv-memory)"
+    )
+
+
+def _as_cortex_error(what: str, error: Exception) -> CortexError:
+    return error if isinstance(error, CortexError) else CortexError(f"{what}: {error}")

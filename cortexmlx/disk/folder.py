@@ -1,0 +1,151 @@
+"""The folder of a store: its permissions and its secret key."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from cortexmlx.system.folders import cache_folder
+
+log = logging.getLogger("cortexmlx")
+
+SECRET = "secret"
+HASHES = "weights.hashes"
+_SECRET_BYTES = 32
+_OTHERS = 0o077
+"""Bits of a file's mode that let other users read, write or execute it."""
+
+_OURS = re.compile(
+    r"secret|weights\.hashes|index\.sqlite(-.+)?|[0-9a-f]{32}\.(safetensors|unfinished|transcript)"
+    r"|\.[0-9a-f]{16}\.unfinished"
+)
+TRANSCRIPT = re.compile(r"[0-9a-f]{32}\.transcript")
+"""The names of files with transcripts, which a server keeps here."""
+_TAKEN = {SECRET, HASHES, "index.sqlite"}
+"""Names that other programs use, too."""
+
+_ELSEWHERE = "CORTEXMLX_KV_STORE"
+
+
+def default_folder() -> Path:
+    """Return the folder of the commands' store: `CORTEXMLX_KV_STORE`, or else a folder in the user's cache."""
+    return Path(os.environ.get(_ELSEWHERE) or cache_folder() / "kv")
+
+
+def absolute(path: str | Path) -> Path:
+    """Return the absolute path of a folder, which stays right if the program changes its working directory. A path that
+    cannot be resolved is returned unchanged: opening it will raise.
+    """
+    try:
+        return Path(os.path.expanduser(path)).absolute()
+    except (OSError, ValueError):
+        return Path(path)
+
+
+def shown(path: str | Path) -> str:
+    """Return a path as text that any log can write, since a name on a disk need not be UTF-8."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def open_folder(path: Path) -> bytes:
+    """Create the folder, mode 0700, if it does not exist, and return its secret, which all users of the folder share.
+
+    The secret is part of the keys and proofs of everything that is stored. So files from elsewhere are not believed,
+    and nobody can guess the key of another's text. A new secret is made if it is lost or damaged, or if other users
+    could read or write it; then earlier records are no longer found. Raises OSError if the folder cannot be created or
+    written, if the secret belongs to another user, or if the folder holds other things beside files with a store's
+    names.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in range(3):
+        try:
+            with open_plain(path / SECRET) as file:
+                status = os.fstat(file.fileno())
+                _check_owner(path / SECRET, status.st_uid)
+                known = file.read(_SECRET_BYTES + 1)
+            private = not status.st_mode & _OTHERS
+            if len(known) == _SECRET_BYTES and private:
+                return known
+            _check_ours(path)
+            if not private:
+                log.warning(
+                    "others could read %s: it is made anew, and what was stored is computed anew", shown(path / SECRET)
+                )
+            if os.path.samestat(os.lstat(path / SECRET), status):  # or another process has made a new one
+                (path / SECRET).unlink()
+        except FileNotFoundError:
+            _check_ours(path)
+        _make_secret(path)
+    raise OSError(
+        f"{path / SECRET} does not stay what it is, for its user alone: use a folder on a file system that keeps modes"
+    )
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for anything else: a link leads elsewhere, and opening a pipe
+    waits.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no file")
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def transcripts(folder: Path) -> dict[Path, int]:
+    """Return the bytes of the transcripts that servers keep in a folder, by file."""
+    found = {}
+    for name in os.listdir(folder):
+        if TRANSCRIPT.fullmatch(name):
+            with contextlib.suppress(OSError):
+                found[folder / name] = os.lstat(folder / name).st_size
+    return found
+
+
+def remove_transcripts(folder: Path) -> int:
+    """Remove the transcripts that servers keep in a folder. Return their bytes."""
+    freed = 0
+    for path, size in transcripts(folder).items():
+        with contextlib.suppress(OSError):
+            path.unlink()
+            freed += size
+    return freed
+
+
+def _check_ours(path: Path) -> None:
+    """Check a folder without a secret. Raises OSError if it has a file with a store's name among other things: the file
+    may belong to them, and would be overwritten.
+    """
+    names = set(os.listdir(path))
+    others = sorted(name for name in names if not _OURS.fullmatch(name))
+    if others and (taken := names & _TAKEN):
+        raise OSError(
+            f"it holds other things, such as {others[0]}, and {min(taken)} may be theirs: use a folder of its own"
+        )
+
+
+def _check_owner(path: Path, owner: int) -> None:
+    if owner != os.geteuid():
+        raise PermissionError(f"{path} belongs to user {owner}, not to user {os.geteuid()}, who runs this")
+
+
+def _make_secret(path: Path) -> None:
+    """Write a new secret, completely or not at all, and never over one that another process has just made."""
+    made = path / f"{secrets.token_hex(16)}.unfinished"
+    descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(_SECRET_BYTES))
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # or it is taken for what a dead process left
+            os.link(made, path / SECRET)
+    finally:
+        made.unlink(missing_ok=True)

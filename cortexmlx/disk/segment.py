@@ -1,0 +1,155 @@
+"""Segments: safetensors files of many records. Each is written once, and can be read without the index."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.disk.folder import open_plain
+from cortexmlx.disk.record import Layout, Record, layout_from, layout_of, layout_text, proof, size_of
+
+FORMAT = "cortexmlx-kv-1"
+"""Changes when older files can no longer be read."""
+
+SEGMENT_NAME = re.compile(r"[0-9a-f]{32}\.safetensors")
+UNFINISHED_NAME = re.compile(r"[0-9a-f]{32}\.unfinished")
+
+_MOST_HEADER = 64 << 20
+"""Bytes that a header has at most in this version."""
+
+
+class ForeignSegment(ValueError):
+    """A file that another version may have written, and can read."""
+
+
+@dataclass(frozen=True)
+class RecordLocation:
+    """Where a record is: `size` bytes of a segment from `begin` on, with their layout and proof."""
+
+    key: bytes
+    segment: str
+    begin: int
+    size: int
+    layout: Layout
+    proof: bytes
+
+
+def write_segment(
+    folder: Path, secret: bytes, model: str, records: Sequence[Record]
+) -> tuple[str, int, list[RecordLocation]]:
+    """Write records to a new file of the folder, mode 0600. Return its name, its bytes, and where each record is.
+
+    The file appears complete or not at all. `model` is for people. Raises OSError.
+    """
+    stored = [(record.key, arrays, layout_of(arrays)) for record in records for arrays in (record.stored(),)]
+    proofs = [proof(secret, key, layout, arrays) for key, arrays, layout in stored]
+    header, end = _header(model, [(key, layout, p) for (key, _, layout), p in zip(stored, proofs, strict=True)])
+    stem = secrets.token_hex(16)
+    unfinished, name = folder / f"{stem}.unfinished", f"{stem}.safetensors"
+    with _held(unfinished) as file:
+        try:
+            file.write(header)
+            for _, arrays, _ in stored:
+                for array in arrays:
+                    file.write(array.data)
+            file.flush()
+            os.rename(unfinished, folder / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+    places, begin = [], len(header)
+    for (key, arrays, layout), digest in zip(stored, proofs, strict=True):
+        size = sum(array.nbytes for array in arrays)
+        places.append(RecordLocation(key, name, begin, size, layout, digest))
+        begin += size
+    return name, len(header) + end, places
+
+
+def read_header(folder: Path, name: str) -> tuple[str, list[RecordLocation]]:
+    """Return the model's name of a segment and where its records are, as the file itself says.
+
+    Raises OSError, ForeignSegment for another format, or ValueError if the file is no complete segment.
+    """
+    with open_plain(folder / name) as file:
+        total = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= total - 8:
+            raise ValueError(f"{name} has no header")
+        if length > _MOST_HEADER:
+            raise ForeignSegment(f"the header of {name} has {length} bytes")
+        data = file.read(length)
+    try:
+        header = json.loads(data)
+        about = header.pop("__metadata__", {})
+        if about.pop("format", None) != FORMAT:
+            raise ForeignSegment(f"{name} has another format")
+        return printable(str(about.pop("model"))), _places(name, header, about, 8 + length, total)
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the header of {name} is damaged") from error
+
+
+def printable(model: str) -> str:
+    """Return a model's name as text that any file and any terminal can take. A folder's name may not be printable."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in model)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the unfinished files of writers that have died: those that no process has locked. Empty ones stay, since a
+    writer may be about to lock them.
+    """
+    for path in folder.iterdir():
+        if UNFINISHED_NAME.fullmatch(path.name) and path.stat().st_size:
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def _header(model: str, records: Sequence[tuple[bytes, Layout, bytes]]) -> tuple[bytes, int]:
+    """Return the header, padded to 8 bytes, and the number of bytes that follow it."""
+    about = {"format": FORMAT, "model": model}
+    tensors: dict[str, Any] = {"__metadata__": about}
+    end = 0
+    for key, layout, digest in records:
+        about[key.hex()] = f"{digest.hex()} {layout_text(layout)}"
+        for number, (dtype, shape) in enumerate(layout):
+            begin, end = end, end + size_of(dtype, shape)
+            name = f"{key.hex()}.{number - 1}" if number else f"{key.hex()}.tokens"
+            tensors[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(tensors, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, end
+
+
+def _places(name: str, tensors: dict[str, Any], about: dict[str, str], data: int, total: int) -> list[RecordLocation]:
+    places = []
+    for word, said in about.items():
+        digest, _, text = said.partition(" ")
+        layout = layout_from(text)
+        begin = data + int(tensors[f"{word}.tokens"]["data_offsets"][0])
+        size = sum(size_of(dtype, shape) for dtype, shape in layout)
+        key, own = bytes.fromhex(word), bytes.fromhex(digest)
+        if len(key) != 16 or len(own) != 16 or not data <= begin <= begin + size <= total:
+            raise ValueError(f"{name} has a record that lies outside of it")
+        places.append(RecordLocation(key, name, begin, size, layout, own))
+    return places
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[Any]:
+    """Yield a new file, mode 0600, that is locked while it is open. So others can tell it from the file of a process
+    that died.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield file

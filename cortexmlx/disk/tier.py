@@ -1,0 +1,281 @@
+"""The disk tier as the KV cache sees it: which blocks are to be stored, and which a prompt can load. It knows neither
+files nor mlx.
+
+What is stored are *pieces*: the block of an entry in one layer group, or the recurrent state at the end of an entry. A
+piece's key is made of the entry's key, which stands for all text from the beginning, and of the model's identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from cortexmlx.kv.prefix import GONE, Entry, Key
+from cortexmlx.kv.spec import LayerGroup
+
+STATE = -1
+"""Used in place of a group's number: the recurrent state at the end of a block."""
+
+START_SECONDS_PER_TOKEN = 1 / 2000
+"""The estimate for computing a prompt token until one was measured."""
+
+_READING_SECONDS = 0.001
+"""Seconds that a load takes besides reading its bytes."""
+
+MOST_READ = 4 << 30
+"""Bytes that are read for one prompt at once. They wait in memory beside the arena. What comes after them is
+computed.
+"""
+
+_MOST_LEAVING = 1 << 16
+"""How many entries may wait to be stored."""
+
+
+class Content(Protocol):
+    """The arrays of all layers of a piece, as `execution/transfer.py` arranges them."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]: ...
+
+
+@dataclass(frozen=True)
+class PieceLoad:
+    """A piece that is to be written into `target`: a block of `group`, or a snapshot if `group` is `STATE`."""
+
+    group: int
+    target: int
+    content: Content
+
+
+@dataclass(eq=False)
+class DiskLoad:
+    """A load of a prompt's blocks from disk, from the request to its result.
+
+    `DiskTier.make_load` makes it. Its owner sets `pieces` when they are read. All other fields stay as they are, so
+    another thread may call `wanted`, `groups` and `choose` meanwhile.
+    """
+
+    tier: DiskTier = field(repr=False)
+    begin: int
+    """The index, in the text, of the first block that is requested."""
+    keys: tuple[Key, ...]
+    """The keys of the entries of the requested blocks."""
+    tokens: tuple[int, ...] = field(repr=False)
+    """The tokens of these blocks, in order."""
+    matched: int
+    """How many tokens of the text are in memory."""
+    seconds_per_token: float
+    """The time to compute a token."""
+    pieces: Mapping[Key, Content] | None = field(default=None, repr=False)
+    """The pieces that were read, by key; None while they are being read."""
+
+    def wanted(self) -> dict[Key, tuple[int, ...]]:
+        """Return the keys of all pieces that may exist, each with its tokens."""
+        size = self.tier.block_size
+        contents = (self.tokens[i : i + size] for i in range(0, len(self.tokens), size))
+        each = zip(self.keys, contents, strict=True)
+        return {self.tier.piece_key(key, group): content for key, content in each for group in self.tier.every}
+
+    def groups(self) -> dict[Key, int]:
+        """Return the layer group of each of these pieces, or `STATE`, by key, in the same order."""
+        return {self.tier.piece_key(key, group): group for key in self.keys for group in self.tier.every}
+
+    def end(self, available: Collection[Key]) -> int:
+        """Return the number of blocks with which a text can begin, given the pieces in `available` and what is in
+        memory.
+        """
+        last = self.begin + len(self.keys)
+        chain = next((p for p in range(self.begin, last) if not self._has(available, p, self.tier.whole)), last)
+        for end in range(chain, self.begin, -1):
+            if all(self._has(available, place, (group,)) for place, group in self._needed(end) if place >= self.begin):
+                return end
+        return self.begin
+
+    def choose(self, there: Mapping[Key, int], rate: float) -> list[Key]:
+        """Return the keys of the pieces worth reading: those that it takes to begin as far into the text as possible,
+        or none if computing is faster. `there` has the bytes of each piece that exists, and `rate` is how many bytes
+        can be read per second.
+        """
+        end = self.end(there)
+        keys = [self._key(place, group) for place, group in self._needed(end)]
+        seconds = _READING_SECONDS + sum(there[key] for key in keys if key in there) / rate
+        return keys if end > self.begin and seconds < self._seconds_to(end) else []
+
+    @property
+    def seconds(self) -> float:
+        """The time to compute all requested tokens."""
+        return self._seconds_to(self.begin + len(self.keys))
+
+    @cached_property
+    def loaded(self) -> int:
+        """The number of blocks with which a text can begin with the pieces that were read."""
+        assert self.pieces is not None
+        return self.end(self.pieces)
+
+    def piece(self, place: int, group: int) -> Content:
+        """Return a piece that was read, by the index of its block and its group."""
+        assert self.pieces is not None
+        return self.pieces[self._key(place, group)]
+
+    def continues(self, tokens: Sequence[int], keys: Sequence[Key], blocks: int, most: int) -> bool:
+        """Return whether the pieces that were read continue the first `blocks` blocks of a text with these `tokens` and
+        `keys`, and end within its first `most` tokens.
+        """
+        size = self.tier.block_size
+        if (
+            self.pieces is None
+            or not self.begin <= blocks < self.loaded <= min(len(keys), most // size)
+            or keys[self.loaded - 1] != self.keys[self.loaded - 1 - self.begin]
+        ):
+            return False
+        begin, count = self.begin * size, (self.loaded - self.begin) * size
+        return tuple(tokens[begin : begin + count]) == self.tokens[:count]
+
+    def brings(self, keys: Sequence[Key], place: int) -> bool:
+        """Return whether the block at index `place` of a text with these `keys` is being read."""
+        asked = self.pieces is None and self.begin <= place < min(len(keys), self.begin + len(self.keys))
+        return asked and keys[place] == self.keys[place - self.begin]
+
+    def _needed(self, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the index and group of each piece that it takes to begin after the first `end` blocks, in order."""
+        fronts = {group: self.tier.front(group, end) for group in range(len(self.tier.groups))}
+        for place in range(self.begin, end):
+            yield from ((place, group) for group, front in fronts.items() if place >= front)
+        if self.tier.states:
+            yield end - 1, STATE
+
+    def _seconds_to(self, end: int) -> float:
+        return (end * self.tier.block_size - self.matched) * self.seconds_per_token
+
+    def _has(self, there: Collection[Key], place: int, groups: Sequence[int]) -> bool:
+        return all(self._key(place, group) in there for group in groups)
+
+    def _key(self, place: int, group: int) -> Key:
+        return self.tier.piece_key(self.keys[place - self.begin], group)
+
+
+class DiskTier:
+    """The disk tier of a `KVCache`: it collects entries to be stored, and makes the loads of prompts.
+
+    With `states`, a text can begin only where its recurrent state is stored. `start` begins to read a load, which is
+    answered later. `dropped` is called with the number of pieces that left memory before they were stored. Pieces for
+    which `may_have` returns False are not requested.
+
+    `identity` names the model, in at most 64 bytes. No other model has the same. While it is None, no piece has a key:
+    nothing is requested, and entries wait to be stored.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[LayerGroup],
+        block_size: int,
+        states: bool,
+        start: Callable[[DiskLoad], None],
+        identity: bytes | None,
+        dropped: Callable[[int], None] = lambda pieces: None,
+        may_have: Callable[[Key], bool] = lambda piece: True,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.states = states
+        self.start = start
+        self.identity = identity
+        self.every = (*range(len(groups)), *((STATE,) if states else ()))
+        self.whole = [g for g, group in enumerate(groups) if group.spec.attention_window.tokens is None]
+        self._most_blocks = MOST_READ // max(1, sum(group.bytes_per_token for group in groups) * block_size)
+        self._dropped = dropped
+        self._may_have = may_have
+        self._leaving: dict[Entry, None] = {}
+
+    def front(self, group: int, place: int) -> int:
+        """Return the index of the first block that the first token of the block at index `place` sees."""
+        return self.groups[group].spec.attention_window.first_block(place * self.block_size, self.block_size)
+
+    def piece_key(self, entry: Key, group: int) -> Key:
+        """Return the key of an entry's piece."""
+        assert self.identity is not None
+        return hashlib.blake2b(entry + b"%d" % group, key=self.identity, digest_size=16).digest()
+
+    # -- down ---------------------------------------------------------------------------------------------------------
+
+    def on_cached(self, entry: Entry) -> None:
+        """Have an entry stored before it leaves memory, because it is cached now, or has got a block that it lacked."""
+        if len(entry.tokens) == self.block_size and any(True for _ in self.unstored_pieces(entry)):
+            self._leaving[entry] = None
+            if len(self._leaving) > _MOST_LEAVING:
+                self._drop(self._next())
+
+    def on_passed(self, entries: Iterable[Entry]) -> None:
+        """Do not store these entries: the sequence that cached them continues with another text."""
+        for entry in entries:
+            self._leaving.pop(entry, None)
+
+    def to_store(self) -> Iterator[Entry]:
+        """Yield the entries that are to be stored, in the order in which they were cached. Call `mark_stored` for what
+        is stored.
+        """
+        while self._leaving:
+            entry = self._next()
+            if entry.forgotten:
+                self._drop(entry)
+            elif any(True for _ in self.unstored_pieces(entry)):
+                yield entry
+
+    def unstored_pieces(self, entry: Entry) -> Iterator[tuple[int, int]]:
+        """Yield the pieces of an entry that are not stored: a group with its block, or `STATE` with its snapshot."""
+        for group, block in enumerate(entry.blocks):
+            if block != GONE and group not in entry.on_disk:
+                yield group, block
+        if self.block_size in entry.states and STATE not in entry.on_disk:
+            yield STATE, entry.states[self.block_size]
+
+    @staticmethod
+    def mark_stored(entry: Entry, group: int) -> None:
+        """Note that a piece of an entry is on disk."""
+        entry.on_disk = entry.on_disk | {group}
+
+    def clear(self) -> None:
+        """Forget all entries, because what is cached cannot be trusted."""
+        self._leaving.clear()
+
+    def __len__(self) -> int:
+        """Return how many entries wait to be stored."""
+        return len(self._leaving)
+
+    def _next(self) -> Entry:
+        entry = next(iter(self._leaving))
+        del self._leaving[entry]
+        return entry
+
+    def _drop(self, entry: Entry) -> None:
+        self._dropped(sum(1 for _ in self.unstored_pieces(entry)))
+
+    # -- up -----------------------------------------------------------------------------------------------------------
+
+    def make_load(
+        self,
+        tokens: Sequence[int],
+        keys: Sequence[Key],
+        blocks: int,
+        matched: int,
+        most: int,
+        seconds_per_token: float | None,
+    ) -> DiskLoad | None:
+        """Return the load for a text whose first `blocks` blocks, `matched` tokens in all, are in memory. None if no
+        further whole block may be on disk.
+
+        Tokens after the first `most` tokens are computed in any case, and so are those after `MOST_READ` bytes.
+        """
+        if self.identity is None:
+            return None
+        end = min(len(keys), most // self.block_size, blocks + self._most_blocks)
+        if end <= blocks or not any(self._may_have(self.piece_key(keys[blocks], group)) for group in self.every):
+            return None
+        wanted = tuple(tokens[blocks * self.block_size : end * self.block_size])
+        seconds = START_SECONDS_PER_TOKEN if seconds_per_token is None else seconds_per_token
+        return DiskLoad(self, blocks, tuple(keys[blocks:end]), wanted, matched, seconds)

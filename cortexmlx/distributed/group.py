@@ -1,0 +1,239 @@
+"""HostGroup: the workers of an engine, with the parts of its model opened in them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.disk.folder import absolute
+from cortexmlx.disk.pieces import Arrived
+from cortexmlx.disk.tier import STATE
+from cortexmlx.distributed.disk.group_store import GroupStore, Later
+from cortexmlx.distributed.options import RankInfo, RankOptions
+from cortexmlx.distributed.parts import Part
+from cortexmlx.distributed.remote_runner import RemoteRunner
+from cortexmlx.distributed.spec import Hosts
+from cortexmlx.distributed.switches import compare_every, hang_limits
+from cortexmlx.distributed.worker_group import WorkerGroup
+from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused
+from cortexmlx.execution.boundary import Runner
+from cortexmlx.kv.sizing import row_bytes
+from cortexmlx.models import LoadedModel
+from cortexmlx.models.load import LOADING_STEPS
+from cortexmlx.stats import HostStats
+from cortexmlx.types.progress import Progress
+
+log = logging.getLogger("cortexmlx")
+
+ATTEMPTS = 3
+"""How often lost workers are started again before their loss is final."""
+
+PAUSE_SECONDS = 1.0
+"""Seconds between the first two attempts; twice as many before each further one."""
+
+_LOOK_SECONDS = 0.1
+"""How often a pause is interrupted to report, so that it notices when the engine is closed."""
+
+OnLost = Callable[[int, HostLost], None]
+"""Called with the epoch of the workers and the loss of one, on any thread."""
+
+
+class HostGroup:
+    """Starts the workers, and has each open its part of the model. It says in words what computes attention in them
+    (`AttentionInUse`). One thread at a time may use it: the engine's, or the one that starts lost workers.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, on_lost: OnLost) -> None:
+        """Nothing is started yet. `loaded` is the model without its weights. `on_lost` is called when a worker is lost
+        while nobody waits for it, too. Raises HostRefused for hosts that are none, and InvalidRequest for what the
+        environment sets.
+        """
+        self._config = config
+        self._loaded = loaded
+        self._on_lost = on_lost
+        self._options = rank_options(config, loaded.name, loaded.adapter)
+        self._limits = hang_limits()
+        self._workers = WorkerGroup(Hosts.parse(str(config.hosts)), check=self._report)
+        self._runner: RemoteRunner | None = None
+        self._ended = False
+        self.infos: tuple[RankInfo, ...] = ()
+        """What each worker tells about its part."""
+        self.machines: tuple[str, ...] = tuple(host.ssh for host in self._workers.hosts.hosts)
+        """The machine of each worker."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The workers by rank, as a user would name them."""
+        return self._workers.names
+
+    @property
+    def epoch(self) -> int:
+        """The number of the last start, from 1."""
+        return self._workers.epoch
+
+    def open(self) -> None:
+        """Start the workers, and open the parts. Raises HostLost, HostRefused and what opening a part raises."""
+        try:
+            with self._reporting():
+                self._workers.reopen()
+                epoch = self.epoch
+                self._workers.when_lost(lambda lost: self._on_lost(epoch, lost))
+                self._runner = RemoteRunner(self._workers.channels, self.names, self._limits)
+                self.infos = self._runner.open(self._options)
+            for name, info in zip(self.names, self.infos, strict=True):
+                self._check(name, info)
+        except BaseException:
+            self._workers.close()
+            raise
+
+    def reopen(self) -> None:
+        """End all workers and start them again, several times if need be. Raises HostLost, and what else `open` raises
+        at once.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self.open()
+            except HostLost as lost:
+                log.warning("attempt %d of %d to start the workers again failed: %s", attempt, ATTEMPTS, lost)
+                if attempt == ATTEMPTS:
+                    raise
+                self._pause(PAUSE_SECONDS * 2 ** (attempt - 1))
+
+    def arrange(self, parts: Sequence[Part]) -> Runner:
+        """Let each worker make its runner for its layers of all groups. Return the runner of all."""
+        runner = self._opened
+        with self._reporting():  # a worker computes a token: it reads its weights
+            runner.arrange(parts)
+        return runner
+
+    def piece_store(
+        self, parts: Sequence[Part], later: Later, arrived: Arrived, can_join: Callable[[], None]
+    ) -> GroupStore:
+        """Return the store in which the workers keep their parts of blocks: see `GroupStore`. The workers must be
+        arranged.
+        """
+        config, runner = self._config, self._opened
+        assert config.kv_store is not None
+        sizes = dict(enumerate(runner.part_bytes())) | {STATE: max(map(row_bytes, parts))}
+        path = absolute(config.kv_store)
+        return GroupStore(runner.calls, path, config.store_bytes, sizes, later, arrived, can_join)
+
+    def stats(self) -> tuple[HostStats, ...]:
+        """Return what each worker holds, as of its newest answer. Nothing while there are no workers."""
+        held = [state.bytes for state in self._opened.ranks]
+        if len(held) < len(self.names):
+            return ()
+        return tuple(
+            HostStats(name, info.weight_bytes, bytes_.arena, bytes_.active)
+            for name, info, bytes_ in zip(self.names, self.infos, held, strict=True)
+        )
+
+    def end_starts(self) -> None:
+        """End a start on another thread soon, with EngineClosed, and every later one. Any thread may call it."""
+        self._ended = True
+
+    def close(self) -> None:
+        """End all workers. Safe to call again."""
+        if self._runner is not None:
+            self._runner.close()
+        self._workers.close()
+
+    # -- `AttentionInUse` ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Return what computes attention in the workers, in one line."""
+        return f"{', '.join(dict.fromkeys(info.backend for info in self.infos))} in {len(self.infos)} workers"
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes on attention are in the workers' own logs."""
+        return ()
+
+    def reconsider(self) -> None:
+        """A worker reconsiders its kernels by itself when its runner is told to forget a step."""
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _opened(self) -> RemoteRunner:
+        assert self._runner is not None, "the group was not opened"
+        return self._runner
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Report while this thread waits for answers of workers. If the engine is closed meanwhile, reporting raises.
+        Then the workers are ended, which ends the wait, and that is raised.
+        """
+        raised: list[BaseException] = []
+        over = threading.Event()
+
+        def report() -> None:
+            try:
+                while not over.wait(_LOOK_SECONDS):
+                    self._report()
+            except BaseException as error:
+                raised.append(error)
+                self._workers.close()
+
+        reporter = threading.Thread(target=report, name="cortexmlx opens workers", daemon=True)
+        reporter.start()
+        try:
+            yield
+        except CortexError as error:
+            over.set()
+            reporter.join()
+            if raised:
+                raise raised[0] from error
+            raise
+        finally:
+            over.set()
+            reporter.join()
+
+    def _report(self) -> None:
+        if self._ended:
+            raise EngineClosed("the engine was closed while its workers were started")
+        if self._config.on_progress is not None:
+            self._config.on_progress(Progress("loading", 0, LOADING_STEPS))
+
+    def _check(self, name: str, info: RankInfo) -> None:
+        """Raise HostRefused for a worker that has another model than the controller."""
+        if info.identity != self._loaded.identity:
+            raise HostRefused(
+                f"{name} has other files of {self._loaded.name} than this machine: copy the model's folder to every "
+                "host, the same version"
+            )
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._report()
+            time.sleep(_LOOK_SECONDS)
+
+
+def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) -> RankOptions:
+    """Return what a worker needs to open its part of the model `name`."""
+    return RankOptions(
+        model=_everywhere(name),
+        adapter=None if adapter is None else str(adapter),
+        dequantize=config.dequantize,
+        kv_bits=config.kv_bits,
+        kv_group_size=config.kv_group_size,
+        block_size=config.block_size,
+        attention=config.attention,
+        reproducible=config.reproducible,
+        max_rows=config.max_rows,
+        prefill_budget=config.prefill_budget,
+        kv_store=None if config.kv_store is None or not config.prefix_cache else str(absolute(config.kv_store)),
+        store_bytes=config.store_bytes,
+        compare_every=compare_every(),
+    )
+
+
+def _everywhere(name: str) -> str:
+    """Return the name by which every worker finds a model: an absolute path, or a name that is no path."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name

@@ -1,0 +1,217 @@
+"""HostedModel: a model whose parts are in workers, in other processes or on other machines."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.embedding.support import no_support
+from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
+from cortexmlx.disk.connector import StoreConnector
+from cortexmlx.distributed.disk.group_store import GroupStore
+from cortexmlx.distributed.group import HostGroup
+from cortexmlx.distributed.parts import Part, in_one_order, room_of_all, together
+from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
+from cortexmlx.execution.boundary import AdapterTables, Runner
+from cortexmlx.execution.mode import begin_paged
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.prefix import PrefixCache
+from cortexmlx.kv.sizing import (
+    Load,
+    beyond_note,
+    bytes_per_token,
+    check_kv_memory,
+    default_kv_bytes,
+    long_tail_rows,
+    reserved_bytes,
+)
+from cortexmlx.kv.spec import Counts
+from cortexmlx.models import LoadedModel
+from cortexmlx.models.load import load_without_weights
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
+
+
+class HostedModel:
+    """A model that is served by a group of workers. No weights and no keys and values are in this process. See
+    `ServedModel`.
+    """
+
+    draft: ServedModel | None = None
+    choices: tuple[TimedChoice, ...] = ()
+    embedding = no_support(
+        "with hosts no texts are embedded and no documents judged: the model's states are in other processes. Open the "
+        "model without hosts"
+    )
+
+    def __init__(self, config: EngineConfig, wake: Callable[[Call], None]) -> None:
+        """`wake(call)` has a call carried out between two steps. Threads that watch the workers use it. Raises what
+        `Engine` raises, HostRefused and HostLost.
+        """
+        self._config = config
+        self._wake = wake
+        self._opening = threading.Lock()
+        self.runner: Runner
+        self.disk: StoreConnector | None = None
+        loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
+        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
+        try:
+            self._group.open()
+            self._groups = [info.groups for info in self._group.infos]
+            self._parts, self.runner = self._arranged()
+            self.loaded = self._whole(loaded)
+            self.info = self._sized()
+            if config.kv_store is not None and config.prefix_cache:
+                self._pieces = self._piece_store()
+                self.disk = StoreConnector(self._pieces, None)
+        except BaseException:
+            self.release()
+            raise
+
+    def _noticed(self, core: Any, epoch: int, lost: HostLost) -> None:
+        """Recover from a loss that was noticed outside of a step, unless a step or a start has met it since."""
+        if core.recovery.open and epoch == self._group.epoch:
+            core.recovery.recover(lost)
+
+    def _arranged(self) -> tuple[tuple[Part, ...], Runner]:
+        """Let the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
+        parts = in_one_order(info.groups for info in self._group.infos)
+        return parts, self._group.arrange(parts)
+
+    def _whole(self, files: LoadedModel) -> LoadedModel:
+        """Return the model that the parts are together."""
+        infos = self._group.infos
+        return replace(
+            files,
+            weight_bytes=infos[0].whole_bytes,
+            parameters=infos[0].whole_parameters,
+            dtype=infos[0].dtype,
+            notes=tuple(dict.fromkeys((*files.notes, *(note for info in infos for note in info.notes)))),
+        )
+
+    def _sized(self) -> ModelInfo:
+        """Divide the memory of each worker. Return what an app sees of the model."""
+        config, infos, parts = self._config, self._group.infos, self._parts
+        load = Load(config.max_rows, config.prefill_budget, config.block_size)
+        context, vocab_size = self.loaded.context_length, infos[0].vocab_size
+        longest = context if config.keep is None else min(context, config.keep.most)
+        on_gpus = all(info.backend == "metal" for info in infos)
+        tails = [long_tail_rows(p, i.weight_bytes) for p, i in zip(parts, infos, strict=True)] if on_gpus else [0]
+        self._long_tail_rows = min(tails)
+        beside = Counter(self._group.machines)
+        memory: list[int] = []
+        beyond: tuple[str, ...] = ()
+        for part, info, machine in zip(parts, infos, self._group.machines, strict=True):
+            available = info.memory_bytes // beside[machine]
+            reserved = reserved_bytes(part, load.rows, vocab_size, info.weight_bytes, self._long_tail_rows)
+            if config.kv_bytes is not None:
+                check_kv_memory(config.kv_bytes * beside[machine], info.memory_bytes, info.memory_bytes, machine)
+                beyond += beyond_note(config.kv_bytes, max(available - reserved, 0), machine)
+            memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
+        self._room = room_of_all(parts, memory, load, longest)
+        self.blocks = self._room.blocks
+        whole = together(parts)
+        notes = (*self.loaded.notes, *dict.fromkeys(beyond), f"{len(infos)} workers: {'; '.join(self._group.names)}")
+        return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
+
+    @property
+    def hosts(self) -> tuple[HostStats, ...]:
+        """The workers."""
+        return self._group.stats()
+
+    @property
+    def backend(self) -> AttentionInUse:
+        """What computes attention."""
+        return self._group
+
+    def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
+        """Begin an empty arena in every worker. Return the owner of its blocks. Raises HostLost, and MemoryRefused
+        unless it begins `anew`.
+        """
+        prefix = PrefixCache(self._config.block_size)
+        cache = begin_paged(
+            self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b), anew
+        )
+        if self.disk is not None:
+            self.disk.attach(cache)
+        return cache
+
+    def may_resize(self, blocks: Counts) -> bool:
+        """Return whether all workers could get `blocks` blocks. The answer of a lost group is yes: it is asked in the
+        middle of a plan, and the next step finds the loss.
+        """
+        try:
+            return self.runner.can_resize(blocks)
+        except HostLost:
+            return True
+
+    def begin_scheduler(self, cache: KVCache) -> Scheduler:
+        """Return a scheduler without requests."""
+        scheduling = scheduling_of(self._config, self.loaded.context_length, self.info.vocab_size)
+        return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
+
+    def begin_store(self) -> None:
+        """Let the workers' stores read and write, once all of them know their parts' identities."""
+        if self.disk is None or self.disk.state is not StoreState.HASHING:
+            return
+        known = self._pieces.joined()
+        if isinstance(known, bytes):
+            self.disk.join(known)
+        elif known is not None:
+            self.disk.leave(known)
+
+    def _piece_store(self) -> GroupStore:
+        return self._group.piece_store(
+            self._parts,
+            lambda call: self._wake(lambda core: call()),
+            lambda load, found: self._wake(lambda core: core.scheduler.arrived(load, found)),
+            self.begin_store,
+        )
+
+    def reopen(self) -> None:
+        """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
+        Raises HostLost if that fails again and again, and HostRefused if the parts are not the same any more.
+
+        It takes long, and needs no mlx. So any thread may call it, while the engine's thread may `release` the model.
+        """
+        with self._opening:
+            self._group.reopen()
+            if [info.groups for info in self._group.infos] != self._groups:
+                self._group.close()
+                raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
+            _, self._reopened = self._arranged()
+
+    def begin_anew(self) -> None:
+        """Begin with the workers that `reopen` started: `runner` is another one, without an arena."""
+        self.runner = self._reopened
+        if self.disk is not None:
+            self._pieces.abandon()
+            self._pieces = self._piece_store()
+            self.disk.restart(self._pieces)
+            self.begin_store()
+
+    def adapters(self) -> AdapterTables:
+        """Raise AdapterRefused: the workers cannot have any yet."""
+        raise AdapterRefused(
+            "with hosts no adapters are served per request: open the engine without hosts, or with one adapter "
+            "(adapter=, --adapter)"
+        )
+
+    def check_pins(self) -> None:
+        """Raise InvalidRequest if pinning a text is useless here."""
+        check_prefix_cache(self._config)
+
+    def release(self) -> None:
+        """End all workers. Safe to call again."""
+        disk, self.disk = self.disk, None
+        try:
+            self._group.end_starts()
+            with self._opening:
+                if disk is not None:
+                    disk.close()
+        finally:
+            self._group.close()

@@ -1,0 +1,85 @@
+"""Assignment: what a worker is told when it starts. Without mlx."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TextIO
+
+from cortexmlx.distributed.links.handshake import KEY_BYTES
+from cortexmlx.errors import HostRefused
+
+VARIABLE = "CORTEXMLX_WORKER"
+"""The environment variable that holds an assignment. Everybody on a machine may see it, so it has no key."""
+
+KEY_VARIABLE = "CORTEXMLX_WORKER_KEY"
+"""The environment variable that holds the group's key with MPI, whose standard input reaches one rank only. Without MPI
+the key is the first line of the standard input. Neither is on a command line.
+"""
+
+MEET = b"meet"
+"""The controller's first message: all workers have joined, so each can meet the others by MLX."""
+
+READY = b"ready"
+"""A worker's first message: it has met the others."""
+
+CONTROLLER_LOST = 4
+"""The exit code of a worker that ended because its link did. It is not the cause: when one worker is lost, the
+controller ends the links of all.
+"""
+
+_KEY_CHARACTERS = 200
+
+_RANKS = ("MLX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Where MLX's launcher and Open MPI write a process's rank."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which group a worker belongs to, and where its controller listens. The same for all workers of an epoch."""
+
+    addresses: tuple[tuple[str, int], ...]
+    """Where the controller listens: IP address and port."""
+    epoch: int
+    ranks: int
+    """How many workers there are."""
+    backend: str
+    seconds: float
+    """How long a worker tries to reach its controller."""
+
+    def variable(self) -> str:
+        """Return `NAME=VALUE` for the environment."""
+        return f"{VARIABLE}={json.dumps(asdict(self), separators=(',', ':'))}"
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Assignment:
+        """Read it from the environment. Raises HostRefused."""
+        try:
+            value = json.loads(environment[VARIABLE])
+            addresses = tuple((str(host), int(port)) for host, port in value.pop("addresses"))
+            return cls(addresses, **value)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise HostRefused(
+                f"{VARIABLE} is not set to an assignment: workers are started by cortexmlx, with --hosts"
+            ) from None
+
+
+def rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return this process's rank, as its launcher wrote it. Raises HostRefused."""
+    for name in _RANKS:
+        if environment.get(name, "").isdigit():
+            return int(environment[name])
+    raise HostRefused(f"none of {', '.join(_RANKS)} is set: workers are started by cortexmlx, with --hosts")
+
+
+def take_key(environment: MutableMapping[str, str], standard_input: TextIO) -> bytes:
+    """Return the group's key, and remove it from the environment. Raises HostRefused."""
+    text = environment.pop(KEY_VARIABLE, None) or standard_input.readline(_KEY_CHARACTERS)
+    with suppress(ValueError):
+        key = bytes.fromhex(text.strip())
+        if len(key) == KEY_BYTES:
+            return key
+    raise HostRefused("a worker needs its group's key: workers are started by cortexmlx, with --hosts")

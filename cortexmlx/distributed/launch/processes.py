@@ -1,0 +1,208 @@
+"""Processes: the workers of one epoch, as MLX's launcher runs them. Without mlx."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from cortexmlx.distributed.launch import supervisor
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, KEY_VARIABLE
+from cortexmlx.distributed.launch.launcher import launch_command, shared_cores, usable_cores
+from cortexmlx.distributed.spec import Hosts
+from cortexmlx.errors import HostRefused
+
+_LINES = 60
+_LINES_LOOKED_AT = 1000
+"""Of what comes at once. Most of it may be MLX's complaints about a lost neighbour."""
+_LINE_CHARACTERS = 400
+
+_ENDED = (
+    re.compile(r"Node with rank (?P<rank>\d+) exited with code (?P<code>-?\d+)"),  # mlx.launch
+    re.compile(r"Node with rank (?P<rank>\d+) completed"),  # mlx.launch, of exit code 0
+    re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node .* exited on (?P<signal>signal \d+)"),  # mpirun
+    re.compile(r"Process name: \[\[\d+,\d+\],(?P<rank>\d+)\]\nExit code: +(?P<code>-?\d+)"),  # mpirun
+)
+_LAUNCHERS = re.compile(r"^\[(WARN|INFO)\]|Node with rank \d+ (exited with code|was killed|completed)")
+_RING = re.compile(r"^(\[ring\] *)+($|Socket|Sending|Receiving|Too many)")
+"""What MLX's ring writes a dozen times on a rank whose neighbour has ended: never the cause."""
+_THREAD_FAILED = re.compile(r"^Exception in thread .*\(_thread_fn\)")
+"""How the traceback of a thread of `mlx.launch` begins. Each of them runs one rank."""
+
+_NEWS_SECONDS = 1.5
+_SSH_FAILED = "255"
+_BY_THE_LAUNCHER = (str(-signal.SIGTERM), _SSH_FAILED)
+"""The exit codes of ranks, and of their ssh, that `mlx.launch` ends once another has ended."""
+
+
+class Processes:
+    """All processes of one epoch: the launcher, and what it started here. Its own session, so that Ctrl-C in the
+    terminal reaches the controller alone.
+    """
+
+    def __init__(self, hosts: Hosts, variables: Sequence[str], key: bytes, worker: Sequence[str]) -> None:
+        """Start `worker`, a command line, for every rank. It finds `variables` (`NAME=VALUE`) in its environment, and
+        the key where `take_key` looks for it. Raises HostRefused.
+        """
+        if not sys.executable:
+            raise HostRefused("there is no Python program to start workers with: sys.executable is not set")
+        self._hosts = hosts
+        self._key = key.hex()
+        usual = tempfile.gettempdir()
+        # Open MPI makes sockets in it, whose paths must be short. The scripts of `mlx.launch` do not quote its path.
+        plain = hosts.backend != "mpi" and shlex.quote(usual) == usual
+        self._folder = Path(tempfile.mkdtemp(prefix="cortexmlx-hosts-", dir=usual if plain else "/tmp"))
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._of_the_ring: deque[str] = deque(maxlen=_LINES)
+        self._tracebacks = 0
+        """How many tracebacks of the launcher's threads have begun in the output and are not over."""
+        self.launcher_failure: str | None = None
+        """The exception that ended a thread of the launcher before any rank was told to have ended; None: none did."""
+        self._news_until = 0.0
+        try:
+            command = launch_command(hosts, self._folder, variables, worker)
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", supervisor.__file__, str(self._folder), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment(hosts),
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        assert self._supervisor.stdin is not None and self._supervisor.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._supervisor.stdout,), daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._end_orphans, daemon=True).start()
+        with suppress(OSError):  # it ended already: `ended` says so
+            os.write(self._supervisor.stdin.fileno(), f"{self._key}\n".encode())
+
+    def _environment(self, hosts: Hosts) -> dict[str, str]:
+        changes = {"TMPDIR": str(self._folder), **shared_cores(hosts, os.environ, usable_cores())}
+        if hosts.backend == "mpi":
+            changes[KEY_VARIABLE] = self._key
+        return os.environ | changes
+
+    @property
+    def ended(self) -> bool:
+        """Whether all processes have ended."""
+        return self._supervisor.poll() is not None
+
+    @property
+    def last_lines(self) -> list[str]:
+        """The last lines of output: those of the workers, or the launcher's own if these are all there is. Those of
+        MLX's ring are among them only if the workers wrote nothing else.
+        """
+        lines = list(self._lines)
+        own, inside = [], False
+        for line in lines:
+            if re.fullmatch("-{20,}", line):  # mpirun's own messages stand between two such lines
+                inside = not inside
+            elif not inside and not _LAUNCHERS.search(line):
+                own.append(line)
+        launchers = [] if any(self._ends()) else [line for line in lines if not line.startswith("---")]
+        return own or list(self._of_the_ring) or launchers
+
+    def ended_ranks(self) -> dict[int, str]:
+        """Return which ranks ended by a failure of their own, and how, as far as the launcher has told."""
+        found: dict[int, str] = {}
+        for place, said in enumerate(self._ends()):
+            rank, code = int(said["rank"]), said.get("code")
+            after = place > 0 or self.launcher_failure is not None
+            if code != str(CONTROLLER_LOST) and not (after and code in _BY_THE_LAUNCHER):
+                found.setdefault(rank, said.get("signal") or f"exit code {code or 0}{self._hint(rank, code)}")
+        return found
+
+    def orphaned_ranks(self) -> set[int]:
+        """Return which ranks ended because their links to the controller did, as far as the launcher has told."""
+        return {int(said["rank"]) for said in self._ends() if said.get("code") == str(CONTROLLER_LOST)}
+
+    @property
+    def launcher_signal(self) -> int | None:
+        """The signal that ended the launcher or its supervisor; None: none did, as far as is known."""
+        code = self._supervisor.poll() or 0
+        number = -code if code < 0 else code - 128
+        return number if 0 < number < signal.NSIG else None
+
+    def _ends(self) -> Iterator[dict[str, str]]:
+        """What the launcher has told of ranks that ended, in its order: `rank`, and `code` or `signal`."""
+        text = "\n".join(list(self._lines))
+        matches = sorted((m for pattern in _ENDED for m in pattern.finditer(text)), key=re.Match.start)
+        return (match.groupdict() for match in matches)
+
+    def _hint(self, rank: int, code: str | None) -> str:
+        """What ssh, which the launcher keeps silent, means by its own exit code."""
+        if code != _SSH_FAILED or rank >= self._hosts.ranks or self._hosts.hosts[rank].here:
+            return ""
+        return f": ssh failed. `ssh {self._hosts.hosts[rank].ssh} true` must work without a question"
+
+    def close(self) -> None:
+        """End all processes, and remove their temporary files. Waits for a few seconds at most. Safe to call again."""
+        process = self._supervisor
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(supervisor.LONGEST_SECONDS + 2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self._end_orphans()
+        self._reader.join(1)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def await_news(self) -> None:
+        """Wait a moment, the first time only, for the launcher to end, as it does when a rank has ended: its last words
+        say how, and what the rank wrote comes after them.
+        """
+        until = self._news_until = self._news_until or time.monotonic() + _NEWS_SECONDS
+        while not self.ended and time.monotonic() < until:
+            time.sleep(0.02)
+        if self.ended:
+            self._reader.join(_NEWS_SECONDS)
+
+    def _end_orphans(self) -> None:
+        """Wait for the supervisor to end. If it was killed, end what it can no longer end."""
+        if self._supervisor.wait() < 0:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._supervisor.pid, signal.SIGKILL)
+
+    def _read(self, output: IO[bytes]) -> None:
+        """Keep the last lines. Whatever a worker writes, little of it is kept, and nothing that moves a cursor."""
+        rest = b""
+        with output:
+            while data := os.read(output.fileno(), 65536):
+                *whole, rest = (rest + data).split(b"\n")
+                rest = rest[-4 * _LINE_CHARACTERS :]
+                for line in whole[-_LINES_LOOKED_AT:]:
+                    self._keep(line)
+        self._keep(rest)
+
+    def _keep(self, line: bytes) -> None:
+        text = line[-4 * _LINE_CHARACTERS :].decode(errors="replace").replace(self._key, "...")
+        text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        text = "".join(c if c.isprintable() else " " for c in text)
+        indented, text = text.startswith(" "), text.strip()[-_LINE_CHARACTERS:]
+        if _THREAD_FAILED.match(text):
+            self._tracebacks += 1
+        elif _RING.match(text):
+            self._of_the_ring.append(text)
+        elif text and (not self._tracebacks or _LAUNCHERS.search(text)):
+            self._lines.append(text)
+        elif text and not indented and not text.startswith("Traceback "):
+            self._tracebacks -= 1  # the exception itself is the last line of its traceback
+            if self.launcher_failure is None and not any(self._ends()):
+                self.launcher_failure = text

@@ -1,0 +1,214 @@
+"""Link: a channel between the controller and a worker over TCP. Without mlx.
+
+What a link protects: who may join. Both sides prove that they know the group's key before anything else is read
+(`handshake.py`). What it does not protect: nothing is encrypted, and nobody notices if a machine on the way changes
+bytes. MLX's own collectives, which carry the numbers of the model, are as open, so TLS here would close the smaller of
+two doors. Use hosts only on a network that you trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from cortexmlx.distributed.channel import Message
+from cortexmlx.distributed.links.frames import ENDED, FrameStream, StreamBroken
+from cortexmlx.distributed.links.heartbeat import Lost, beat_until_lost
+from cortexmlx.errors import HostLost
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """When the other side of a link counts as lost."""
+
+    silence_seconds: float = 7.0
+    """Without any heartbeat for so long, the other side is lost."""
+    beat_seconds: float = 0.5
+    """Time between two heartbeats of this side."""
+    stall_seconds: float = 60.0
+    """The other side is lost if it takes nothing of a message for so long, although its heartbeats come. A worker takes
+    nothing while it computes a step.
+    """
+    message_bytes: int = 256 << 20
+    """The largest message. A larger one is refused before memory is allocated for it."""
+
+
+DEFAULT_LIMITS = LinkLimits()
+
+LAST_MESSAGES_SECONDS = 1.0
+"""How long messages that came before the other side ended may still be received."""
+
+
+class Link:
+    """A channel over two connections: one for messages, one for heartbeats.
+
+    A thread of its own sends the heartbeats, so a worker inside a long `mx.eval` is alive. Once lost or closed, a link
+    stays so: every call raises HostLost. Calls are safe on any thread.
+    """
+
+    def __init__(
+        self, messages: socket.socket, pulse: socket.socket, name: str, limits: LinkLimits = DEFAULT_LIMITS
+    ) -> None:
+        """Take over two connected sockets. `name` is the other side, as a user would name it."""
+        self.name = name
+        self._sockets = (messages, pulse)
+        for connection in self._sockets:
+            with contextlib.suppress(OSError):  # If it is broken already, its first use will tell.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.limits = limits
+        self.processor_seconds: float | None = None
+        """As `Channel.processor_seconds`."""
+        self._heard = time.monotonic()
+        self._process = os.getpid()
+        self._stream = FrameStream(messages, limits.message_bytes)
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._state = threading.RLock()
+        """Reentrant, because a signal's handler may close the link."""
+        self._lost: str | None = None
+        self._lost_host = name
+        self._closed_here = False
+        self.ended_there = False
+        """Whether the link is lost because the other side ended it, and not because this side did."""
+        self._actions: list[Callable[[HostLost], None]] = []
+        self._watcher = threading.Thread(target=self._watch, name=f"heartbeats of {name}", daemon=True)
+        self._watcher.start()
+
+    def send(self, message: Message) -> None:
+        """As `Channel.send`. Messages of several threads do not mix."""
+        view = memoryview(message)
+        body = view.cast("B") if view.nbytes else memoryview(b"")
+        with self._using(self._sending):
+            self._stream.send(body, self.limits.stall_seconds)
+
+    def receive(self, timeout: float | None = None) -> bytes:
+        """As `Channel.receive`. If `timeout` passes, the link is given up: a late answer would be taken for the next.
+
+        Messages that came before the other side ended are received first.
+        """
+        with self._using(self._receiving):
+            return self._stream.receive(timeout)
+
+    def close(self) -> None:
+        """As `Channel.close`. Threads that wait in `send` or `receive` raise HostLost."""
+        if os.getpid() != self._process:
+            for connection in self._sockets:  # Only the child's copies. A shutdown would end the parent's link.
+                connection.close()
+            return
+        self._give_up(f"the link to {self.name} was closed on this side", closed_here=True)
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(timeout=1.0)
+
+    def fail(self, error: HostLost) -> None:
+        """Give the link up because of `error`, the loss of another host. Calls on this link raise the same."""
+        self._give_up(str(error), host=error.host)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the link is lost or closed, or None."""
+        return self._lost
+
+    @property
+    def silent_seconds(self) -> float:
+        """As `Channel.silent_seconds`."""
+        return time.monotonic() - self._heard
+
+    def when_lost(self, action: Callable[[HostLost], None]) -> None:
+        """Call `action` once when the link is lost: on another thread, soon after `silence_seconds`, even if no thread
+        sends or receives. It is not called after this side's own `close`, and at once if the link is lost already.
+        """
+        with self._state:
+            if self._lost is None:
+                self._actions.append(action)
+                return
+        if not self._closed_here:
+            action(self._error())
+
+    @contextlib.contextmanager
+    def _using(self, direction: threading.Lock) -> Iterator[None]:
+        """Hold one direction of the link. Whatever ends its use early, an interrupt too, leaves half a frame behind, so
+        the link is given up.
+        """
+        if os.getpid() != self._process:
+            raise HostLost(f"the link to {self.name} stayed in process {self._process}, the parent", host=self.name)
+        with direction:
+            if self._lost is not None:
+                raise self._error()
+            try:
+                yield
+            except (StreamBroken, OSError) as error:
+                why = str(error) if isinstance(error, StreamBroken) else f"can no longer be reached: {error}"
+                there = why == ENDED or not isinstance(error, StreamBroken)
+                self._give_up(f"{self.name} {why}", ended_there=there)
+                raise self._error() from error
+            except BaseException:
+                self._give_up(f"the link to {self.name} was interrupted in the middle of a message")
+                raise
+
+    def _error(self) -> HostLost:
+        return HostLost(self._lost or "", host=self._lost_host)
+
+    def _give_up(
+        self, why: str, *, host: str | None = None, closed_here: bool = False, ended_there: bool = False
+    ) -> None:
+        with self._state:
+            if self._lost is not None:
+                return
+            self._lost, self._lost_host = why, host or self.name
+            self._closed_here, self.ended_there = closed_here, ended_there
+            for connection in self._sockets:  # Wakes all threads that wait for them.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _watch(self) -> None:
+        why = self._why_lost()
+        self._give_up(why, ended_there=why.endswith(ENDED))
+        with self._state:
+            actions, self._actions = self._actions, []
+        for action in [] if self._closed_here else actions:
+            try:
+                action(self._error())
+            except Exception:
+                _log.exception("the action for the loss of %s failed", self.name)
+        # The system may give the number of a closed socket to a new one at once, so nobody may be using these.
+        with self._sending, self._receiving, self._state:
+            for connection in self._sockets:
+                connection.close()
+
+    def _why_lost(self) -> str:
+        limits = self.limits
+        try:
+            lost = beat_until_lost(self._sockets[1], limits.beat_seconds, limits.silence_seconds, self._heard_of)
+        except Exception as error:
+            return f"{self.name} can no longer be watched: {error!r}"
+        if lost is Lost.SILENT:
+            return (
+                f"{self.name} sent no heartbeat for {limits.silence_seconds:g} s: "
+                "it hangs, was stopped, or the network is cut"
+            )
+        self._await_last_messages()
+        return f"{self.name} {ENDED}"
+
+    def _heard_of(self, processor_seconds: float) -> None:
+        self.processor_seconds, self._heard = processor_seconds, time.monotonic()
+
+    def _await_last_messages(self) -> None:
+        """Wait until all that arrived was received: the last message may be the reason why the other side ended."""
+        deadline = time.monotonic() + LAST_MESSAGES_SECONDS
+        while self._lost is None and time.monotonic() < deadline:
+            try:
+                if not self._sockets[0].recv(1, socket.MSG_PEEK):
+                    return
+            except BlockingIOError:
+                pass
+            except OSError:
+                return
+            time.sleep(0.01)

@@ -1,0 +1,155 @@
+"""One rank: its part of a model, opened, and the runner that computes its share of every step.
+
+All ranks do the same in the same order. `open_rank` enters no collective, so a rank that cannot load its part leaves no
+other waiting. `arrange` enters the first ones, when all parts are known to be loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+
+from cortexmlx.attention.backends import Backend
+from cortexmlx.attention.probe import NotPaged, probe
+from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.disk.setup import StoreSetup
+from cortexmlx.distributed.disk.part_identity import PartIdentity
+from cortexmlx.distributed.disk.rank_store import RankStore, Tell
+from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
+from cortexmlx.errors import HostRefused
+from cortexmlx.execution.boundary import RankRunner
+from cortexmlx.execution.mode import PagedMode
+from cortexmlx.execution.runner import ModelRunner
+from cortexmlx.execution.shared_choice import SharedChoice
+from cortexmlx.execution.timed_choices import choose
+from cortexmlx.kv.quantized import quantized
+from cortexmlx.kv.spec import LayerGroup, group_layers, paged
+from cortexmlx.models.loaded import LoadedModel, check_logits
+from cortexmlx.models.sharding.part import load_part
+from cortexmlx.models.sharding.ways import Way
+from cortexmlx.system.machine import working_set_bytes
+
+log = logging.getLogger("cortexmlx")
+
+_WAYS = {
+    Cut.AUTO: (Way.TENSOR, Way.PIPELINE),
+    Cut.TENSOR: (Way.TENSOR,),
+    Cut.PIPELINE: (Way.PIPELINE,),
+}
+
+
+class OpenedRank:
+    """A rank's part of a model, loaded."""
+
+    def __init__(
+        self,
+        info: RankInfo,
+        loaded: LoadedModel,
+        backend: Backend,
+        options: RankOptions,
+        group: mx.distributed.Group,
+        setup: StoreSetup | None = None,
+    ) -> None:
+        self.info = info
+        self._setup = setup
+        self._loaded, self._backend = loaded, backend
+        self._options, self._group = options, group
+
+    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
+        """Return the runner of this part. Its arena has no blocks yet. `groups` are those of all ranks, in one order,
+        with this rank's layers in each: it may have none of some group. Every rank must call it: it computes one token
+        to check the model. Raises ModelCorrupt for NaN logits.
+        """
+        loaded, options, backend = self._loaded, self._options, self._backend
+        check_logits(loaded)
+        self._groups = tuple(groups)
+        runner = ModelRunner(
+            loaded.model,
+            paged(groups),
+            options.block_size,
+            self.info.vocab_size,
+            backend.attend,
+            backend.writer,
+            make_sampler=SharedChoice(self._group),
+        )
+        if backend.writer is not None:
+            _carry_out(backend.writer.checks(loaded.model))
+        if options.reproducible and backend.choosing is not None:
+            backend.choosing.choices.reproducible = True
+            choose(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
+        return runner
+
+    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
+        """Return the store of this part, in the folder that the options name; None if they name none."""
+        setup, loaded, group = self._setup, self._loaded, self._group
+        if setup is None:
+            return None
+        options, rank, ranks = self._options, group.rank(), group.size()
+        named = replace(loaded, name=f"{loaded.name} (rank {rank} of {ranks})")
+        attention = self._backend.name + (", reproducible" if options.reproducible else "")
+        others = (options.block_size, attention, rank, ranks)
+        return RankStore(
+            rank,
+            runner,
+            lambda done, look: setup.start(named, self._groups, others, on_done=done, on_look=look),
+            PartIdentity(setup, loaded.model),
+            tell,
+        )
+
+
+def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
+    """Load this rank's part of a model, on the thread that will run it.
+
+    Raises HostRefused for a model that cannot be cut for so many ranks, or that runs on mlx-lm's own caches, and
+    whatever `load_model` raises.
+    """
+    setup = None if options.kv_store is None else StoreSetup(options.kv_store, options.store_bytes)
+    part = load_part(
+        options.model,
+        group,
+        _WAYS[options.cut],
+        adapter=options.adapter,
+        dequantize=options.dequantize,
+        weights_hash=None if setup is None else setup.weights,
+    )
+    loaded = part.loaded
+    if setup is not None:
+        setup.weights.check(loaded.model)
+    try:
+        groups = quantized(group_layers(probe(loaded.model)), options.kv_bits, options.kv_group_size)
+    except NotPaged as why:
+        raise HostRefused(f"{loaded.name} cannot run on several hosts: {why}") from why
+    mode = PagedMode(loaded.model, groups)
+    backend = mode.backend(options.attention)
+    if options.reproducible:  # as in an engine of one process
+        backend = replace(backend, writer=None)
+    _carry_out(mode.kernel_checks(backend, options.block_size))
+    info = RankInfo(
+        groups=mode.groups,
+        vocab_size=int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1]),  # nothing is computed
+        context_length=loaded.context_length,
+        weight_bytes=loaded.weight_bytes,
+        parameters=loaded.parameters,
+        dtype=loaded.dtype,
+        name=loaded.name,
+        architecture=str(loaded.config.get("model_type", "unknown")),
+        notes=loaded.notes + mode.notes,
+        identity=loaded.identity,
+        memory_bytes=working_set_bytes(),
+        backend=backend.name,
+        whole_bytes=part.whole_bytes,
+        whole_parameters=part.whole_parameters,
+    )
+    return OpenedRank(info, loaded, backend, options, group, setup)
+
+
+def _carry_out(checks: Sequence[KernelCheck]) -> None:
+    """Compile and check kernels. One that cannot be checked now is checked at its first use."""
+    for check in checks:
+        try:
+            check.run()
+        except Exception:
+            log.exception("attention (%s) could not be checked, and is checked at its first use", check.label)

@@ -1,0 +1,252 @@
+"""serve: a worker's loop. It carries out the controller's calls with a real runner, in order. Without mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from traceback import clear_frames
+from typing import Protocol
+
+from cortexmlx.distributed.channel import Channel
+from cortexmlx.distributed.disk.rank_store import RankStore, Tell
+from cortexmlx.distributed.options import RankInfo, RankOptions
+from cortexmlx.distributed.wire.disk import AnyTold, DropReads, FlushStore, Join, Joined, Keep, LookAgain, ReadPieces
+from cortexmlx.distributed.wire.error_names import named
+from cortexmlx.distributed.wire.messages import (
+    ANSWER,
+    CALL,
+    UNASKED,
+    Answer,
+    AnyCall,
+    Arrange,
+    Arranged,
+    Begin,
+    CanResize,
+    Choose,
+    Close,
+    Collect,
+    Copies,
+    Copy,
+    CopyOut,
+    Dispatch,
+    Failed,
+    Forget,
+    Forward,
+    Open,
+    Prepare,
+    RankState,
+    Release,
+    Resize,
+    Settle,
+    TellCommandBuffers,
+    Trim,
+    Value,
+)
+from cortexmlx.distributed.wire.plan_digest import PlanDigest
+from cortexmlx.distributed.wire.window_step import WindowStep
+from cortexmlx.errors import HostLost
+from cortexmlx.execution.boundary import RankRunner, Refused, StepResult
+from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.scheduling.plan import StepPlan
+
+
+class OpenedRank(Protocol):
+    """A worker's part of a model, loaded."""
+
+    info: RankInfo
+
+    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
+        """Return the runner of this part. `groups` are those of all ranks, in one order, with this rank's layers in
+        each: it may have none of some group.
+        """
+
+    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
+        """Return this part's store, which keeps pieces of the runner's memory; None if none is asked for."""
+
+
+OpenRank = Callable[[RankOptions], OpenedRank]
+"""Loads this rank's part of a model."""
+
+
+def serve(channel: Channel, open_rank: OpenRank) -> None:
+    """Carry out the controller's calls until it asks to close. Raises HostLost if the controller is lost, or if what
+    comes from it cannot be read.
+
+    A call that raises is answered by its error, as is every later call but `Close`: other ranks may be in a collective
+    that this one will never enter, so the group has to be started anew.
+    """
+
+    def tell(told: AnyTold) -> None:
+        channel.send(ANSWER.encode(Answer(UNASKED, told)))
+
+    rank = _Rank(open_rank, tell)
+    try:
+        while not rank.closed:
+            message = channel.receive()
+            try:
+                number, asks = rank.read(message)
+            except HostLost as error:
+                channel.send(ANSWER.encode(Answer(0, Failed(error))))
+                raise
+            channel.send(ANSWER.encode(rank.answer(number, asks)))
+    finally:
+        rank.close()
+
+
+class _Rank:
+    """Carries out calls."""
+
+    def __init__(self, open_rank: OpenRank, tell: Tell) -> None:
+        self.closed = False
+        self._open_rank = open_rank
+        self._tell = tell
+        self._store: RankStore | None = None
+        self._opened: OpenedRank | None = None
+        self._made: RankRunner | None = None
+        self._plan: StepPlan | None = None
+        self._given: StepPlan | None = None
+        """`_plan` with this rank's parts of what is loaded: what was given to the runner."""
+        self._every = 1
+        self._digest = PlanDigest(1)
+        self._failed: Failed | None = None
+
+    def read(self, message: bytes) -> tuple[int, AnyCall]:
+        """Return a call with its number. Raises HostLost."""
+        call = CALL.decode(message)
+        if isinstance(call.asks, Prepare | Dispatch | Forward) and call.asks.plan is not None:
+            self._digest.add(message)
+        return call.number, call.asks
+
+    def close(self) -> None:
+        """Free the model and all memory. Safe to call again."""
+        self.closed, self._plan, self._given, self._opened = True, None, None, None
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        if self._made is not None:
+            self._made.close()
+            self._made = None
+
+    def answer(self, number: int, asks: AnyCall) -> Answer:
+        """Carry out a call, and return its answer."""
+        if isinstance(asks, Close):
+            self.close()
+            return Answer(number, None)
+        if self._failed is not None:
+            return Answer(number, self._failed)
+        try:
+            if isinstance(asks, Dispatch | Forward | Choose):
+                return Answer(number, None, digest=self._start(asks))
+            value = self._carried_out(asks)
+            return Answer(number, value, self._state())
+        except Exception as error:
+            clear_frames(error.__traceback__)  # they hold arrays
+            self._failed = Failed(named(error))
+            return Answer(number, self._failed)
+
+    @property
+    def _runner(self) -> RankRunner:
+        if self._made is None:
+            raise HostLost("a call came before the model was opened and its layers arranged")
+        return self._made
+
+    def _state(self) -> RankState | None:
+        runner = self._made
+        if runner is None:
+            return None
+        return RankState(runner.bytes, runner.blocks, runner.build_seconds, runner.wait_seconds)
+
+    def _start(self, asks: Dispatch | Forward | Choose) -> bytes | None:
+        """Start a part of a step. Return the digest if it is to be compared now."""
+        runner = self._runner
+        if isinstance(asks, Choose):
+            _granted(runner.choose(asks.mask))
+            return None
+        given = self._whole(asks.plan)
+        assert self._plan is not None
+        _granted(runner.dispatch(given) if isinstance(asks, Dispatch) else runner.forward(given))
+        return self._digest.take(self._plan, runner.blocks)
+
+    def _whole(self, sent: StepPlan | WindowStep | None) -> StepPlan:
+        """Return the plan that was sent whole, or by what differs from the last one, or before, as this rank carries it
+        out.
+        """
+        if isinstance(sent, StepPlan):
+            self._plan = sent
+        elif self._plan is None:
+            raise HostLost("a step came that follows from another one, which never came")
+        elif sent is not None:
+            self._plan = sent.after(self._plan)
+        if sent is not None or self._given is None:
+            self._given = self._with_parts(self._plan)
+        return self._given
+
+    def _with_parts(self, plan: StepPlan) -> StepPlan:
+        return plan if not plan.loads else self._disk.with_parts(plan)
+
+    @property
+    def _disk(self) -> RankStore:
+        if self._store is None:
+            raise HostLost("a rank without a store was asked for what is on disk")
+        return self._store
+
+    def _carried_out(self, asks: AnyCall) -> Value:
+        match asks:
+            case Open(options):
+                self._opened = self._open_rank(options)
+                self._every = options.compare_every
+                return self._opened.info
+            case Arrange(groups):
+                if self._opened is None:
+                    raise HostLost("layers were to be arranged before the model was opened")
+                self._made = self._opened.arrange(groups)
+                self._store = self._opened.open_store(self._made, self._tell)
+                return Arranged(self._made.computes_at_dispatch, self._made.shapes)
+            case Begin(blocks):
+                self._digest = PlanDigest(self._every)
+                return self._runner.begin(blocks)
+            case CanResize(blocks):
+                return self._runner.can_resize(blocks)
+            case Resize(blocks):
+                return self._runner.resize(blocks)
+            case Copy(copies):
+                return self._runner.copy(copies)
+            case CopyOut(group, names):
+                each = self._runner.copy_out(group, names)
+                return each if isinstance(each, Refused) else Copies(each)
+            case Release():
+                self._runner.release()
+            case Trim():
+                self._runner.trim()
+            case TellCommandBuffers():
+                return self._runner.command_buffers
+            case Prepare(plan):
+                return self._runner.prepare(self._whole(plan))
+            case Collect(tell):
+                result = _granted(self._runner.collect())
+                return result if tell else None
+            case Settle(ops):
+                self._given = None  # with the blocks that were loaded
+                return self._runner.settle(ops)
+            case Forget():
+                self._given = None
+                self._runner.forget()
+            case Join():
+                return Joined(None, "it was told of no store", 1.0) if self._store is None else self._store.join()
+            case Keep():
+                return self._disk.keep(asks)
+            case ReadPieces():
+                self._disk.read(asks)
+            case DropReads(numbers):
+                self._disk.drop(numbers)
+            case LookAgain():
+                self._disk.look()
+            case FlushStore(seconds):
+                return self._disk.flush(seconds)
+        return None
+
+
+def _granted(answer: StepResult | Refused | None) -> StepResult | None:
+    """Return an answer that is no refusal. A refusal within a step's pass ends the group: other ranks are in it."""
+    if isinstance(answer, Refused):
+        raise HostLost(f"memory was refused within a step: {answer.why}")
+    return answer

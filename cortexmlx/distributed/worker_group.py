@@ -1,0 +1,238 @@
+"""WorkerGroup: starts one worker per rank, connects to all of them, and ends them. Without mlx.
+
+Each start is an epoch, with a key of its own. A worker of an earlier epoch that wakes up knows neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cortexmlx.distributed.channel import Message
+from cortexmlx.distributed.launch.addresses import addresses
+from cortexmlx.distributed.launch.assignment import MEET, READY, Assignment
+from cortexmlx.distributed.launch.processes import Processes
+from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.links.handshake import new_key
+from cortexmlx.distributed.links.link import DEFAULT_LIMITS, Link
+from cortexmlx.distributed.links.listener import Listener
+from cortexmlx.distributed.spec import Hosts
+from cortexmlx.errors import HostLost, HostRefused
+
+log = logging.getLogger("cortexmlx")
+
+WORKER = (sys.executable, "-P", "-m", "cortexmlx.distributed.worker")
+"""The command line of a worker. It is the same on every host: so are the paths of Python and of the model."""
+
+START_SECONDS = 120.0
+
+_SHOWN_LINES = 3
+
+
+class WorkerGroup:
+    """The workers of one engine, and a channel to each. `reopen` starts them anew after one was lost."""
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        identity: Mapping[str, str] | None = None,
+        *,
+        seconds: float = START_SECONDS,
+        worker: Sequence[str] = WORKER,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """Prepare a group; `reopen` starts it. `identity` is what must be equal on all hosts, by default the versions.
+        `seconds`: how long a start may take. `worker`: the command line of a worker. `check` is called several times a
+        second while workers are awaited, and may raise to end the wait.
+        """
+        self.hosts = hosts
+        self.names = tuple(f"{name}, rank {rank}" for rank, name in enumerate(hosts.names))
+        """The workers by rank, as a user would name them."""
+        self.epoch = 0
+        """The number of the last start, from 1."""
+        self.channels: tuple[WatchedChannel, ...] = ()
+        """One channel to each worker, by rank. Each error of theirs has the last lines that the workers wrote."""
+        self._identity = dict(versions() if identity is None else identity)
+        self._seconds = seconds
+        self._worker = list(worker)
+        self._check = check or (lambda: None)
+        self._processes: Processes | None = None
+
+    @classmethod
+    def open(
+        cls,
+        hosts: Hosts,
+        identity: Mapping[str, str] | None = None,
+        *,
+        seconds: float = START_SECONDS,
+        worker: Sequence[str] = WORKER,
+        check: Callable[[], None] | None = None,
+    ) -> WorkerGroup:
+        """Start a group. Arguments as for the constructor; errors as of `reopen`."""
+        group = cls(hosts, identity, seconds=seconds, worker=worker, check=check)
+        group.reopen()
+        return group
+
+    def reopen(self) -> None:
+        """End the workers, if there are any, and start new ones: another epoch. `channels` are new. After an error
+        nothing runs, and it may be called again.
+
+        Raises HostRefused if the hosts do not fit together, HostLost if a worker ended or did not come in time.
+        """
+        self.close()
+        self.epoch += 1
+        deadline = time.monotonic() + self._seconds
+        key = new_key()
+        places = addresses(self.hosts)
+        listener = Listener(
+            key, self.epoch, self.hosts.ranks, self._identity, places.workers, names=self.names, bind=places.own
+        )
+        try:
+            where = tuple((host, port) for host, port in listener.addresses)
+            task = Assignment(where, self.epoch, self.hosts.ranks, self.hosts.backend, self._seconds)
+            processes = self._processes = Processes(self.hosts, [task.variable()], key, self._worker)
+            links = listener.accept(deadline, check=self._check_started)
+            self.channels = tuple(WatchedChannel(rank, links, processes, self.names) for rank in range(len(links)))
+            self._meet(deadline)
+        except BaseException as error:
+            said = _said(self._processes) if isinstance(error, HostLost) and self._processes is not None else ""
+            self.close()
+            if said and isinstance(error, HostLost) and said not in str(error):
+                raise HostLost(f"{error}{said}", host=error.host) from error
+            raise
+        finally:
+            listener.close()
+        log.info("%d workers run, by %s: %s", len(self.names), self.hosts.backend, "; ".join(self.names))
+
+    def when_lost(self, action: Callable[[HostLost], None]) -> None:
+        """Call `action` when a worker of this epoch is lost, even if nobody sends or receives: on another thread, and
+        perhaps once for each worker.
+        """
+        for channel in self.channels:
+            channel.when_lost(action)
+
+    def close(self) -> None:
+        """End all workers. Nothing is left: no process, no port, no temporary file. Safe to call again."""
+        for channel in self.channels:
+            channel.close()
+        self.channels = ()
+        processes, self._processes = self._processes, None
+        if processes is not None:
+            processes.close()
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_started(self) -> None:
+        """Raise HostLost if a worker has ended while others are awaited."""
+        self._check()
+        if self._processes is not None and (self._processes.ended or self._processes.ended_ranks()):
+            raise why(HostLost("the workers ended before all had connected"), self._processes, self.names)
+
+    def _meet(self, deadline: float) -> None:
+        """Let the workers meet each other, now that all are there."""
+        for channel in self.channels:
+            channel.send(MEET)
+        for channel in self.channels:
+            if channel.receive(max(0.1, deadline - time.monotonic())) != READY:
+                raise HostRefused(f"{channel.name} runs something else than a worker of this version")
+
+
+class WatchedChannel:
+    """A link whose errors say how the worker ended, and what it wrote at last."""
+
+    def __init__(self, rank: int, links: Sequence[Link], processes: Processes, names: Sequence[str]) -> None:
+        """`links` are those of all ranks: which of them was ended where tells why."""
+        self._link = links[rank]
+        self.name = self._link.name
+        self._links = links
+        self._processes = processes
+        self._names = names
+
+    @property
+    def lost(self) -> str | None:
+        """As `Channel.lost`."""
+        return self._link.lost
+
+    @property
+    def processor_seconds(self) -> float | None:
+        """As `Channel.processor_seconds`."""
+        return self._link.processor_seconds
+
+    @property
+    def silent_seconds(self) -> float:
+        """As `Channel.silent_seconds`."""
+        return self._link.silent_seconds
+
+    def send(self, message: Message) -> None:
+        """As `Channel.send`."""
+        try:
+            self._link.send(message)
+        except HostLost as lost:
+            raise self._why(lost) from lost
+
+    def receive(self, timeout: float | None = None) -> bytes:
+        """As `Channel.receive`."""
+        try:
+            return self._link.receive(timeout)
+        except HostLost as lost:
+            raise self._why(lost) from lost
+
+    def when_lost(self, action: Callable[[HostLost], None]) -> None:
+        """As `Link.when_lost`."""
+        self._link.when_lost(lambda lost: action(self._why(lost)))
+
+    def close(self) -> None:
+        """As `Channel.close`."""
+        self._link.close()
+
+    def _why(self, lost: HostLost) -> HostLost:
+        return why(lost, self._processes, self._names, lambda rank: self._links[rank].ended_there)
+
+
+def why(
+    lost: HostLost, processes: Processes, names: Sequence[str], ended_there: Callable[[int], bool] = lambda rank: True
+) -> HostLost:
+    """Return an error with what is known of the workers: which ended first, how, and the last lines of their output.
+    `ended_there` says whether the worker of a rank ended its link.
+
+    The link that ended first tells which worker did, unless that worker did not end, or the launcher ended it because
+    of another. The launcher's order tells less: it looks at each worker ten times a second.
+    """
+    processes.await_news()
+    ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
+    told = None if ended else _of_no_worker(processes, len(names), ended_there)
+    if told is not None:
+        return HostLost(told)
+    host = lost.host if lost.host in ended else next(iter(ended), lost.host)
+    if host is None or host not in ended:
+        told = str(lost)
+    elif lost.host is None:
+        told = f"{lost} ({host}: {ended[host]})"
+    else:
+        told = f"{lost if host == lost.host else f'{host} ended'} ({ended[host]})"
+    return HostLost(told + _said(processes), host=host)
+
+
+def _of_no_worker(processes: Processes, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
+    """Say why workers ended that did not fail; None: it is not known."""
+    if processes.launcher_signal is not None:
+        return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
+    if processes.launcher_failure is not None:
+        return f"the launcher of the workers on this machine failed: {processes.launcher_failure}"
+    if any(rank < ranks and ended_there(rank) for rank in processes.orphaned_ranks()):
+        return (
+            f"the workers heard nothing of this process for {DEFAULT_LIMITS.silence_seconds:g} s: "
+            "it was stopped, or the network was cut"
+        )
+    return None
+
+
+def _said(processes: Processes) -> str:
+    lines = processes.last_lines[-_SHOWN_LINES:]
+    return f". The workers' last lines: {' | '.join(lines)}" if lines else ""

@@ -1,1 +1,0 @@
-"""What an engine chooses when it opens."""

@@ -1,1 +1,0 @@
-"""Grammars of answers: compiled once, followed token by token, without mlx. llguidance does the work."""

@@ -1,1 +1,0 @@
-"""mlx-lm as the host of model code: entered without its side effects, and functions replaced in its loaded modules."""

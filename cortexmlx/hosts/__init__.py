@@ -1,1 +1,0 @@
-"""More than one machine: workers that each run a part of a model, and the controller's side of them."""

@@ -1,0 +1,341 @@
+"""Admission: which waiting job begins next, and whether it fits. Without mlx."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from cortexmlx.disk.loads import DiskLoads
+from cortexmlx.disk.tier import Content, DiskLoad
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.prefix import Key, Match
+from cortexmlx.kv.step import BlockCopy
+from cortexmlx.scheduling.client_queues import ClientQueues
+from cortexmlx.scheduling.fair_share import Client, FairShare, size
+from cortexmlx.scheduling.in_flight_prefixes import InFlightPrefixes
+from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.latency import CostModel
+from cortexmlx.scheduling.running import RunningSet, can_fork
+
+_NEVER = -1
+"""A number that `RunningSet.changes` never has. `_nobody_at` is the number of changes at which no job could begin. No
+job can until that number or the queue changes.
+"""
+
+_LOOKED_AT = 128
+"""How many jobs of one client are looked at in a step, which bounds its work. Jobs that cannot begin are parked, so the
+next step continues after them.
+"""
+
+_TOO_LARGE = 16
+"""After this many clients' first jobs did not fit, a further job begins in this step only if it fits without any cached
+block. To find that out takes microseconds, and no look-up in the prefix cache.
+"""
+
+_PASSED = 2048
+"""How many clients are passed over in a step because their first job is too large. It bounds the step's work, too."""
+
+WaitsFor = Key | Job | DiskLoad
+"""What a job waits for: a block that another job computes, the job that it forks, or a load from disk."""
+
+Beginning = tuple[Job, Match | None, DiskLoad | None]
+"""A job that can begin, what of its tokens is cached, and the load that continues the match."""
+
+
+class Admission:
+    """The queue of the jobs that wait for a row.
+
+    The next job to begin is one of the client that has had the fewest tokens (see `FairShare`). Priority and age order
+    the jobs of one client only. A client's whole queue is passed over for two reasons. The client has its
+    `client_tokens` tokens running, prompts and answers together (None: no limit). Or the first job of the queue does
+    not fit into the memory. Then each other client may have as many tokens more than this client as the job needs.
+    After that no other job begins, so this one begins at last.
+
+    Some jobs are *parked*: they are in no queue, so they block no other job and cost their client nothing. A fork waits
+    for its parent's prompt. A job whose next blocks another job computes may wait for them (see `InFlightPrefixes`). A
+    job whose next blocks are on disk waits until they are read (see `DiskLoads`). So the time of a step depends on the
+    rows, not on the number of waiting jobs. `costs` estimates how long computing takes.
+    """
+
+    def __init__(
+        self, running: RunningSet, client_tokens: int | None, worth_waiting: int, costs: CostModel | None = None
+    ) -> None:
+        self.client_tokens = client_tokens
+        self.cached_tokens = 0
+        """Tokens of the prompts that began that were found in the prefix cache or on disk."""
+        self._running = running
+        self._shares = FairShare()
+        self._queues = ClientQueues(self._shares)
+        self._in_flight_prefixes = InFlightPrefixes(running.cache.block_size, worth_waiting)
+        self._costs = costs or CostModel()
+        self._disk_loads = DiskLoads(running.cache.disk_tier)
+        self._waits_for: dict[Job, WaitsFor] = {}
+        self._parked: dict[WaitsFor, dict[Job, None]] = {}
+        self.count = 0
+        """How many wait."""
+        self._pooling = 0
+        """How many of them end with their prompts, and need no row."""
+        self._nobody_at = _NEVER
+
+    @property
+    def waiting(self) -> list[Job]:
+        """The waiting jobs, by priority and age."""
+        return sorted((*self._queues, *self._waits_for), key=lambda j: j.order)
+
+    def enqueue(self, job: Job) -> None:
+        """Put a job into the queue, after its client's older jobs."""
+        self.count += 1
+        self._pooling += job.pools
+        self._shares.arrive(job)
+        self._queues.move(job.client)
+        if job.fork_of is not None and _waits_for_parent(job):
+            self._park(job, job.fork_of)
+        else:
+            self._queues.add(job)
+        self._nobody_at = _NEVER
+
+    def remove(self, job: Job) -> None:
+        """Take a job out of the queue, because it has ended. Jobs that wait for it are woken."""
+        self.count -= 1
+        self._pooling -= job.pools
+        awaited = self._waits_for.pop(job, None)
+        if awaited is None:
+            self._queues.remove(job)
+        else:
+            del self._parked[awaited][job]
+            if not self._parked[awaited]:
+                del self._parked[awaited]
+        self._shares.withdraw(job)
+        self._release_load(job)
+        self._wake([job])
+
+    def stored(self, job: Job) -> None:
+        """Let other jobs begin with the part of its prompt that a job has stored."""
+        self._wake(self._in_flight_prefixes.release(job, job.num_stored_tokens // self._running.cache.block_size))
+
+    def arrived(self, load: DiskLoad, pieces: Mapping[Key, Content]) -> None:
+        """Set what was read for a load, and wake the jobs that wait for it."""
+        if self._disk_loads.arrived(load, pieces):
+            self._wake([load])
+
+    def forget_loads(self) -> None:
+        """Forget all disk loads, since what was read for them is lost. Jobs that wait for one may ask again."""
+        self._wake(self._disk_loads.clear())
+
+    @property
+    def stalled(self) -> bool:
+        """Whether all waiting jobs are parked. If no job runs, they wait for the disk."""
+        return self.count > 0 and self._queues.first is None
+
+    def ask_again(self) -> None:
+        """Look again for a job that can begin, because answers have become shorter, or a step may have more rows."""
+        self._nobody_at = _NEVER
+
+    def release_claims(self, job: Job) -> None:
+        """Wake the jobs that wait for this one, because it has computed its prompt, or never will."""
+        self._wake([*self._in_flight_prefixes.release(job), job])
+
+    def leave(self, job: Job) -> None:
+        """Note that a running job has ended. Its client gets back what it paid for tokens that were not generated."""
+        self._shares.end(job)
+        self._queues.move(job.client)
+        self.release_claims(job)
+
+    def clear(self) -> None:
+        """Forget the queue, all claims, and what clients have had."""
+        self._shares.clear()
+        self._queues = ClientQueues(self._shares)
+        self._in_flight_prefixes.clear()
+        self._disk_loads.clear()
+        self._waits_for.clear()
+        self._parked.clear()
+        self.count = self._pooling = 0
+        self._nobody_at = _NEVER
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if a job is lost, out of order, or waits for something that has happened or never
+        will.
+        """
+        assert self.count == len(self.waiting) == len(set(self.waiting)), "somebody waits twice, or is lost"
+        assert not any(job.running or job.finish_reason for job in self.waiting), "a running or ended job waits"
+        self._shares.check_invariants()
+        self._disk_loads.check_invariants()
+        first = min(self._queues, key=lambda j: (self._shares.place(j.client), j.order), default=None)
+        assert self._queues.first is first, "the queue is out of order"
+        assert all(owner in self._running.jobs for owner in self._in_flight_prefixes.owners), (
+            "a claim of a job that does not run"
+        )
+        parked = {(job, awaited) for awaited, jobs in self._parked.items() for job in jobs}
+        assert set(self._waits_for.items()) == parked, "a job is parked for something else than it waits for"
+        for job, awaited in self._waits_for.items():
+            if isinstance(awaited, Job):
+                waits = _waits_for_parent(job)
+            elif isinstance(awaited, DiskLoad):
+                waits = awaited in self._disk_loads
+            else:
+                waits = awaited in self._in_flight_prefixes
+            assert waits, f"job {job.id} waits for what has happened"
+
+    def somebody_can_begin(self) -> bool:
+        """Return whether `admit` would give a job a row. Jobs that turn out to wait for something are parked."""
+        return self._next() is not None
+
+    def admit(self) -> tuple[BlockCopy, ...]:
+        """Give rows and blocks to the jobs that can begin. Return the block copies that this takes.
+
+        A step's loads are planned here and nowhere else. Until the last one is planned, no source of a copy is evicted
+        (see `step_memory.prepare`).
+        """
+        try:
+            return tuple(self._admit())
+        finally:
+            self._running.cache.let_go_sources()
+
+    def _admit(self) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        while (found := self._next()) is not None:
+            job, match, load = found
+            match = self._running.make_room(job, match)
+            try:
+                copies += self._running.begin(job, match, load)
+            except KVCacheFull:
+                self._nobody_at = self._running.changes
+                break
+            self._queues.remove(job)
+            self.count -= 1
+            self._pooling -= job.pools
+            self._shares.begin(job)
+            self._queues.move(job.client)
+            self._release_load(job)
+            if job.fork_of is not None:
+                job.cached = job.fork_of.cached
+            elif not job.generation:
+                job.cached = job.num_computed_tokens
+                self.cached_tokens += job.cached
+            self._in_flight_prefixes.claim(job)
+        return copies
+
+    def _next(self) -> Beginning | None:
+        """Return the first job that can begin now; None if none can."""
+        running = self._running
+        if not self.count or self._nobody_at == running.changes:
+            return None
+        if running.rows >= running.backoff.rows and not self._pooling:
+            return None
+        try:
+            return self._look()
+        finally:
+            self._queues.bring_back()
+
+    def _look(self) -> Beginning | None:
+        running, tokens = self._running, self._tokens_of_clients()
+        looked: Counter[Client] = Counter()
+        limit, too_large, passed = math.inf, 0, 0
+        room: list[int] = []
+        self._settle_accounts()
+        while (job := self._queues.first) is not None and self._shares.tokens(job.client) <= limit:
+            if not running.has_place_for(job):
+                passed += 1
+                if passed == _PASSED:
+                    break
+                self._queues.pass_over(job.client)
+                continue
+            if not self._within_share(job, tokens):
+                self._queues.pass_over(job.client)
+                continue
+            if looked[job.client] == _LOOKED_AT and running.jobs:
+                self._queues.pass_over(job.client)
+                continue
+            if too_large >= _TOO_LARGE and not running.fits_uncached(job, room):
+                too_large += 1
+                if too_large == _PASSED:
+                    break
+                self._queues.pass_over(job.client)
+                continue
+            looked[job.client] += 1
+            match = running.match(job)
+            awaited = job.fork_of if _waits_for_parent(job) else self._awaited(job, match)
+            if awaited is not None:
+                self._queues.remove(job)
+                self._park(job, awaited)
+                if running.cache.states.needed:
+                    job.waited = isinstance(awaited, Key)
+                    self._in_flight_prefixes.keep_state(awaited)
+            elif not running.fits(job, match):
+                limit = min(limit, self._shares.tokens(job.client) + size(job))
+                too_large += 1
+                room = room or running.room
+                self._queues.pass_over(job.client)
+            else:
+                load = self._load_for(job, match)
+                if load is None or load.pieces is not None:
+                    return job, match, load
+                self._queues.remove(job)
+                self._park(job, load)
+        if _LOOKED_AT not in looked.values():
+            self._nobody_at = running.changes
+        return None
+
+    def _settle_accounts(self) -> None:
+        """Charge the clients for what their rows have generated."""
+        for job in self._running.jobs:
+            if self._shares.settle(job):
+                self._queues.move(job.client)
+
+    def _awaited(self, job: Job, match: Match | None) -> Key | None:
+        """Return the block of another job that a job waits for; None if it waits for none.
+
+        With recurrent states a job waits only once: the state may have been dropped, and all jobs that wait for it
+        would begin one after the other.
+        """
+        snapshots = self._running.cache.states.snapshots
+        in_vain = snapshots is not None and (job.waited or not snapshots.most)
+        return None if match is None or in_vain else self._in_flight_prefixes.awaited(job, match)
+
+    def _load_for(self, job: Job, match: Match | None) -> DiskLoad | None:
+        """Return the disk load that continues a job's match, which may still be being read. None for a fork that
+        takes its parent's blocks.
+        """
+        if self._running.parent_to_fork(job) is not None:
+            return None
+        return self._disk_loads.load_for(job, match, self._costs.seconds_per_token)
+
+    def _release_load(self, job: Job) -> None:
+        load = self._disk_loads.release(job)
+        if load is not None:
+            self._wake([load])
+
+    def _park(self, job: Job, awaited: WaitsFor) -> None:
+        """Take a job out of the queues until `awaited` has happened."""
+        self._waits_for[job] = awaited
+        self._parked.setdefault(awaited, {})[job] = None
+
+    def _wake(self, happened: Iterable[WaitsFor]) -> None:
+        """Put the jobs back into their queues that waited for these things."""
+        for awaited in happened:
+            for job in self._parked.pop(awaited, ()):
+                del self._waits_for[job]
+                self._queues.add(job)
+        self._nobody_at = _NEVER
+
+    def _tokens_of_clients(self) -> dict[str, int]:
+        """Return the tokens that each client has running, prompts and answers."""
+        tokens: dict[str, int] = {}
+        for job in self._running.jobs if self.client_tokens is not None else ():
+            if job.client is not None:
+                tokens[job.client] = tokens.get(job.client, 0) + job.max_total_tokens
+        return tokens
+
+    def _within_share(self, job: Job, tokens: Mapping[str, int]) -> bool:
+        """Return whether the job's client may have it running. One request is always allowed."""
+        if self.client_tokens is None or job.client is None or not tokens.get(job.client):
+            return True
+        return tokens[job.client] + job.max_total_tokens <= self.client_tokens
+
+
+def _waits_for_parent(job: Job) -> bool:
+    parent = job.fork_of
+    if parent is None or parent.drops or job.drops:  # it has other tokens than the prompt that both began with
+        return False
+    return parent.finish_reason is None and not can_fork(job)

@@ -1,0 +1,221 @@
+"""StepBuilder: turns the scheduler's decisions into a StepPlan with the arrays that the runner needs. Without mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.snapshots import NOTHING, Save
+from cortexmlx.kv.step import GroupStep
+from cortexmlx.scheduling.job import Job, JobId, Lane
+from cortexmlx.scheduling.placement import EMPTY, ScheduledTokens, arena_writes, group_steps
+from cortexmlx.scheduling.plan import ArenaWrite, Flush, Pooling, SamplingRow, Scoring, Segment, StepKind, StepPlan
+from cortexmlx.types.arrays import IntArray
+
+
+class StepBuilder:
+    """Builds a scheduler's steps, and numbers them; `count` were built.
+
+    It remembers where each row's token will be in the result of the newest MIXED step, because the step after it is
+    built before that result is read.
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.count = 0
+        self._result_of: dict[tuple[JobId, int], int] = {}
+
+    def mixed(
+        self,
+        scheduled: ScheduledTokens,
+        flush: Flush | None,
+        cuts: tuple[Save, ...] = (),
+    ) -> StepPlan:
+        """Return a step that computes the scheduled tokens and writes them to the arena. `cuts` are the states to
+        keep.
+        """
+        segments, tokens, positions, token_index, sampling = [], [], [], [], []
+        for job, count in scheduled:
+            first = job.num_computed_tokens
+            end = first + count
+            known = len(job.tokens)
+            logits = range(0) if job.pools else range(known - 1, end)
+            text = job.tokens if end <= known else [*job.tokens, *job.drafts]
+            scored = job.scored_after(first, end)
+            pooled = job.pooled_after(first, end)
+            segments.append(Segment(job.id, job.generation, first, count, logits, scored=scored, pooled=pooled))
+            tokens.append(np.array(text[first:end], np.int32))
+            positions.append(np.arange(first, end, dtype=np.int32))
+            for place in range(len(logits)):
+                token_index.append(job.num_planned_outputs + place)
+                sampling.append(_sampling_row(job, place))
+        plan = self._step(
+            StepKind.MIXED,
+            segments,
+            tokens=np.concatenate(tokens),
+            positions=np.concatenate(positions),
+            token_index=np.array(token_index, np.int32),
+            sampling=tuple(sampling),
+            groups=group_steps(self.cache, scheduled, written=True),
+            writes=arena_writes(self.cache, scheduled),
+            flush=flush,
+            cuts=cuts,
+            scoring=scoring_of(scheduled, segments),
+            pooling=pooling_of(scheduled, segments),
+            adapters=_adapters([job.adapter for job, _ in scheduled]),
+        )
+        self._result_of, end = {}, 0
+        for segment in plan.logit_segments:
+            end += len(segment.logits)
+            self._result_of[segment.job, segment.generation] = end - 1
+        return plan
+
+    def decode(
+        self,
+        lanes: Sequence[Lane],
+        column: int,
+        columns: int,
+        todo: Mapping[int, Job],
+        committed: bool,
+        flush: Flush | None,
+    ) -> StepPlan:
+        """Return the step of a window's `column`, of `columns`: one token for every lane. Lanes that are not in `todo`
+        are computed and ignored. Unless everything is `committed`, the step's input is the result of the step before.
+        """
+        tokens, positions, token_index = np.zeros((3, len(lanes)), np.int32)
+        segments = []
+        for i, lane in enumerate(lanes):
+            job, at = todo.get(i), 0
+            if job is not None:
+                at = job.num_computed_tokens
+                positions[i], token_index[i] = at, job.num_planned_outputs
+                tokens[i] = job.tokens[at] if committed else 0
+            segments.append(Segment(lane.job.id, lane.generation, at, 1, range(at, at + 1), live=job is not None))
+        opens = column == 0
+        return self._step(
+            StepKind.DECODE,
+            segments,
+            tokens=tokens if committed else None,
+            source=self._source(lanes) if opens and not committed else None,
+            positions=positions,
+            token_index=token_index,
+            sampling=tuple(_sampling_row(lane.job) for lane in lanes) if opens else None,
+            groups=group_steps(self.cache, [(lane.job, 1) for lane in lanes], written=False) if opens else None,
+            column=column,
+            columns=columns,
+            flush=flush,
+            adapters=_adapters([lane.job.adapter if i in todo else 0 for i, lane in enumerate(lanes)]),
+        )
+
+    def _source(self, lanes: Sequence[Lane]) -> IntArray | None:
+        """Return where each lane's token is in the result of the MIXED step in flight. None if the lanes are its rows,
+        in order. No other step is in flight when a window opens.
+        """
+        source = np.array([self._result_of.get((lane.job.id, lane.generation), 0) for lane in lanes], np.int32)
+        in_place = len(source) == len(self._result_of) and bool((source == np.arange(len(source))).all())
+        return None if in_place else source
+
+    def flush(self, flush: Flush | None) -> StepPlan:
+        """Return a step that computes nothing."""
+        return self._step(StepKind.FLUSH, [], flush=flush)
+
+    def forget(self) -> None:
+        """Forget where tokens are in the newest result, because the result is lost."""
+        self._result_of.clear()
+
+    def _step(
+        self,
+        kind: StepKind,
+        segments: Sequence[Segment],
+        *,
+        tokens: IntArray | None = EMPTY,
+        source: IntArray | None = None,
+        positions: IntArray = EMPTY,
+        token_index: IntArray = EMPTY,
+        sampling: tuple[SamplingRow, ...] | None = None,
+        groups: tuple[GroupStep, ...] | None = None,
+        writes: tuple[ArenaWrite, ...] = (),
+        column: int = 0,
+        columns: int = 0,
+        flush: Flush | None = None,
+        cuts: tuple[Save, ...] = (),
+        scoring: Scoring | None = None,
+        pooling: Pooling | None = None,
+        adapters: tuple[int, ...] | None = None,
+    ) -> StepPlan:
+        self.count += 1
+        return StepPlan(
+            number=self.count,
+            kind=kind,
+            segments=tuple(segments),
+            tokens=tokens,
+            source=source,
+            positions=positions,
+            logit_rows=logit_rows(segments),
+            logit_segments=tuple([segment for segment in segments if segment.logits]),
+            token_index=token_index,
+            sampling=sampling,
+            groups=groups,
+            writes=writes,
+            column=column,
+            columns=columns,
+            blocks=self.cache.pools.blocks,
+            flush=flush,
+            states=NOTHING if self.cache.states.snapshots is None else self.cache.states.take(cuts),
+            scoring=scoring,
+            pooling=pooling,
+            adapters=adapters,
+        )
+
+
+def logit_rows(segments: Sequence[Segment]) -> IntArray:
+    """Return the flat indices of the tokens that need logits."""
+    rows: list[int] = []
+    begin = 0
+    for segment in segments:
+        rows.extend(range(begin + segment.logits.start - segment.first, begin + segment.logits.stop - segment.first))
+        begin += segment.count
+    return np.array(rows, np.int32)
+
+
+def _adapters(numbers: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the adapters of a step's segments for its plan. Those of dead lanes are not named: they may be gone."""
+    return tuple(numbers) if any(numbers) else None
+
+
+def _sampling_row(job: Job, drafted: int = 0) -> SamplingRow:
+    """Return how the token after the first `drafted` drafts of a job is chosen."""
+    output = [*job.output, *job.drafts[:drafted]] if drafted else job.output
+    return SamplingRow(job.params, job.seed, job.request.prompt, output, job.id if job.processed else None)
+
+
+def scoring_of(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Scoring | None:
+    """Return the log-probabilities of prompts that the `segments` of a step compute; None if there are none."""
+    rows, tokens, top, flat = [], [], 0, 0
+    for (job, count), segment in zip(scheduled, segments, strict=True):
+        where = segment.scored
+        if where:
+            rows.append(np.arange(where.start, where.stop, dtype=np.int32) - 1 - segment.first + flat)
+            tokens.append(np.array(job.request.scored[where.start : where.stop], np.int32))
+            top = max(top, job.params.prompt_logprobs or 0)
+        flat += count
+    return Scoring(np.concatenate(rows), np.concatenate(tokens), top) if rows else None
+
+
+def pooling_of(scheduled: ScheduledTokens, segments: Sequence[Segment]) -> Pooling | None:
+    """Return the states of prompts that the `segments` of a step sum up; None if there are none."""
+    rows, weights, counts, logits, flat = [], [], [], [], 0
+    for (job, count), segment in zip(scheduled, segments, strict=True):
+        where, asked = segment.pooled, job.request.pooled
+        if where and asked is not None:
+            positions = np.arange(where.start, where.stop, dtype=np.int32)
+            rows.append(positions - segment.first + flat)
+            weights.append((positions + 1 if asked.weighted else np.ones(len(where))).astype(np.float32))
+            counts.append(len(where))
+            logits.append(asked.logits)
+        flat += count
+    if not rows:
+        return None
+    return Pooling(np.concatenate(rows), np.concatenate(weights), np.array(counts, np.int32), tuple(logits))

@@ -1,0 +1,174 @@
+"""StepPlan: one step as plain data, made by the scheduler and run by the runner. Without mlx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.disk.tier import PieceLoad
+from cortexmlx.kv.snapshots import NOTHING, StateOps
+from cortexmlx.kv.step import BlockCopy, GroupStep
+from cortexmlx.scheduling.job import JobId
+from cortexmlx.types.arrays import IntArray, TokenList
+from cortexmlx.types.sampling_params import SamplingParams
+
+SCRATCH_SLOT = -1
+"""The last slot of the arena, whatever its size. Its content is never read."""
+
+
+class StepKind(Enum):
+    """What a step computes."""
+
+    MIXED = "mixed"
+    """Pieces of prompts and one token for every decoding row, written straight into the arena, with nothing else in
+    flight.
+    """
+    DECODE = "decode"
+    """One token for every row, written to one column of the tail."""
+    FLUSH = "flush"
+    """Nothing: the tail is written to the arena."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`count` consecutive tokens of one job, from position `first`."""
+
+    job: JobId
+    generation: int
+    """The job's generation when the step was planned. A result for an older one is dropped."""
+    first: int
+    count: int
+    logits: range = range(0)
+    """Positions of the segment's tokens that need logits. A token is chosen after each of them."""
+    live: bool = True
+    """False for a lane of the decode window whose job has ended. It is computed and ignored."""
+    scored: range = range(0)
+    """Positions in the job's text of the tokens whose log-probabilities the step computes. Each follows a token of the
+    segment.
+    """
+    pooled: range = range(0)
+    """Positions of the segment's tokens whose states are summed up."""
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """How a token is chosen for one row of logits. All of it is plain data."""
+
+    params: SamplingParams
+    """Without logits processors, which are functions and stay on the runner's side."""
+    seed: int
+    prompt: TokenList
+    output: TokenList
+    """The answer's tokens that are known when the row is planned."""
+    processed_for: JobId | None = None
+    """The job whose logits processors change the row; None: it has none."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Tokens of prompts that get their log-probabilities, segment by segment."""
+
+    rows: IntArray
+    """`[n]` flat indices of the tokens before them."""
+    tokens: IntArray
+    """`[n]` ids."""
+    top: int
+    """How many of the likeliest tokens are scored beside each."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """States of prompts that are summed up, for `n` segments, one after the other."""
+
+    rows: IntArray
+    """`[k]` flat indices of the tokens whose states count."""
+    weights: npt.NDArray[np.float32]
+    """`[k]` by what each state is multiplied."""
+    counts: IntArray
+    """`[n]` how many of these tokens each segment has."""
+    logits: tuple[tuple[int, ...], ...]
+    """`n` times the tokens whose logits are asked for instead; empty: states are."""
+
+
+@dataclass(frozen=True)
+class ArenaWrite:
+    """Where one layer group's new tokens go: to `slots`, in order. Then `zeros` are set to zero, the slots after them
+    in new blocks.
+    """
+
+    slots: IntArray
+    zeros: IntArray
+
+    @property
+    def run(self) -> int | None:
+        """The first slot if all of them are consecutive, so that one slice takes them; otherwise None."""
+        every = np.concatenate([self.slots, self.zeros])
+        return int(every[0]) if len(every) and every[0] >= 0 and (np.diff(every) == 1).all() else None
+
+
+@dataclass(frozen=True)
+class Flush:
+    """Columns `0 .. columns` of the tail go to the arena: in each layer group to `slots` `[rows * columns]`, row by
+    row.
+    """
+
+    columns: int
+    writes: tuple[ArenaWrite, ...]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One forward pass over flat tokens, single-token segments first. `[T]` are the flat tokens, `[n]` those that need
+    logits.
+    """
+
+    number: int
+    kind: StepKind
+    segments: tuple[Segment, ...]
+    tokens: IntArray | None
+    """`[T]` input ids; None: they are the lazy result of the step before, picked by `source`."""
+    source: IntArray | None
+    """`[T]` indices in that result; None: all of it, in order."""
+    positions: IntArray
+    """`[T]` positions in their rows."""
+    logit_rows: IntArray
+    """`[n]` flat indices of the tokens that need logits."""
+    logit_segments: tuple[Segment, ...]
+    """The segments that have such tokens, in the same order."""
+    token_index: IntArray
+    """`[n]`: how many tokens of its answer come before the token that is chosen there."""
+    sampling: tuple[SamplingRow, ...] | None
+    """`[n]`: how each token is chosen; None: as in the step before."""
+    groups: tuple[GroupStep, ...] | None
+    """Where each layer group's keys and values are; None within a decode window after its first step, since the arena
+    part has not changed.
+    """
+    writes: tuple[ArenaWrite, ...]
+    """Where each group's tokens go in a MIXED step."""
+    column: int
+    """The tail column of a DECODE step."""
+    columns: int
+    """The columns of the tail, the same in all steps of a decode window."""
+    blocks: tuple[int, ...]
+    """The arena's size in blocks of each group. `step_memory.prepare` resizes it, and carries out `flush`, `loads` and
+    `copies`, before the pass.
+    """
+    flush: Flush | None
+    copies: tuple[BlockCopy, ...] = ()
+    states: StateOps = NOTHING
+    """What happens with the states of recurrent layers."""
+    scoring: Scoring | None = None
+    """Log-probabilities to compute besides; only in a MIXED step."""
+    pooling: Pooling | None = None
+    """States to sum up; only in a MIXED step."""
+    loads: tuple[PieceLoad, ...] = ()
+    adapters: tuple[int, ...] | None = None
+    """The number of each segment's adapter (`AdapterKey`), 0 for the base model; None: no segment has one."""
+
+    @property
+    def asks_of_prompts(self) -> bool:
+        """Whether something of prompts' tokens is asked for, besides the next one."""
+        return self.scoring is not None or self.pooling is not None

@@ -1,1 +1,0 @@
-"""Waiting requests: their queues, fair shares, admission, and waits for prefixes and disk loads. No mlx."""

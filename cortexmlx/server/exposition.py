@@ -1,0 +1,198 @@
+"""The metrics of a server in the text format of Prometheus, version 0.0.4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from cortexmlx.errors import CortexError
+from cortexmlx.server.tally import Histogram, Tally
+from cortexmlx.stats import EngineStats, StoreStats
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+
+__all__ = ["CONTENT_TYPE", "exposition"]
+
+Named = Sequence[tuple[str, "Engine"]]
+"""The engines that are open, each with the name of its model."""
+
+
+class _Value(NamedTuple):
+    """One number of the statistics. A name that ends in `_total` is a counter."""
+
+    name: str
+    help: str
+    of: Callable[[EngineStats], float]
+
+
+class _Stored(NamedTuple):
+    """The same for the disk tier."""
+
+    name: str
+    help: str
+    of: Callable[[StoreStats], float]
+
+
+_VALUES = (
+    _Value("requests_running", "Answers that have a row of the batch.", attrgetter("rows_running")),
+    _Value("requests_waiting", "Answers that wait for a row or for memory.", attrgetter("rows_waiting")),
+    _Value("rows", "Answers that can run at once.", attrgetter("max_rows")),
+    _Value("prompt_tokens_total", "Tokens of prompts.", attrgetter("prompt_tokens")),
+    _Value("prefilled_tokens_total", "Tokens of prompts that steps have computed.", attrgetter("prefilled_tokens")),
+    _Value("generated_tokens_total", "Tokens of answers.", attrgetter("generated_tokens")),
+    _Value("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", attrgetter("prompt_tokens")),
+    _Value("prefix_cache_hits_total", "Tokens found in the prefix cache.", attrgetter("cached_tokens")),
+    _Value("preemptions_total", "Answers that lost their row and blocks to others.", attrgetter("preemptions")),
+    _Value("restarts_total", "Answers begun again since memory was refused.", attrgetter("restarts")),
+    _Value("dropped_tokens_total", "Tokens dropped from texts longer than a row.", attrgetter("dropped_tokens")),
+    _Value("kv_block_tokens", "Tokens of a block.", attrgetter("block_size")),
+    _Value("kv_bytes", "Bytes of the arena of keys and values.", attrgetter("kv_bytes")),
+    _Value("kv_limit_bytes", "Bytes to which the arena may grow.", attrgetter("kv_bytes_limit")),
+    _Value("kv_used_bytes", "Bytes that hold tokens of running requests.", attrgetter("kv_bytes_in_use")),
+    _Value("state_bytes", "Bytes of recurrent layers' states.", attrgetter("state_bytes")),
+    _Value("memory_active_bytes", "Bytes that MLX has allocated in this process.", attrgetter("active_memory")),
+    _Value("memory_peak_bytes", "The most bytes that MLX had allocated.", attrgetter("peak_memory")),
+)
+
+_STORED = (
+    _Stored("disk_limit_bytes", "Bytes that the disk tier may have.", attrgetter("bytes_limit")),
+    _Stored("disk_written_blocks_total", "Blocks written to the disk tier.", attrgetter("stored_blocks")),
+    _Stored("disk_written_bytes_total", "Bytes written to the disk tier.", attrgetter("stored_bytes")),
+    _Stored("disk_read_blocks_total", "Blocks read from the disk tier.", attrgetter("read_blocks")),
+    _Stored("disk_read_bytes_total", "Bytes read from the disk tier.", attrgetter("read_bytes")),
+    _Stored("disk_missed_blocks_total", "Blocks that could not be read.", attrgetter("missed_blocks")),
+    _Stored("disk_dropped_blocks_total", "Blocks not written in time.", attrgetter("dropped_blocks")),
+)
+
+
+class _Families(Collector):
+    """Metrics as prometheus_client's writer asks for them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them."""
+        return self._families
+
+
+def exposition(engines: Named, tally: Tally, started: float) -> bytes:
+    """Return the metrics of a server that `started`, in seconds since 1970. Engines are asked on their threads, one
+    after the other. One that is closed has no values, except that it is not up.
+    """
+    stats: dict[str, EngineStats] = {}
+    for name, engine in engines:
+        try:
+            stats[name] = engine.stats()
+        except CortexError:
+            continue
+    families = [*_of_server(tally, started), *_of_engines(engines, stats), *_of_stats(stats)]
+    return generate_latest(_Families(families))
+
+
+def _of_server(tally: Tally, started: float) -> Iterator[Metric]:
+    replies, models = tally.taken()
+    since = GaugeMetricFamily("cortexmlx_start_time_seconds", "When the server began, in seconds since 1970.")
+    since.add_metric([], started)
+    yield since
+    http = _counter("http_requests_total", "HTTP requests. Status 499: the client went away.", "path", "status")
+    for (path, status), count in sorted(replies.items()):
+        http.add_metric([path, str(status)], count)
+    yield http
+    ended = _counter("requests_total", "Answers that have ended.", "model", "finish_reason")
+    for model, each in models.items():
+        for reason, count in sorted(each.reasons.items()):
+            ended.add_metric([_label(model), reason], count)
+    yield ended
+    for name, said, of in (
+        ("queue_seconds", "From the submission to the start of the prefill.", attrgetter("queued")),
+        ("time_to_first_token_seconds", "From the submission to the first token.", attrgetter("first_token")),
+        ("time_per_output_token_seconds", "Mean time between an answer's tokens.", attrgetter("each_token")),
+        ("request_seconds", "From the submission to the last token.", attrgetter("whole")),
+    ):
+        family = HistogramMetricFamily(f"cortexmlx_{name}", said, labels=["model"])
+        for model, each in models.items():
+            histogram: Histogram = of(each)
+            bounds = map(floatToGoString, (*histogram.bounds, math.inf))
+            counts = accumulate(histogram.counts)
+            family.add_metric([_label(model)], list(zip(bounds, counts, strict=True)), histogram.sum)
+        yield family
+
+
+def _of_engines(engines: Named, stats: dict[str, EngineStats]) -> Iterator[Metric]:
+    up = _gauge("up", "Whether a model's engine runs.", "model")
+    about = _gauge("model_info", "The model.", "model", "architecture", "dtype")
+    weights = _gauge("weight_bytes", "Bytes of a model's weights.", "model")
+    for name, engine in engines:
+        info, model = engine.info, _label(name)
+        up.add_metric([model], float(name in stats))
+        about.add_metric([model, _label(info.architecture), _label(info.dtype)], 1)
+        weights.add_metric([model], info.weight_bytes)
+    yield from (up, about, weights)
+
+
+def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
+    for value in _VALUES:
+        family = _family(value.name, value.help)
+        for model, each in stats.items():
+            family.add_metric([_label(model)], value.of(each))
+        yield family
+    blocks = _gauge("kv_blocks", "Blocks by use; shared are used, too, and cached free.", "model", "use")
+    drafts = {
+        what: _counter(
+            f"{what}_tokens_total", f"Tokens that were {what}, by where drafts come from.", "model", "source"
+        )
+        for what in ("drafted", "accepted")
+    }
+    verified = _counter("verified_drafts_total", "How often drafts of an answer were verified.", "model")
+    steps = _counter("steps_total", "Steps, and why they could not be planned ahead.", "model", "reason")
+    times = _counter("step_seconds_total", "Where the time of steps went.", "model", "part")
+    total = _gauge("kv_blocks_allocated", "All blocks of the arena.", "model")
+    for model, each in stats.items():
+        name = _label(model)
+        total.add_metric([name], each.total_blocks)
+        for use in ("used", "shared", "free", "cached"):
+            blocks.add_metric([name, use], getattr(each, f"{use}_blocks"))
+        verified.add_metric([name], each.speculation.verified)
+        for source, of in each.speculation.sources.items():
+            drafts["drafted"].add_metric([name, source], of.drafted)
+            drafts["accepted"].add_metric([name, source], of.accepted)
+        for reason, count in each.steps_by_reason.items():
+            steps.add_metric([name, reason], count)
+        for part in ("plan", "build", "wait", "commit", "mask"):
+            times.add_metric([name, part], getattr(each, f"{part}_seconds"))
+    yield from (total, blocks, *drafts.values(), verified, steps, times)
+    if any(each.kv_store is not None for each in stats.values()):
+        for stored in _STORED:
+            family = _family(stored.name, stored.help)
+            for model, each in stats.items():
+                if each.kv_store is not None:
+                    family.add_metric([_label(model)], stored.of(each.kv_store))
+            yield family
+
+
+def _family(name: str, said: str) -> CounterMetricFamily | GaugeMetricFamily:
+    return _counter(name, said, "model") if name.endswith("_total") else _gauge(name, said, "model")
+
+
+def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"cortexmlx_{name}", said, labels=labels)
+
+
+def _gauge(name: str, said: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"cortexmlx_{name}", said, labels=labels)
+
+
+def _label(text: str) -> str:
+    """Return a text that UTF-8 can hold: the name of a folder may have halves of characters."""
+    return text.encode("utf-8", "replace").decode()

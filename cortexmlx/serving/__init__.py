@@ -1,1 +1,0 @@
-"""The engine at work: its thread, requests and answers in and out, and the step that ties all rooms together."""

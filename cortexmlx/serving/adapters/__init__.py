@@ -1,1 +1,0 @@
-"""The adapters that requests can name."""

@@ -1,1 +1,0 @@
-"""What an app needs around its requests: asyncio, callbacks, tokens of texts."""

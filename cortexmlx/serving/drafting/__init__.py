@@ -1,1 +1,0 @@
-"""The draft model of an engine: a second model that guesses next tokens."""

@@ -1,1 +1,0 @@
-"""What an engine reports: measurements while it works, and its stats."""

@@ -1,1 +1,0 @@
-"""The disk tier: KV blocks in files, for prompts after an eviction or a restart. No mlx."""

@@ -1,0 +1,65 @@
+"""Find the format in which a model writes calls, by its chat template and its vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from cortexmlx.structured.calls import harmony, literals, llama, mistral
+from cortexmlx.structured.calls.format import CallFormat
+from cortexmlx.structured.calls.harmony import Harmony
+from cortexmlx.structured.calls.hermes import OPEN, Hermes
+from cortexmlx.structured.calls.json_sections import DEEPSEEK, KIMI, Kimi, deepseek
+from cortexmlx.structured.calls.literals import Braces, Pythonic
+from cortexmlx.structured.calls.llama import Llama
+from cortexmlx.structured.calls.mistral import MistralList, MistralTags
+from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
+
+_TAGGED = (
+    (MINIMAX, (MINIMAX.section,)),
+    (MUSE, (MUSE.section,)),
+    (LONGCAT, (LONGCAT.call,)),
+    (GLM, (GLM.key,)),
+    (MINICPM, (MINICPM.call, MINICPM.key)),
+)
+"""Formats with the texts of a chat template that each is recognised by."""
+
+
+def gemma4() -> Braces:
+    """Return the format of Gemma 4."""
+    return Braces("Gemma 4", literals.GEMMA, literals.GEMMA_END, '<|"|>')
+
+
+def function_gemma() -> Braces:
+    """Return the format of FunctionGemma."""
+    return Braces("FunctionGemma", literals.FUNCTION_GEMMA, "<end_function_call>", "<escape>")
+
+
+def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
+    """Return the format of a model's calls, or None if it is not known."""
+
+    def has(*texts: str) -> bool:
+        return all(text in template for text in texts)
+
+    if harmony.CALL in vocabulary and harmony.CHANNEL in vocabulary:
+        return Harmony()
+    if has(DEEPSEEK):
+        return deepseek(fenced=has("```json"))
+    if has(mistral.TRIGGER):
+        return MistralTags(with_id=has(mistral.CALL_ID)) if has(mistral.ARGUMENTS) else MistralList()
+    if has(literals.GEMMA, literals.GEMMA_END):
+        return gemma4()
+    if has(literals.FUNCTION_GEMMA):
+        return function_gemma()
+    if has(KIMI):
+        return Kimi()
+    if tags := next((tags for tags, texts in _TAGGED if has(*texts)), None):
+        return Tagged(tags)
+    if has(literals.PYTHONIC) or has("<|tool_list_start|>"):
+        return Pythonic()
+    if has(f"{OPEN}\\n<function=") or has(f"{OPEN}\n<function="):
+        return Tagged(QWEN_CODER)
+    if has(OPEN):
+        return Hermes()
+    if has('"name":', '"parameters":') and (llama.PYTHON in vocabulary or has("<|eot_id|>")):
+        return Llama()
+    return Pythonic() if literals.PYTHONIC in vocabulary and literals.PYTHONIC_END in vocabulary else None

@@ -1,0 +1,280 @@
+"""Formats with a tag for each argument, whose texts stand between the tags as they are: Qwen3-Coder, GLM, MiniMax and
+others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.structured import lark
+from cortexmlx.structured.calls.argument import Argument, Arguments, dumped, ignored_of_whole, required_of, unresolved
+from cortexmlx.structured.calls.format import CallFormat, Calls, JsonGrammar, json_grammar, read_json_call
+from cortexmlx.structured.calls.hermes import CLOSE, OPEN
+from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
+from cortexmlx.structured.lark import Specials
+from cortexmlx.structured.tool import Tool
+
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
+"""The characters of a tool's name."""
+
+_KEY = re.compile(r"[^\s<>](?:[^<>\n]*[^\s<>])?")
+"""The names of arguments that can stand in a tag."""
+
+CDATA, CDATA_END = "<![CDATA[", "]]>"
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of one format, in the order in which they are written. Line breaks may stand between them."""
+
+    name: str
+    call: str
+    """Opens a call."""
+    key: str
+    """Opens the name of an argument."""
+    key_end: str
+    value_end: str
+    end: str
+    """Closes a call."""
+    head: str = ""
+    """What stands between the tag `call` and the name of the tool."""
+    name_end: str = ""
+    value: str = ""
+    """Opens the value of an argument; empty: the value begins after `key_end`."""
+    tail: str = ""
+    """What stands after `end`."""
+    section: str = ""
+    """Opens all calls; empty: each call stands alone."""
+    section_end: str = ""
+    always_enforced: bool = False
+    """See `CallFormat`."""
+    lines: bool = False
+    """Whether each tag has a line of its own, so that the line breaks around a value are no part of it. Otherwise they
+    are. Models write line breaks between the other tags or not.
+    """
+    cdata: bool = False
+    """Whether a value may stand in a CDATA section."""
+    json: bool = False
+    """Whether some models of the family write a JSON object between `call` and `end`."""
+
+
+QWEN_CODER = Tags(
+    "Qwen3-Coder",
+    call=OPEN,
+    head="<function=",
+    name_end=">",
+    key="<parameter=",
+    key_end=">",
+    value_end="\n</parameter>",
+    end="</function>",
+    tail=CLOSE,
+    always_enforced=True,
+    lines=True,
+)
+GLM = Tags(
+    "GLM",
+    call=OPEN,
+    key="<arg_key>",
+    key_end="</arg_key>",
+    value="<arg_value>",
+    value_end="</arg_value>",
+    end=CLOSE,
+    json=True,
+)
+LONGCAT = Tags(
+    "LongCat",
+    call="<longcat_tool_call>",
+    key="<longcat_arg_key>",
+    key_end="</longcat_arg_key>",
+    value="<longcat_arg_value>",
+    value_end="</longcat_arg_value>",
+    end="</longcat_tool_call>",
+    json=True,
+)
+MINIMAX = Tags(
+    "MiniMax M2",
+    section="<minimax:tool_call>",
+    call='<invoke name="',
+    name_end='">',
+    key='<parameter name="',
+    key_end='">',
+    value_end="</parameter>",
+    end="</invoke>",
+    section_end="</minimax:tool_call>",
+)
+MUSE = Tags(
+    "Muse Spark",
+    section="<atem:function_calls>",
+    call='<atem:invoke name="',
+    name_end='">',
+    key='<atem:parameter name="',
+    key_end='">',
+    value_end="</atem:parameter>",
+    end="</atem:invoke>",
+    section_end="</atem:function_calls>",
+)
+MINICPM = Tags(
+    "MiniCPM 5",
+    call='<function name="',
+    name_end='">',
+    key='<param name="',
+    key_end='">',
+    value_end="</param>",
+    end="</function>",
+    cdata=True,
+)
+
+
+class Tagged(CallFormat):
+    """A format with a tag for each argument. The schema of an argument says whether its value is a text or JSON."""
+
+    def __init__(self, tags: Tags) -> None:
+        self.tags = tags
+        self.name = tags.name
+        self.always_enforced = tags.always_enforced
+        self.trigger = tags.section or tags.call
+        self._line = '"\\n"' if tags.lines else '"\\n"?'
+        self.close = f"\n{tags.section_end}" if tags.section else ""
+
+    # -- the grammar --------------------------------------------------------------------------------------------------
+
+    def _between(self, specials: Specials) -> str:
+        return "" if self.tags.section else f"{self._line} {lark.tag(self.tags.call, specials)}"
+
+    def _closing(self, specials: Specials) -> str:
+        # A line break of its own, as before each call: the lexer does not go back from half a tag.
+        return f"{self._line} {lark.tag(self.tags.section_end, specials)}" if self.tags.section else ""
+
+    def call(self, number: int, tool: Tool, specials: Specials) -> str:
+        """See `CallFormat.call`."""
+        tags, line = self.tags, self._line
+
+        def tag(text: str) -> str:
+            return lark.tag(text, specials)
+
+        required = required_of(tool)
+        parts = [line, tag(tags.call)] if tags.section else []
+        parts += [*([line] if tags.head else []), tag(tags.head + tool.name + tags.name_end), line]
+        for place, (key, argument) in enumerate(Arguments(tool).items()):
+            head = [tag(tags.key + key + tags.key_end)]
+            head += [line] if tags.lines else [line, tag(tags.value)] if tags.value else []
+            end = "" if argument.is_free else tag(tags.value_end)
+            part = f"{' '.join(head)} @tool_{number}_{place} {end} {line}"
+            parts.append(part if key in required else f"({part})?")
+        return " ".join([*parts, tag(tags.end), *([line, tag(tags.tail)] if tags.tail else [])])
+
+    def notes(self, tool: Tool) -> Iterator[str]:
+        """See `CallFormat.notes`. A raw text has no other form, and each argument is written by itself."""
+        for key, argument in Arguments(tool).items():
+            for keyword in argument.ignored:
+                yield f"{keyword} of {key!r} of the tool {tool.name!r} is not enforced: it is written as raw text"
+        for keyword in ignored_of_whole(tool):
+            yield f"{keyword} of the tool {tool.name!r} is not enforced: each argument is written by itself"
+
+    def schemas(self, number: int, tool: Tool, specials: Specials) -> Iterator[JsonGrammar]:
+        """See `CallFormat.schemas`. Each argument has a grammar."""
+        known = Arguments(tool)
+        bad = next((key for key in known if not _KEY.fullmatch(key)), None)
+        if bad is not None:
+            raise _wrong(tool, f"{bad!r:.80} is no name that can stand in a tag")
+        if (nowhere := unresolved(tool)) is not None:
+            raise _wrong(tool, f"the reference {nowhere!r:.80} leads nowhere in them")
+        if tool.strict and (note := next(self.notes(tool), None)):
+            raise _wrong(tool, note)
+        shared = {name: part for name, part in tool.schema.items() if name in ("$defs", "definitions")}
+        for place, argument in enumerate(known.values()):
+            name = f"tool_{number}_{place}"
+            if any(self.tags.value_end in text for text in argument.texts):
+                raise _wrong(tool, f"a value holds the tag {self.tags.value_end.strip()}")
+            if argument.texts:
+                yield {"name": name, "lark_grammar": "\n".join(lark.one_of("start", argument.texts))}
+            elif argument.is_free:
+                yield {"name": name, "lark_grammar": "\n".join(self._free_text(specials))}
+            else:
+                yield json_grammar(name, {**argument.schema, **shared}, tool.strict, self.separators)
+
+    def _free_text(self, specials: Specials) -> list[str]:
+        """Return the rules of a text with the tag that closes it."""
+        end = self.tags.value_end
+        if not self.tags.cdata:
+            return lark.up_to("start", end, specials)
+        plain = lark.up_to("plain", end, specials, not_first=CDATA)
+        return [f"start: {lark.quoted(CDATA)} data | plain", *plain, *lark.up_to("data", CDATA_END + end, specials)]
+
+    # -- the reader ---------------------------------------------------------------------------------------------------
+
+    def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
+        """See `CallFormat.parse`."""
+        tags = self.tags
+        while (yield from self._next_call(reader)):
+            yield from reader.blanks()
+            if tags.json and (yield from reader.next_char()) == "{":
+                yield from read_json_call(reader, calls)
+                yield from reader.blanks()
+                yield from reader.exactly(tags.end)
+            else:
+                yield from self._read_call(reader, calls)
+            reader.end_call()
+            if not tags.section:
+                reader.end_calls()
+
+    def _next_call(self, reader: AnswerReader) -> Reading[bool]:
+        tags = self.tags
+        if tags.section:
+            return (yield from reader.next_in_section(tags.section, tags.call, tags.section_end))
+        return bool((yield from reader.text_up_to(tags.call)))
+
+    def _read_call(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
+        tags = self.tags
+        yield from reader.exactly(tags.head)
+        yield from reader.blanks()
+        name = yield from reader.run_of(TOOL_NAME)
+        yield from reader.blanks()
+        yield from reader.exactly(tags.name_end)
+        known, said = calls.arguments(name), set[str]()
+        reader.begin_call(name)
+        yield from reader.blanks()
+        while (yield from reader.one_of(tags.key, tags.end)) != tags.end:
+            key = (yield from reader.up_to(tags.key_end)).strip()
+            if key in said or not _KEY.fullmatch(key):
+                raise NotACall(f"{key!r:.80} comes twice, or is no name")
+            reader.add_arguments(f"{', ' if said else '{'}{dumped(key)}: ")
+            said.add(key)
+            if tags.value:
+                yield from reader.blanks()
+                yield from reader.exactly(tags.value)
+            yield from self._read_value(reader, known[key])
+            yield from reader.blanks()
+        reader.add_arguments("}" if said else "{}")
+        if tags.tail:
+            yield from reader.blanks()
+            yield from reader.exactly(tags.tail)
+
+    def _read_value(self, reader: AnswerReader, argument: Argument) -> Reading[None]:
+        """Read a value up to its closing tag, and add it to the arguments as JSON."""
+        tags = self.tags
+        if tags.lines and (yield from reader.next_char()) == "\n":
+            yield from reader.exactly("\n")
+        pieces: list[str] = []
+        tell = pieces.append
+        if argument.is_free:
+            reader.add_arguments('"')
+
+            def tell(piece: str) -> None:
+                reader.add_arguments(dumped(piece)[1:-1])
+
+        if tags.cdata and (yield from reader.begins_with(CDATA)):
+            while (yield from reader.begins_with(CDATA)):  # a text with the closing tag is cut in two sections
+                yield from reader.exactly(CDATA)
+                yield from reader.value_up_to(CDATA_END, tell)
+            yield from reader.exactly(tags.value_end)
+        else:
+            yield from reader.value_up_to(tags.value_end, tell)
+        reader.add_arguments('"' if argument.is_free else argument.json_of("".join(pieces)))
+
+
+def _wrong(tool: Tool, why: str) -> InvalidRequest:
+    return InvalidRequest(f"the parameters of the tool {tool.name!r} cannot be enforced: {why}", field="tools")

@@ -1,0 +1,204 @@
+"""Tool: what a model may call. Plain data, without the library that enforces its schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.structured.multiples import check_multiples
+from cortexmlx.structured.texts import is_text
+
+MOST_TOOLS = 512
+"""How many tools a request may have."""
+
+MOST_CHARACTERS = 1 << 20
+"""How many characters the schemas and descriptions of all tools may have. Those of 24 tools of an agent have about
+80,000.
+"""
+
+CHOICES = ("auto", "none", "required")
+"""What `tool_choice` may be, besides the name of a tool."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
+
+_PARTS = ("name", "description", "parameters", "strict")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call. Make one with `of`."""
+
+    name: str
+    description: str = ""
+    parameters: str = '{"type":"object","properties":{}}'
+    """The JSON schema of the arguments, as JSON text. It describes an object."""
+    strict: bool = False
+    """Whether a request is refused if a part of the schema cannot be enforced. Otherwise that part is ignored, and the
+    answer's `notes` name it.
+    """
+    function: Callable[..., object] | None = field(default=None, compare=False)
+    """What a call runs; None: the caller runs it."""
+
+    @classmethod
+    def of(cls, value: object) -> Tool:
+        """Return a tool as it is, the tool of an OpenAI mapping (`{"type": "function", "function": {...}}`), or that of
+        a Python function with type hints, whose docstring describes it. Raises InvalidRequest.
+        """
+        if isinstance(value, Tool):
+            return value
+        if isinstance(value, Mapping):
+            return cls._of_mapping(value)
+        if callable(value):
+            from cortexmlx.structured.functions import described
+
+            name, description, parameters = described(value)
+            return replace(cls.named(name, description, parameters), function=value)
+        raise _wrong(f"a tool is {value!r:.80}, but must be a function, or a mapping as in the OpenAI API")
+
+    @classmethod
+    def _of_mapping(cls, value: Mapping[str, Any]) -> Tool:
+        kind = value.get("type", "function")
+        if kind != "function":
+            raise _wrong(f"a tool has the type {kind!r:.80}, but only functions are served")
+        if extra := value.keys() - {"type", "function"}:
+            raise _wrong(f"a tool has {_listed(extra)}, but only `type` and `function` are known")
+        said = value.get("function")
+        if not isinstance(said, Mapping):
+            raise _wrong("a tool has no `function`: it must be an object with a `name`")
+        if extra := said.keys() - set(_PARTS):
+            raise _wrong(f"a tool's function has {_listed(extra)}, but only {', '.join(_PARTS)} are known")
+        given = {name: part for name, part in said.items() if part is not None}
+        return cls.named(**{"name": None, **given})
+
+    @classmethod
+    def named(cls, name: object, description: object = "", parameters: object = None, strict: object = False) -> Tool:
+        """Return the tool with these parts, after a check. Raises InvalidRequest."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _wrong(
+                f"a tool's name is {name!r:.80}, but must be 1 to 128 letters, digits and any of _ . : / -, and begin "
+                "with a letter, a digit or _"
+            )
+        if name in CHOICES:
+            raise _wrong(f"a tool is called {name!r}, which is a `tool_choice`: give it another name")
+        if not isinstance(description, str) or not is_text(description):
+            raise _wrong(f"the description of the tool {name!r} is {description!r:.80}, but must be a text")
+        if not isinstance(strict, bool):
+            raise _wrong(f"`strict` of the tool {name!r} is {strict!r:.80}, but must be true or false")
+        return cls(name, description, _schema(name, {} if parameters is None else parameters), strict)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the arguments."""
+        schema: dict[str, Any] = json.loads(self.parameters)
+        return schema
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the tool as in the OpenAI API, for chat templates and bodies."""
+        function = {"name": self.name, "description": self.description, "parameters": self.schema}
+        return {"type": "function", "function": {**function, **({"strict": True} if self.strict else {})}}
+
+
+def checked_tools(value: object) -> tuple[Tool, ...]:
+    """Return the tools of a request. Raises InvalidRequest."""
+    if isinstance(value, tuple) and not value:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise _wrong(f"tools is {value!r:.80}, but must be a list of functions or of mappings as in the OpenAI API")
+    if len(value) > MOST_TOOLS:
+        raise _wrong(f"tools has {len(value):,} tools, but must have at most {MOST_TOOLS}")
+    tools = tuple(map(Tool.of, value))
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise _wrong(f"two tools are called {twice!r}")
+    characters = sum(len(tool.parameters) + len(tool.description) for tool in tools)
+    if characters > MOST_CHARACTERS:
+        raise _wrong(f"the tools have {characters:,} characters, but must have at most {MOST_CHARACTERS:,}")
+    return tools
+
+
+def check_choice(choice: object, tools: Sequence[Tool]) -> None:
+    """Raise InvalidRequest unless `choice` is a `tool_choice` that fits these tools."""
+    names = [tool.name for tool in tools]
+    if not isinstance(choice, str) or choice not in (*CHOICES, *names):
+        known = f"auto, none, required{' or the name of a tool' if tools else ''}"
+        raise InvalidRequest(f"tool_choice is {choice!r:.80}, but must be {known}", field="tool_choice")
+    if choice == "required" and not tools:
+        raise InvalidRequest("tool_choice is 'required', but there are no `tools`", field="tool_choice")
+
+
+def _schema(name: str, parameters: object) -> str:
+    """Return the JSON schema of a tool's arguments as JSON. It always describes an object, and has properties."""
+    try:
+        said = usual_schema(parameters)
+        if isinstance(said, Mapping) and isinstance(kind := said.get("type"), list) and "object" in kind:
+            said = {**said, "type": "object"}
+        if not isinstance(said, Mapping) or said.get("type", "object") != "object":
+            why = f"the parameters of the tool {name!r} are {parameters!r:.80}, but must be the schema of an object"
+            raise _wrong(why)
+        required = said.get("required", [])
+        if not isinstance(said.get("properties", {}), Mapping):
+            raise _wrong(f"the `properties` of the tool {name!r} must be an object of schemas by their names")
+        if not isinstance(required, list | tuple) or not all(isinstance(each, str) for each in required):
+            raise _wrong(f"`required` of the tool {name!r} is {required!r:.80}, but must be a list of texts")
+        text = json.dumps({"type": "object", **said}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequest):
+            raise
+        raise _wrong(f"the parameters of the tool {name!r} cannot be written as JSON: {error}") from None
+    check_multiples(said)
+    if not is_text(text):
+        raise _wrong(f"the parameters of the tool {name!r} hold a NUL or half of a surrogate pair")
+    return text
+
+
+_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames")
+_OF_MANY = ("anyOf", "allOf", "oneOf", "prefixItems")
+
+
+def usual_schema(schema: object) -> Any:
+    """Return a schema of a tool as JSON Schema has it, where its writer means the same: PHP's `[]` for an empty object,
+    `{}`, true or false in `required`, Gemini's types in capitals, and null for a keyword that is not there.
+    """
+    if isinstance(schema, list | tuple) and not schema:
+        return {}
+    if not isinstance(schema, Mapping):
+        return schema
+    usual: dict[str, Any] = {}
+    for name, part in schema.items():
+        empty = isinstance(part, list | tuple | Mapping) and not part
+        if name in _BY_NAME and (empty or isinstance(part, Mapping)):
+            part = {} if empty else {each: usual_schema(value) for each, value in part.items()}
+        elif name in _OF_ONE:
+            part = [usual_schema(each) for each in part] if isinstance(part, list) and part else usual_schema(part)
+        elif name in _OF_MANY and isinstance(part, list | tuple):
+            part = [usual_schema(each) for each in part]
+        elif name == "type":
+            part = [_type(each) for each in part] if isinstance(part, list | tuple) else _type(part)
+        if not _is_nothing(name, part):
+            usual[name] = part
+    return usual
+
+
+def _type(name: object) -> object:
+    return name.lower() if isinstance(name, str) and name.lower() in _TYPES else name
+
+
+def _is_nothing(name: str, part: object) -> bool:
+    """Return whether a keyword says nothing. Null is a value of `const`, `default` and the like."""
+    if name == "required":
+        return part is None or isinstance(part, bool) or part == {}
+    return part is None and name in ("type", "description", *_BY_NAME, *_OF_ONE, *_OF_MANY)
+
+
+def _listed(names: object) -> str:
+    return ", ".join(sorted(map(repr, names)))[:80]  # type: ignore[call-overload]
+
+
+def _wrong(message: str) -> InvalidRequest:
+    return InvalidRequest(message, field="tools")

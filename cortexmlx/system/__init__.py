@@ -1,0 +1,1 @@
+"""The machine, its folders and files, and waits that signals end."""

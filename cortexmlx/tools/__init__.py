@@ -1,1 +1,0 @@
-"""Tools that a model may call, and its calls, as plain data; and Python functions as tools."""

@@ -1,0 +1,1 @@
+"""Plain data that callers pass and get. Without mlx or threads."""

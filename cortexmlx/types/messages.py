@@ -1,0 +1,123 @@
+"""Chat messages as a prompt, as the engine takes them. Without mlx or threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from cortexmlx.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from cortexmlx.structured.thoughts import Thoughts
+    from cortexmlx.types.request import Message
+
+TemplateVars = Mapping[str, object]
+"""Variables for the model's chat template, by name: booleans, numbers, texts, and lists and mappings of them."""
+
+NO_VARIABLES: TemplateVars = MappingProxyType({})
+
+THINKING = "enable_thinking"
+"""The variable that switches thoughts on and off. A template that calls it `thinking` gets it under that name."""
+
+EFFORT = "reasoning_effort"
+"""The variable that says how much a model should think, in templates that have levels of it."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""The types of message parts that are text."""
+
+
+class PromptReader(Protocol):
+    """What a `PromptMemory` needs of a tokenizer."""
+
+    @property
+    def eos_token_ids(self) -> Collection[int]:
+        """The tokens that end an answer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that one token stands for."""
+
+
+class PromptMemory(Protocol):
+    """Gives a prompt the tokens that the model itself wrote, where the text is what it wrote."""
+
+    def tokens(
+        self, reader: PromptReader, text: str, render: Callable[[Sequence[Message]], str | list[int]]
+    ) -> list[int]:
+        """Return the tokens of a rendered text. `render` renders other messages in the same way."""
+
+    def anchor(self, thoughts: Thoughts | None) -> int:
+        """Return how many of these tokens will stay once the turn is answered and another one begins; 0 if that is not
+        known, or if all do.
+        """
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages with variables for the model's chat template.
+
+    `template_vars` are, for example, `{"enable_thinking": False}` or `{"reasoning_effort": "low"}`. A variable that the
+    template does not read raises InvalidRequest when the prompt is rendered.
+    """
+
+    messages: Sequence[Message]
+    template_vars: TemplateVars = field(default_factory=dict)
+    hints: TemplateVars = field(default_factory=dict)
+    """Variables for templates that read them, on top of `template_vars`. Other templates do not get them."""
+    memory: PromptMemory | None = field(default=None, repr=False)
+    """What is remembered of earlier answers, for servers; None: nothing."""
+
+
+def checked_vars(variables: object) -> dict[str, object]:
+    """Return a copy of the template's variables. Raises InvalidRequest unless they are a mapping from names."""
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise InvalidRequest(f"template_vars is {variables!r:.80}, but must be a map from names to values")
+    return dict(variables)
+
+
+def plain_message(message: Mapping[str, object]) -> dict[str, object]:
+    """Return the message with its text in one piece. In the OpenAI API, `content` may be a list of parts.
+
+    Raises InvalidRequest for a part that is no text: a template would write a placeholder for it, and the model would
+    answer as if it had seen something.
+    """
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return dict(message)
+    return {**message, "content": "".join(_text_of(part, place) for place, part in enumerate(content))}
+
+
+def tagged(tag: str, text: str) -> str:
+    """Return a text in tags that say whose it is, where it is a part of another's message."""
+    return f"<{tag}>\n{text}\n</{tag}>"
+
+
+def meant(name: str, known: Collection[str]) -> str:
+    """Return a question that names the known name most like `name`, or an empty text if none is like it."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1, cutoff=0.7)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _text_of(part: object, place: int) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if kind in _TEXT_PARTS:
+        if isinstance(text, str):
+            return text
+        raise InvalidRequest(
+            f"a message's `content` has a part of type {kind!r:.80} whose `text` is no text.",
+            field=f"content[{place}].text",
+        )
+    raise InvalidRequest(
+        f"a message's `content` has a part of type {kind!r:.80}, but only text is read: images, audio and files are "
+        "not, by models with such parts either. Leave it out.",
+        field=f"content[{place}]",
+    )

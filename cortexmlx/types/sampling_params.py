@@ -1,0 +1,295 @@
+"""SamplingParams: how the tokens of an answer are chosen, and when it ends. Without mlx or threads."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Rational, Real
+from typing import TYPE_CHECKING, Any
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.tool import Tool, check_choice, checked_tools
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+LogitsProcessor = Callable[["mx.array", "mx.array"], "mx.array"]
+"""A function of the tokens so far, `[n] int32`, and the next token's logits, `[1, vocab] float32`. It returns the
+logits to choose from. See `SamplingParams`.
+"""
+
+MOST_STOPS = 1024
+"""How many stop strings a request may have. OpenAI allows 4; lists of words to end at have some hundred."""
+
+MOST_STOP_CHARACTERS = 16_384
+"""How many characters all stop strings of a request may have together. Their table takes up to 3 MB, and 20 ms to
+build.
+"""
+
+MOST_STOP_TOKENS = 16_384
+"""How many stop tokens a request may have. Lists of words to end at have a few thousand."""
+
+
+class TokenBiases(Mapping[int, float]):
+    """An immutable map from token ids to what is added to their logits. If all numbers are in their ranges, it is
+    `valid`, and `ids` and `amounts` are the same as arrays, for the sampler.
+    """
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._biases: dict[int, float] = {_plain(token): _plain(bias) for token, bias in biases.items()}
+        self.valid = all(
+            _is_int(token, -_INT_MAX, _INT_MAX) and _is_number(bias, -_BIAS_MAX, _BIAS_MAX)
+            for token, bias in self._biases.items()
+        )
+        self.ids = array("i", self._biases if self.valid else ())
+        self.amounts = array("f", self._biases.values() if self.valid else ())
+
+    def __getitem__(self, token: int) -> float:
+        return self._biases[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._biases)
+
+    def __len__(self) -> int:
+        return len(self._biases)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._biases.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._biases)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop.
+
+    Any iterable works for the lists and any mapping for `logit_bias`; they are copied, and NumPy's numbers become
+    Python's. Raises InvalidRequest with the parameter, its value and its range. The ranges keep all arithmetic finite
+    in float32. A request checks token ids against the model's vocabulary.
+
+    `logits_processors` work as in mlx-lm's `generate`. They are called in order for every token, after bias and
+    penalties and before the filters, on the engine's thread, while others wait. Each answer calls them with its tokens
+    growing by one, also if it was preempted in between, and once more than it has tokens if a stop ended it. The
+    answers of one request share them (`n`), so a function that keeps state should find its state by the tokens. If one
+    raises, its request fails with LogitsProcessorError.
+    """
+
+    max_tokens: int | None = 256
+    """None: until the context is full; with the engine's `keep_last`, without end. 0 is allowed with
+    `prompt_logprobs`.
+    """
+    max_thinking_tokens: int | None = None
+    """How many tokens the thoughts before the answer may have, if messages are asked. Then the model is made to write
+    the tag that closes them, and up to 3 tokens later if a character would be torn. 0: none. Models that do not think
+    are not changed.
+    """
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]."""
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
+    """In [0, 1), relative to the probability of the best token."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of the last `repetition_context` tokens of prompt and answer, and multiplies negative
+    ones, as mlx-lm does.
+    """
+    repetition_context: int = 20
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer has already, as in the OpenAI API."""
+    frequency_penalty: float = 0.0
+    """The same, for each time that the answer has the token."""
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
+    """Added to single logits, by token id."""
+    logits_processors: Sequence[LogitsProcessor] = ()
+    """Functions that change the logits."""
+    stop: Sequence[str] = ()
+    """A string or several. The first one that is complete ends the answer, and is not part of its text."""
+    stop_token_ids: Sequence[int] = ()
+    """Tokens that end the answer."""
+    ignore_eos: bool = False
+    """Whether the model's own end tokens do not end the answer. An answer with a form or tools ends all the same."""
+    seed: int | None = None
+    """Makes the tokens repeatable, whatever else is in the batch."""
+    logprobs: int | None = None
+    """n: report the log-probability of each token and of the n likeliest; 0: only of the chosen token."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, each given those before it."""
+    n: int = 1
+    """How many answers to return."""
+    best_of: int | None = None
+    """How many answers to compute, of which the `n` likeliest are returned; None: `n`."""
+    priority: int = 0
+    """Among one client's requests, those with a higher priority go first."""
+    structured: StructuredOutput | Mapping[str, Any] | type | str | None = None
+    """The form that the answer must have: a JSON schema (a mapping), a type (a pydantic model, a dataclass, ...),
+    "json" for any JSON object, or a StructuredOutput. It becomes a StructuredOutput. Thoughts before the answer are
+    free.
+    """
+    tools: Sequence[Tool | Mapping[str, Any] | Callable[..., object]] = ()
+    """What the model may call: Python functions with type hints, or tools as in the OpenAI API. Only for messages,
+    since the chat template tells the model about them. They become Tools.
+    """
+    tool_choice: str = "auto"
+    """"auto": an answer may have calls; "none": it has none; "required": it has one at least; the name of a tool: it
+    calls this one, once.
+    """
+    parallel_tool_calls: bool = True
+    """Whether an answer may have several calls."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == "logit_bias":
+                copied = isinstance(value, TokenBiases) or not isinstance(value, Mapping)
+                plain = value if copied else TokenBiases(value)
+            elif each.name == "stop" and isinstance(value, str):
+                plain = (value,) if value else value
+            elif each.name in ("stop", "stop_token_ids", "logits_processors"):
+                plain = _plain_list(value)
+            elif each.name == "tools":
+                plain = checked_tools(value)
+            elif each.name == "structured":
+                plain = None if value is None else StructuredOutput.of(value)
+            else:
+                plain = _plain(value)
+            object.__setattr__(self, each.name, plain)
+        self.validate()
+
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
+        least = 1 if self.prompt_logprobs is None else 0
+        self._check_int("max_tokens", least, _INT_MAX, optional=True, note=" (0 only with prompt_logprobs)" * least)
+        self._check_int("max_thinking_tokens", 0, _INT_MAX, optional=True)
+        self._check_number("temperature", 0.0, 100.0, note=" (0: greedy)")
+        self._check_number("top_p", 0.0, 1.0, above=True)
+        self._check_int("top_k", 0, _INT_MAX, note=" (0: all tokens)")
+        self._check_number("min_p", 0.0, 1.0, below=True)
+        self._check_number("repetition_penalty", 0.01, 100.0, note=" (1: none)")
+        self._check_int("repetition_context", 1, _INT_MAX)
+        self._check_number("presence_penalty", -100.0, 100.0)
+        self._check_number("frequency_penalty", -100.0, 100.0)
+        self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
+        self._check_int("logprobs", 0, 100, optional=True)
+        self._check_int("prompt_logprobs", 0, 100, optional=True)
+        self._check_int("n", 1, 1 if self.only_scores else 128, note=" (max_tokens is 0)" * self.only_scores)
+        self._check_int("best_of", self.n, 128, optional=True, note=" (n or more)")
+        self._check_int("priority", -_INT_MAX, _INT_MAX)
+        for name in ("ignore_eos", "parallel_tool_calls"):
+            self._check(name, isinstance(getattr(self, name), bool), "true or false")
+        check_choice(self.tool_choice, self.offered)
+        self._check_stop()
+        functions = isinstance(self.logits_processors, tuple) and all(map(callable, self.logits_processors))
+        self._check("logits_processors", functions, "a list of functions of (tokens, logits)")
+        self._check_tokens(_INT_MAX if vocab_size is None else vocab_size - 1)
+
+    @property
+    def form(self) -> StructuredOutput | None:
+        """`structured`, as what it became."""
+        assert self.structured is None or isinstance(self.structured, StructuredOutput)
+        return self.structured
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """`tools`, as what they became."""
+        assert isinstance(self.tools, tuple)
+        return self.tools
+
+    @property
+    def only_scores(self) -> bool:
+        """Nothing is generated: the prompt's tokens are to have their log-probabilities, and that is all."""
+        return self.max_tokens == 0
+
+    def _check_stop(self) -> None:
+        texts = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
+        self._check("stop", texts, "a non-empty string or a list of them")
+        characters = sum(map(len, self.stop))
+        if len(self.stop) > MOST_STOPS or characters > MOST_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop has {len(self.stop):,} strings of {characters:,} characters together, but must have at most "
+                f"{MOST_STOPS:,} of {MOST_STOP_CHARACTERS:,}: leave some out, or use stop_token_ids",
+                field="stop",
+            )
+
+    def _check_tokens(self, top: int) -> None:
+        wanted, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
+        listed = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
+        self._check("stop_token_ids", listed and all(_is_int(t, -_INT_MAX, _INT_MAX) for t in ids), wanted)
+        self._check_ids("stop_token_ids", wanted, top)
+        wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
+        self._check("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, wanted)
+        self._check_ids("logit_bias", wanted, top)
+
+    def _check_ids(self, name: str, wanted: str, top: int) -> None:
+        """Raise InvalidRequest if a token id is outside the vocabulary. The message names one of them."""
+        ids = getattr(self, name)
+        if not ids or (min(ids) >= 0 and max(ids) <= top):
+            return
+        wrong = [token for token in ids if not 0 <= token <= top]
+        if wrong:
+            more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
+            raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}", field=name)
+
+    def _check_int(self, name: str, low: int, high: int, *, optional: bool = False, note: str = "") -> None:
+        value = getattr(self, name)
+        wanted = f"an integer in {low}..{high}{note}{' or None' if optional else ''}"
+        self._check(name, _is_int(value, low, high) or (optional and value is None), wanted)
+
+    def _check_number(
+        self, name: str, low: float, high: float, *, above: bool = False, below: bool = False, note: str = ""
+    ) -> None:
+        """Check a number from `low` to `high`, without an end that it must be `above` or `below`."""
+        value = getattr(self, name)
+        ok = _is_number(value, low, high) and not (above and value == low) and not (below and value == high)
+        wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}{note}"
+        self._check(name, ok, wanted)
+
+    def _check(self, name: str, ok: bool, wanted: str) -> None:
+        if not ok:
+            raise InvalidRequest(f"{name} is {_shown(getattr(self, name))}, but must be {wanted}", field=name)
+
+
+_INT_MAX = 2**31 - 1
+
+_BIAS_MAX = 1e9
+
+
+def _is_int(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_number(value: object, low: float, high: float) -> bool:
+    """Return whether a value is a number in a range. Finite bounds also exclude infinities, NaN and integers beyond any
+    float.
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's integers and floats as Python's own, and everything else unchanged."""
+    if isinstance(value, Integral):
+        return value if isinstance(value, bool) else int(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, Rational) else value
+
+
+def _plain_list(value: Any) -> Any:
+    """Return any iterable as a tuple, except texts, bytes, mappings and arrays without axes."""
+    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, bytearray, Mapping)):
+        return value
+    array_of_one = getattr(value, "shape", None) == ()
+    return value if array_of_one else tuple(_plain(item) for item in value)
+
+
+def _shown(value: object) -> str:
+    """Return a value as text for an error message."""
+    try:
+        text = repr(list(value) if isinstance(value, tuple) else value)
+    except ValueError:  # an integer with more digits than Python prints
+        return "an integer of more than 4000 digits"
+    except Exception:  # an object of the caller's own may raise anything
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:117]}..."

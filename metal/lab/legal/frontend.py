@@ -1,0 +1,243 @@
+"""libclang as a GPU front end: it parses Metal text and gives diagnostics in Metal's words and the syntax tree."""
+
+import atexit
+import ctypes
+import importlib.util
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.errors import ToolchainMissing
+from cortexmlx.metal.lab.legal.msl import PREAMBLE
+
+from . import swizzles
+from .diagnostics import Language, verdict
+from .text import to_opencl
+
+DIALECT = Path(__file__).parent / "dialect"
+MAIN = "kernel.cl"
+_PRELUDE = "legal/prelude.h"
+_STANDARD_HEADERS = (
+    *("array", "assert", "atomic", "common", "compute", "config", "cooperative_tensor", "extended_vector"),
+    *("geometric", "integer", "limits", "logging", "math", "matrix", "numeric", "pack", "quadgroup", "relational"),
+    *("simdgroup", "simdgroup_matrix", "stdlib", "tensor", "type_traits", "types", "uniform"),
+)
+_DETAILED = 0x01  # the preprocessing record
+_PRECOMPILED = 0x02 | 0x10  # incomplete, for serialization
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.M)
+_EXTENSIONS = "-cl-ext=+all,-cl_khr_fp64,-__opencl_c_fp64"
+_WORDS = (
+    ("legal_name_", ""),
+    ("__local", "device"),
+    ("__global", "threadgroup"),
+    ("__constant", "constant"),
+    ("__private", "thread"),
+)
+_SPACE = re.compile(r"\b__generic\s?|(?<=[*&])__(?:private|generic)\b")
+_NAMED_SPACE = re.compile(r"address space '(device|threadgroup|constant|thread)'")
+_VALUE_SPACE = re.compile(r"'(?:__private|__generic) ([^'*&]*)'")
+
+
+@dataclass(frozen=True, order=True)
+class Complaint:
+    """One thing that a Metal compiler would refuse, and its line in the text."""
+
+    line: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A parsed Metal text."""
+
+    unit: Any
+    """libclang's translation unit: the tree, for rules that the front end does not check itself."""
+    text: str
+    language: Language
+    complaints: tuple[Complaint, ...]
+    """The front end's own complaints, those about the preamble first."""
+    dead: frozenset[int]
+    """The lines that the preprocessor skipped."""
+
+
+@cache
+def _cindex() -> Any:
+    """Return libclang's Python bindings.
+
+    Raises:
+        ToolchainMissing: the wheel is not installed.
+    """
+    if not available():
+        raise ToolchainMissing(
+            "no libclang to judge Metal text with: install its wheel, `pip install libclang==18.1.1`"
+        )
+    import clang.cindex
+
+    return clang.cindex
+
+
+def available() -> bool:
+    """Whether the front end's wheel is installed."""
+    return importlib.util.find_spec("clang") is not None and importlib.util.find_spec("clang.cindex") is not None
+
+
+def template_of(cursor: Any) -> Any | None:
+    """Return the template, or the member of a template, that a function is an instance of. Return None for other
+    functions.
+    """
+    return _cindex().conf.lib.clang_getSpecializedCursorTemplate(cursor)
+
+
+class _Ranges(ctypes.Structure):
+    """libclang's CXSourceRangeList. Its ranges are opaque here."""
+
+    _fields_ = (("count", ctypes.c_uint), ("ranges", ctypes.c_void_p))
+
+
+def dead_lines(unit: Any) -> set[int]:
+    """Return the lines of the text that the preprocessor skipped."""
+    cindex = _cindex()
+    skipped = cindex.conf.lib.clang_getSkippedRanges
+    skipped.argtypes, skipped.restype = [cindex.c_object_p, ctypes.c_void_p], ctypes.POINTER(_Ranges)
+    dispose = cindex.conf.lib.clang_disposeSourceRangeList
+    dispose.argtypes, dispose.restype = [ctypes.POINTER(_Ranges)], None
+    found = skipped(unit, unit.get_file(MAIN).obj)
+    ranges = ctypes.cast(found.contents.ranges, ctypes.POINTER(cindex.SourceRange))
+    lines = [range(ranges[i].start.line, ranges[i].end.line + 1) for i in range(found.contents.count)]
+    dispose(found)
+    return {line for some in lines for line in some}
+
+
+@cache
+def _index() -> Any:
+    atexit.register(_index.cache_clear)  # so that it is freed before its library is gone
+    return _cindex().Index.create()
+
+
+def _arguments(language: Language, includes: Sequence[Path], header: bool = False) -> list[str]:
+    return [
+        *(
+            "-x",
+            "cl-header" if header else "cl",
+            "-cl-std=clc++2021",
+            "-target",
+            "x86_64-unknown-linux",
+            "-cl-no-stdinc",
+            "-nostdinc",
+        ),
+        *("-fdeclspec", "-cl-single-precision-constant", "-Xclang", _EXTENSIONS, "-ferror-limit=0"),
+        *("-Wno-everything", "-Wpre-c++17-compat", "-Wunknown-attributes", "-Wvla"),
+        *(["-DLEGAL_METAL4"] if language is Language.METAL_4_0 else []),
+        *(part for path in (DIALECT, *includes) for part in ("-isystem", str(path))),
+    ]
+
+
+def _virtual(preamble: str) -> list[tuple[str, str]]:
+    """Return files that need not be on disk: the swizzles, the library under each name that texts include, the
+    preamble.
+    """
+    library = '#pragma once\n#include "legal/library.h"\n'
+    return [
+        (str(DIALECT / "legal" / "swizzles.h"), swizzles.header()),
+        *((str(DIALECT / f"metal_{name}"), library) for name in _STANDARD_HEADERS),
+        (str(DIALECT / "MetalPerformancePrimitives" / "MetalPerformancePrimitives.h"), library),
+        (str(DIALECT / _PRELUDE), library + preamble),
+    ]
+
+
+@cache
+def _compiled(preamble: str, language: Language, includes: tuple[Path, ...]) -> tuple[Path, tuple[Complaint, ...]]:
+    """Precompile the library and the preamble, once per process for all texts. Return the header and the complaints
+    about it.
+    """
+    folder = tempfile.mkdtemp(prefix="metal-legal-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    header = Path(folder, "prelude.h")
+    header.write_text(f'#include "{DIALECT / _PRELUDE}"\n')
+    files = [*_virtual(preamble), *_included(preamble, includes)]
+    unit = _index().parse(
+        str(header), _arguments(language, includes, header=True), unsaved_files=files, options=_PRECOMPILED
+    )
+    compiled = Path(folder, "prelude.pch")
+    unit.save(str(compiled))
+    return compiled, tuple(_judged(unit, language))
+
+
+def parse(text: str, language: Language, includes: Sequence[Path], preamble: str = PREAMBLE) -> Parsed:
+    """Parse Metal text after `preamble`. `includes` are the folders of the headers that the two include."""
+    folders = tuple(includes)
+    library, complaints = _compiled(preamble, language, folders)
+    files = [(MAIN, to_opencl(text)), *_virtual(preamble), *_included(preamble + text, folders)]
+    arguments = [*_arguments(language, folders), "-include-pch", str(library), "-Xclang", "-fno-validate-pch"]
+    unit = _index().parse(MAIN, arguments, unsaved_files=files, options=_DETAILED)
+    return Parsed(unit, text, language, (*complaints, *_judged(unit, language)), frozenset(dead_lines(unit)))
+
+
+@cache
+def _header(path: Path) -> tuple[str, str]:
+    """Return a header's text twice: as the front end reads it, and as it is on disk."""
+    text = path.read_text()
+    return to_opencl(text), text
+
+
+def _included(text: str, includes: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the path of each header that the text includes, directly or not, with its text as the front end reads
+    it.
+    """
+    seen: set[Path] = set()
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            for path in (folder / name for folder in includes):
+                if path not in seen and path.is_file():
+                    seen.add(path)
+                    read, own = _header(path)
+                    waiting.append(own)
+                    yield str(path), read
+
+
+def in_metal(message: str) -> str:
+    """Return a message of the front end with Metal's names for the address spaces."""
+    message = _VALUE_SPACE.sub(r"'\1'", message)
+    message = _SPACE.sub("", message)
+    for opencl, metal in _WORDS:
+        message = message.replace(opencl, metal)
+    return _NAMED_SPACE.sub(r"\1", message)
+
+
+def _place(diagnostic: Any) -> int | None:
+    """Return the line of the text that a diagnostic is about: its own, or the line that caused the instantiation.
+    Return None if the diagnostic is not about the text.
+    """
+    for one in (diagnostic, *diagnostic.children):
+        included = one.spelling.startswith("in file included from")
+        if not included and one.location.file is not None and one.location.file.name == MAIN:
+            return int(one.location.line)
+    return None
+
+
+def _token(unit: Any, location: Any) -> str:
+    """Return the word or operator at a location."""
+    extent = _cindex().SourceRange.from_locations(location, location)
+    return next((str(token.spelling) for token in unit.get_tokens(extent=extent)), "")
+
+
+def _judged(unit: Any, language: Language) -> Iterator[Complaint]:
+    for diagnostic in unit.diagnostics:
+        line = _place(diagnostic)
+        notes = [note.spelling for note in diagnostic.children]
+        token = _token(unit, diagnostic.location)
+        said = verdict(diagnostic.spelling, notes, diagnostic.severity >= 3, diagnostic.option, language, token)
+        if said is None:
+            continue
+        if line is None:
+            if diagnostic.severity >= 3:
+                where = diagnostic.location
+                yield Complaint(1, f"in {where.file}:{where.line}: {in_metal(said)}")
+            continue
+        yield Complaint(line, in_metal(said))

@@ -1,0 +1,204 @@
+"""A small Metal host: runs a `[[kernel]]` function from header files, with buffers by index and function constants.
+
+`mx.fast.metal_kernel` writes a kernel's signature itself. MLX's built-in kernels have their own, and this module reads
+it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal.lab.legal.msl import (
+    FUNCTION_CONSTANT,
+    INCLUDE,
+    KERNEL_FOLDER,
+    PARAMETER,
+    PREAMBLE,
+    UTILS,
+    blank_comments,
+    closing,
+    split,
+)
+
+from . import settings
+from .built import build
+from .dispatch.buffers import BufferSpec, Dispatch, Triple
+from .dispatch.launch import Launched, run
+from .toolchain import SHIM, Build, mlx_headers
+from .translation.entry import attribute_value, entry_point
+from .translation.rewrite import to_cpp
+
+
+@dataclass(frozen=True)
+class Output:
+    """A buffer that the kernel writes."""
+
+    nbytes: int
+    """Size in bytes."""
+    item_bytes: int
+    """Bytes of an element."""
+    before: npt.NDArray[np.generic] | None = None
+    """Content before the launch; None if undefined."""
+
+
+def _preamble_headers() -> set[str]:
+    """Return the headers that the preamble includes."""
+    seen: set[str] = set()
+    waiting = [UTILS]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += INCLUDE.findall((mlx_headers() / name).read_text())
+    return seen
+
+
+def flatten(headers: Sequence[str], marked: bool = False) -> str:
+    """Return the text of MLX's headers with their includes in place, each header once.
+
+    Headers that the preamble includes are left out. Headers that the shim replaces stay includes. With `marked`,
+    `#line` names the header and line of the text that follows ("mlx:reduction:ops.h": a compiler would cut a name with
+    slashes).
+    """
+    seen = _preamble_headers()
+
+    def body(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        if (SHIM / name).exists():
+            return f'#include "{name}"\n'
+        text = (mlx_headers() / name).read_text().replace("#pragma once", "")
+        if not marked:
+            return INCLUDE.sub(lambda match: body(match.group(1)), text)
+        mark = "mlx:" + name.removeprefix(KERNEL_FOLDER).replace("/", ":")
+
+        def included(match: re.Match[str]) -> str:
+            line = text.count("\n", 0, match.end()) + 2
+            return f'{body(match.group(1))}\n#line {line} "{mark}"'
+
+        return f'#line 1 "{mark}"\n' + INCLUDE.sub(included, text)
+
+    return "\n".join(body(KERNEL_FOLDER + header) for header in headers)
+
+
+def _split_parameters(text: str, function: str) -> list[str]:
+    """Return the parameters of the kernel `function`, as written.
+
+    Raises:
+        KernelCompileError: there is no such kernel, or its parameters do not end.
+    """
+    # Helpers may have the kernel's name: the kernel is the function after [[kernel]] or the keyword.
+    found = re.search(rf"\bkernel\b[^;{{}}]*?\bvoid\s+{function}\s*\(", text)
+    if found is None:
+        raise KernelCompileError(f"no kernel function '{function}' in these headers")
+    if (end := closing(text, found.end() - 1)) is None:
+        raise KernelCompileError(f"the parameters of '{function}' do not end")
+    return split(text[found.end() : end])
+
+
+_HOST_ARGUMENTS = """
+struct sim_pointer { void* at; template <class T> operator T*() const { return (T*)at; } };
+struct sim_reference { void* at; template <class T> operator T&() const { return *(T*)at; } };
+static const ulong sim_absent[8] = {};
+struct sim_triple {
+  uint3 v;
+  operator metal::vec<uint, 3>() const { return v; }
+  operator metal::vec<uint, 2>() const { return v.xy; }
+  operator metal::vec<ushort, 3>() const { return ushort3(v); }
+  operator metal::vec<ushort, 2>() const { return ushort3(v).xy; }
+  operator uint() const { return v.x; }
+};
+"""
+
+
+class HostKernel:
+    """One instantiation of a kernel function from MLX's headers.
+
+    Args:
+        headers: files below mlx/backend/metal/kernels.
+        function: name of the `[[kernel]]` template.
+        template: its template arguments, as C++ text ("float, 64").
+        constants: values of the function constants, by name; the others are false or 0.
+        before: text before the headers; MLX's host writes it for some kernels.
+    """
+
+    def __init__(
+        self,
+        headers: Sequence[str],
+        function: str,
+        template: str,
+        constants: Mapping[str, int | bool],
+        before: str = "",
+    ) -> None:
+        text = blank_comments(before + flatten(headers, settings.current().coverage))
+
+        def value(match: re.Match[str]) -> str:
+            kind, name = match.groups()
+            return f"constant constexpr {kind} {name} = {kind}({int(constants.get(name, 0))});"
+
+        text = FUNCTION_CONSTANT.sub(value, text)
+        self._text = text
+        self.name = f"{function}<{template}>"
+        self._slots: list[int] = []
+        arguments = []
+        for number, parameter in enumerate(_split_parameters(text, function)):
+            match = PARAMETER.fullmatch(parameter.strip())
+            plain = re.match(r"(.*?)(\w+)\s*$", parameter.strip(), re.S)
+            attribute = match.group("attribute").strip() if match else f"buffer({number})"
+            kind = match.group("type") if match else plain.group(1) if plain else ""
+            arguments.append(self._argument(attribute, kind, constants))
+        self._unit = (
+            PREAMBLE + '#line 1 "kernel"\n' + to_cpp(text) + _HOST_ARGUMENTS + entry_point(self.name, arguments)
+        )
+
+    def _argument(self, attribute: str, kind: str, constants: Mapping[str, int | bool]) -> str:
+        buffer = re.match(r"buffer\(\s*(\d+)\s*\)(?:\s*,\s*function_constant\(\s*(\w+)\s*\))?", attribute)
+        if buffer is None:
+            expression = attribute_value(attribute)
+            return f"sim_triple{{{expression}}}" if "SIM_3" in expression or "uint3" in expression else expression
+        wrapper = "sim_reference" if "&" in kind else "sim_pointer"
+        if buffer.group(2) and not constants.get(buffer.group(2)):
+            # Unoptimised code loads every argument that a call passes on, even an unused one.
+            absent = "(void*)sim_absent" if settings.current().coverage else "nullptr"
+            return f"{wrapper}{{{absent}}}"
+        self._slots.append(int(buffer.group(1)))
+        return f"{wrapper}{{b[{len(self._slots) - 1}]}}"
+
+    def __call__(
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], groups: Triple, threadgroup: Triple
+    ) -> Launched:
+        """Run `groups` threadgroups. `buffers` maps the index in `[[buffer(n)]]` to an input array or an Output.
+
+        The result has the bytes of the outputs in the order of the signature.
+        """
+        grid = (groups[0] * threadgroup[0], groups[1] * threadgroup[1], groups[2] * threadgroup[2])
+        return self.over(buffers, grid, threadgroup)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The indices of the kernel's buffers, in the order of the signature."""
+        return tuple(self._slots)
+
+    def over(
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], threads: Triple, threadgroup: Triple
+    ) -> Launched:
+        """Run a grid of `threads`. Its last threadgroups may be smaller (Metal's `dispatchThreads`)."""
+        current = settings.current()
+        specs = []
+        for index in self._slots:
+            given = buffers[index]
+            if isinstance(given, Output):
+                specs.append(
+                    BufferSpec(f"buffer({index})", given.before, given.nbytes, given.item_bytes, writable=True)
+                )
+            else:
+                data = np.ascontiguousarray(given)
+                specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
+        dispatch = Dispatch(self.name, self._text, specs, threads, threadgroup)
+        zeroed = build(self._unit, Build.ZEROED) if current.poison else None
+        return run(dispatch, build(self._unit, current.build), current, zeroed)

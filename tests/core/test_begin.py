@@ -1,0 +1,26 @@
+"""Who drafts is what the options say."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from cortexmlx.core.begin_drafting import begin_speculation
+from cortexmlx.core.config import EngineConfig
+from cortexmlx.scheduling.scheduler import Scheduler
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["forced", "suffix"]),
+        ({"speculate": False}, ["forced"]),
+        ({"forced_tokens": False}, ["suffix"]),
+        ({"reproducible": True}, []),
+    ],
+)
+def test_the_options_say_who_drafts(options: dict[str, Any], names: list[str]) -> None:
+    config = EngineConfig("a model", **options)
+    assert list(begin_speculation(config, Mock(Scheduler), lambda job: (), None).counts) == names

@@ -1,0 +1,129 @@
+"""The index: what it finds, in which order segments go, and two processes that use it at once."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.disk.index import NAME, Index, throw_away
+from cortexmlx.disk.segment import RecordLocation
+from support.store.records import key_of
+
+LAYOUT = (("I32", (8,)), ("F32", (2, 8, 4)))
+
+
+def place(number: int, segment: str) -> RecordLocation:
+    return RecordLocation(key_of(number), segment, 100 + number, 32 + 256, LAYOUT, b"p" * 16)
+
+
+def segment(letter: str) -> str:
+    return f"{letter * 32}.safetensors"
+
+
+def test_records_are_found_where_they_lie(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    places = [place(n, segment("a")) for n in range(1200)]
+    index.add(segment("a"), "model", 5000, places)
+    assert index.find([key_of(n) for n in range(-5, 1200)]) == {p.key: p for p in places}
+    assert (tmp_path / NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_segment_that_was_used_last_goes_last(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    for letter in "abc":
+        index.add(segment(letter), "model", 1, [])
+    index.use([segment("b"), segment("a")])
+    index.add_old([(segment("d"), "model", 1, [])])
+    assert [line.name[0] for line in index.segments()] == ["d", "c", "b", "a"]
+
+
+def test_a_record_is_found_where_it_was_written_last(tmp_path: Path) -> None:
+    one, other = Index(tmp_path), Index(tmp_path)
+    one.add(segment("a"), "model", 1, [place(1, segment("a"))])
+    other.add(segment("b"), "model", 1, [place(1, segment("b")), place(2, segment("b"))])
+    one.add_old([(segment("c"), "model", 1, [place(2, segment("c")), place(3, segment("c"))])])
+    found = one.find([key_of(n) for n in (1, 2, 3)])
+    assert [found[key_of(n)].segment[0] for n in (1, 2, 3)] == ["b", "b", "c"]
+    other.remove([segment("b")])
+    assert list(one.find([key_of(n) for n in (1, 2, 3)])) == [key_of(3)]
+    one.forget([key_of(3)])
+    assert other.find([key_of(3)]) == {} and [line.records for line in other.segments()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "'../../secret', 1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
+        "'{0}', 1, 288, '[]', x'00'",
+        "'{0}', 1, 287, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
+        "'{0}', -1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
+        "'{0}', 1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', 99999999999",
+        "'{0}', 9e999, 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
+        "'{0}', 1, 288, '[[\"I32\",[8]],[\"F32\",[2,8,1e999]]]', x'00'",
+        "'{0}', 'x', 288, '[[\"I32\",[8]],[\"F32\",[2,8,4]]]', x'00'",
+    ],
+)
+def test_a_damaged_row_is_not_there(tmp_path: Path, row: str) -> None:
+    index = Index(tmp_path)
+    with sqlite3.connect(tmp_path / NAME) as file:
+        file.execute(f"INSERT INTO records VALUES (?, {row.format(segment('a'))})", (key_of(1),))
+    assert index.find([key_of(1)]) == {}
+
+
+def test_a_name_that_is_no_segments_is_an_error_of_the_index(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    index.add("../escape", "model", 1, [])
+    with pytest.raises(sqlite3.DatabaseError, match="no segment"):
+        index.segments()
+
+
+def test_a_number_that_is_none_is_an_error_of_the_index(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    with sqlite3.connect(tmp_path / NAME) as file:
+        file.execute("INSERT INTO segments VALUES (?, 'm', 9e999, 1)", (segment("a"),))
+    with pytest.raises(sqlite3.DatabaseError, match="infinity"):
+        index.segments()
+
+
+def test_what_is_no_file_of_this_users_is_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link leads out of the folder, and who owns an index decides which triggers it has."""
+    (tmp_path / NAME).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(sqlite3.DatabaseError, match="a link"):
+        Index(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()
+    throw_away(tmp_path)
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(sqlite3.DatabaseError, match="no file"):
+        Index(tmp_path)
+    throw_away(tmp_path)
+    Index(tmp_path).close()
+    (tmp_path / f"{NAME}-journal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(sqlite3.DatabaseError, match="no file"):
+        Index(tmp_path)
+    throw_away(tmp_path)
+    Index(tmp_path).close()
+    monkeypatch.setattr("os.geteuid", lambda: (tmp_path / NAME).stat().st_uid + 1)
+    with pytest.raises(sqlite3.DatabaseError, match="this user"):
+        Index(tmp_path)
+
+
+def test_a_file_that_is_no_index_is_an_error_and_can_be_thrown_away(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(os.urandom(9000))
+    with pytest.raises(sqlite3.DatabaseError):
+        Index(tmp_path)
+    throw_away(tmp_path)
+    Index(tmp_path).add(segment("a"), "model", 1, [])
+
+
+def test_keys_can_be_asked_for_by_their_ends(tmp_path: Path) -> None:
+    index = Index(tmp_path)
+    keys = [bytes([number]) * 15 + bytes([number % 3]) for number in range(9)]
+    places = [RecordLocation(key, segment("a"), 100, 32 + 256, LAYOUT, b"p" * 16) for key in keys]
+    index.add(segment("a"), "model", 5000, places)
+    for end in range(4):
+        assert set(index.keys(bytes([end]))) == {key for key in keys if key[-1] == end}
+    assert set(index.keys()) == set(keys)
+    index.close()

@@ -1,0 +1,93 @@
+"""A store for one engine: what is offered is there for the next, in the time that closing may take."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.disk.record import Record
+from cortexmlx.disk.segment_store import SegmentStore
+from cortexmlx.disk.store import KVStore, open_segment_store, start_store
+from cortexmlx.disk.threads import ReadRequest
+from support.patience import PATIENCE
+from support.store.records import record, same
+
+RECORDS = [record(n) for n in range(6)]
+
+
+def store(path: Path) -> KVStore:
+    segment_store = open_segment_store(path, 1 << 30)
+    assert isinstance(segment_store, SegmentStore)
+    return KVStore(segment_store, "model")
+
+
+def test_the_next_store_reads_what_the_last_was_closed_with(tmp_path: Path) -> None:
+    one = store(tmp_path)
+    assert one.writer.has_room and one.writer.offer(RECORDS)
+    one.close(PATIENCE)
+    assert one.stats().stored_blocks == 6
+    other = store(tmp_path)
+    assert other._segments.secret == one._segments.secret
+    done = threading.Event()
+    found: dict[bytes, Record] = {}
+    tokens = {r.key: r.tokens for r in RECORDS}
+
+    def arrived(got: dict[bytes, Record]) -> None:
+        found.update(got)
+        done.set()
+
+    other.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), arrived, PATIENCE))
+    assert done.wait(PATIENCE) and all(same(found[r.key], r) for r in RECORDS)
+    other.drop(3)
+    other.close()
+    said = other.stats()
+    assert (said.read_blocks, said.missed_blocks, said.dropped_blocks) == (6, 0, 3)
+    assert said.read_bytes == sum(r.nbytes for r in RECORDS) and said.path == str(tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    why = open_segment_store(tmp_path / "file" / "store", 1 << 30)
+    assert isinstance(why, str) and "Not a directory" in why
+    assert len(caplog.records) == 1 and "cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("given", range(3))
+def test_a_store_without_threads_is_said_and_leaves_none(
+    given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system gives fewer than the three that it takes."""
+    segment_store = open_segment_store(tmp_path, 1 << 30)
+    assert isinstance(segment_store, SegmentStore)
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(begun) == given:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert isinstance(start_store(segment_store, "model", lambda: None), str)
+    for thread in begun:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in begun) and "can't start new thread" in caplog.text
+
+
+def test_a_store_in_use_begins_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is used on the engine's thread, where one that cannot be begun would end every request."""
+    one = store(tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise AssertionError(f"{thread} is begun")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert one.writer.offer(RECORDS) and one.writer.flush(PATIENCE)
+    done = threading.Event()
+    tokens = {r.key: r.tokens for r in RECORDS}
+    one.reader.ask(ReadRequest(tokens, lambda there, rate: list(there), lambda got: done.set(), PATIENCE))
+    assert done.wait(PATIENCE) and one.may_have(RECORDS[0].key) and not one.may_have(b"?" * 16)
+    one.close()

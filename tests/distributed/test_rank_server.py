@@ -1,0 +1,206 @@
+"""A worker's loop: one answer to each call, and no further call after a failure."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortexmlx.disk.tier import PieceLoad
+from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
+from cortexmlx.distributed.rank_server import serve
+from cortexmlx.distributed.wire.disk import RankPiece
+from cortexmlx.distributed.wire.messages import (
+    ANSWER,
+    CALL,
+    Answer,
+    AnyCall,
+    Arrange,
+    Begin,
+    Call,
+    Close,
+    Failed,
+    Forget,
+    Open,
+    Prepare,
+    Settle,
+    Trim,
+)
+from cortexmlx.errors import HostLost, HostRefused
+from cortexmlx.execution.boundary import MemoryInUse
+from cortexmlx.kv.snapshots import NOTHING
+from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.scheduling.plan import StepKind, StepPlan
+from support.hosts.channels import QueueChannel, channel_pair
+
+OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, Cut.PIPELINE)
+INFO = RankInfo((), 320, 512, 1 << 20, 9, "float16", "m", "llama", ("a note",), "id", 1 << 30, "reference", 2 << 20, 18)
+
+
+class StubRunner:
+    """Has no memory. `calls` has the names of what it was called for."""
+
+    computes_at_dispatch, shapes, blocks = True, (), (3,)
+    build_seconds = wait_seconds = 0.5
+    bytes = MemoryInUse(1, 2, 3, 4, 5)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> None:
+            self.calls.append(name)
+            if name == "begin" and args == ((0,),):
+                raise ZeroDivisionError("odd")
+
+        return call
+
+
+class StubRank:
+    """A rank without a model."""
+
+    info = INFO
+
+    def __init__(self, runner: StubRunner) -> None:
+        self._runner = runner
+
+    def arrange(self, groups: Sequence[LayerGroup]) -> Any:
+        """As `OpenedRank.arrange`."""
+        return self._runner
+
+    def open_store(self, runner: object, tell: object) -> None:
+        """It keeps nothing."""
+
+
+class PieceRead:
+    """What a rank has read."""
+
+    arrays = ()
+
+
+class Worker:
+    """`serve` on a thread, with a stub."""
+
+    def __init__(self) -> None:
+        self.runner = StubRunner()
+        self.opened: list[RankOptions] = []
+        self.ours, theirs = channel_pair("worker")
+        self.raised: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
+        self._thread.start()
+        self._number = 0
+
+    def _run(self, channel: QueueChannel) -> None:
+        try:
+            serve(channel, self._open)
+        except HostLost as error:
+            self.raised.append(error)
+
+    def _open(self, options: RankOptions) -> StubRank:
+        self.opened.append(options)
+        if options.model == "refused":
+            raise HostRefused("3 heads do not divide by 2 ranks")
+        return StubRank(self.runner)
+
+    def ask(self, asks: AnyCall) -> Answer:
+        """Call and wait for the answer."""
+        self._number += 1
+        self.ours.send(CALL.encode(Call(self._number, asks)))
+        answer = ANSWER.decode(self.ours.receive())
+        assert answer.number == self._number
+        return answer
+
+    def join(self) -> None:
+        """Wait for the end of `serve`."""
+        self._thread.join()
+
+
+def test_the_story_of_a_worker() -> None:
+    worker = Worker()
+    assert worker.ask(Open(OPTIONS)) == Answer(1, INFO) and worker.opened == [OPTIONS]
+    arranged = worker.ask(Arrange(()))
+    assert arranged.state is not None and (arranged.state.bytes, arranged.state.blocks) == (StubRunner.bytes, (3,))
+    assert worker.ask(Begin((3,))).value is None and worker.ask(Trim()).value is None
+    assert worker.ask(Close()) == Answer(5, None)
+    worker.join()
+    assert worker.runner.calls == ["begin", "trim", "close"] and not worker.raised
+
+
+def test_nothing_is_carried_out_after_a_failure() -> None:
+    worker = Worker()
+    worker.ask(Open(OPTIONS))
+    worker.ask(Arrange(()))
+    for asks in (Begin((0,)), Begin((1,)), Trim()):
+        failed = worker.ask(asks).value
+        assert isinstance(failed, Failed) and str(failed.error) == "ZeroDivisionError: odd"
+    assert worker.runner.calls == ["begin"]
+    worker.ask(Close())
+    worker.join()
+    assert worker.runner.calls == ["begin", "close"]
+
+
+@pytest.mark.parametrize("ends", [Forget(), Settle(NOTHING)])
+def test_what_a_step_loaded_is_held_no_longer_than_the_step(ends: AnyCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was refused memory is forgotten: then all memory counts."""
+    held = [PieceRead()]
+    alive = weakref.ref(held[0])
+
+    class Store:
+        def with_parts(self, plan: StepPlan) -> StepPlan:
+            return replace(plan, loads=(PieceLoad(0, 1, held.pop()),))
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(StubRank, "open_store", lambda self, runner, tell: Store())
+    none = np.zeros(0, np.int32)
+    plan = StepPlan(0, StepKind.FLUSH, (), none, None, none, none, (), none, None, None, (), 0, 0, (3,), None)
+    worker = Worker()
+    worker.ask(Open(OPTIONS))
+    worker.ask(Arrange(()))
+    assert worker.ask(Prepare(replace(plan, loads=(PieceLoad(0, 1, RankPiece(1, 0)),)))).value is None
+    assert alive() is not None
+    worker.ask(ends)
+    assert alive() is None
+    worker.ask(Close())
+    worker.join()
+
+
+def test_a_refused_model_keeps_its_error() -> None:
+    worker = Worker()
+    failed = worker.ask(Open(replace(OPTIONS, model="refused")))
+    assert isinstance(failed.value, Failed) and isinstance(failed.value.error, HostRefused)
+    worker.ours.close()
+    worker.join()
+
+
+def test_a_lost_controller_ends_the_worker_and_frees_its_memory() -> None:
+    worker = Worker()
+    worker.ask(Open(OPTIONS))
+    worker.ask(Arrange(()))
+    worker.ours.close()
+    worker.join()
+    assert worker.runner.calls == ["close"] and worker.raised
+
+
+def test_bytes_that_are_no_call_are_answered_and_end_the_worker() -> None:
+    worker = Worker()
+    worker.ours.send(b"\xff\xff\xff")
+    answer = ANSWER.decode(worker.ours.receive())
+    assert isinstance(answer.value, Failed) and isinstance(answer.value.error, HostLost)
+    worker.join()
+    assert "cannot be read" in str(worker.raised[0])
+
+
+@pytest.mark.parametrize("asks", [Arrange(()), Begin((1,)), Trim()])
+def test_a_call_before_its_turn_is_a_failure(asks: AnyCall) -> None:
+    worker = Worker()
+    assert isinstance(worker.ask(asks).value, Failed)
+    worker.ask(Close())
+    worker.join()
+    assert not worker.runner.calls

@@ -1,0 +1,300 @@
+"""KVBlockAllocator call by call: what it gives, what it refuses, what it costs."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cortexmlx.bench.studies import allocator as bench
+from cortexmlx.errors import CortexError, KVBlockError, KVCacheFull
+from cortexmlx.kv import allocator as allocator_module
+from cortexmlx.kv import freeruns as freeruns_module
+from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+
+
+def test_the_shortest_run_that_fits_is_taken_across_groups_of_lengths() -> None:
+    # Lengths on both sides of 1,024 and 2,048, where the coarse bitmap takes over.
+    lengths = [1, 2, 1022, 1023, 1024, 1025, 2047, 2048, 2049, 5000]
+    order = random.Random(3).sample(lengths, len(lengths))
+    allocator = KVBlockAllocator(sum(lengths) + len(lengths))
+    start_of = {}
+    for length in order:
+        run = allocator.allocate(length + 1)
+        start_of[length] = run.start
+    assert allocator.free_blocks == 0
+    for length in order:
+        allocator.free(KVHandle(start_of[length], length))
+    for n in (1, 2, 3, 1022, 1023, 1024, 1025, 1026, 2047, 2048, 2049, 2050, 5000):
+        best = min(length for length in lengths if length >= n)
+        run = allocator.allocate(n)
+        assert run == KVHandle(start_of[best], n)
+        allocator.free(run)
+    with pytest.raises(KVCacheFull):
+        allocator.allocate(5001)
+    allocator.check_invariants()
+
+
+def test_the_same_history_gives_the_same_blocks() -> None:
+    def history() -> list[KVHandle]:
+        rng = random.Random(7)
+        allocator, runs, given = KVBlockAllocator(5000), [], []
+        for _ in range(3000):
+            n = rng.randint(1, 64)
+            if n <= allocator.largest_free_run and rng.random() < 0.55:
+                runs.append(allocator.allocate(n))
+                given.append(runs[-1])
+            elif runs:
+                allocator.free(runs.pop(rng.randrange(len(runs))))
+        return given
+
+    assert history() == history()
+
+
+def lines_run(call: Any, *arguments: Any) -> int:
+    """Lines of the allocator that one call executes: its cost without a clock."""
+    files = {allocator_module.__file__, freeruns_module.__file__}
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in files:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call(*arguments)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_call_runs_as_many_lines_at_a_million_blocks_as_at_a_thousand() -> None:
+    def cost(total: int) -> list[int]:
+        """Every second block is free, and the last 64: the worst case of a scan."""
+        allocator = KVBlockAllocator(total)
+        allocator.allocate(total)
+        for block in range(0, total - 65, 2):
+            allocator.free(KVHandle(block, 1))
+        allocator.free(KVHandle(total - 64, 64))
+        run = KVHandle(total - 64, 63)
+        return [
+            lines_run(allocator.allocate, 63),
+            lines_run(allocator.extend, run, 1),
+            lines_run(allocator.trim, KVHandle(run.start, 64), 10),
+            lines_run(allocator.free, KVHandle(run.start, 10)),
+            lines_run(lambda: allocator.largest_free_run),
+        ]
+
+    at_a_thousand, at_a_million = cost(1_000), cost(1_000_000)
+    assert at_a_thousand == at_a_million
+    assert max(at_a_million) < 60
+
+
+@pytest.mark.parametrize("total", [1, 2, 1023, 1024, 1025, 1_000_000])
+def test_the_whole_arena_is_one_run(total: int) -> None:
+    allocator = KVBlockAllocator(total)
+    assert allocator.largest_free_run == allocator.free_blocks == total
+    run = allocator.allocate(total)
+    assert run == KVHandle(0, total)
+    assert (allocator.free_blocks, allocator.used_blocks, allocator.largest_free_run) == (0, total, 0)
+    assert allocator.fragmentation() == 0.0
+    allocator.free(run)
+    assert allocator.largest_free_run == total
+
+
+def test_freed_blocks_really_come_back() -> None:
+    # A free list under a name that drifted (free_block, free_blocks) only shows when evicted blocks are needed again.
+    allocator = KVBlockAllocator(96)
+    rng = random.Random(11)
+    for _ in range(50):
+        runs = [allocator.allocate(n) for n in (1, 31, 32, 2, 30)]
+        assert allocator.free_blocks == 0
+        blocks = [block for run in runs for block in range(run.start, run.stop)]
+        assert sorted(blocks) == list(range(96))
+        for freed, block in enumerate(rng.sample(blocks, 96), start=1):
+            allocator.free(KVHandle(block, 1))
+            assert allocator.free_blocks == freed
+        assert allocator.largest_free_run == 96
+
+
+def test_a_misspelled_attribute_cannot_be_set() -> None:
+    allocator = KVBlockAllocator(4)
+    with pytest.raises(AttributeError):
+        allocator.free_block = 3  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        allocator.free_blocks = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 17, 33, 63, 65, 1000])
+def test_a_handle_has_exactly_the_blocks_asked_for(n: int) -> None:
+    allocator = KVBlockAllocator(2000)
+    run = allocator.allocate(n)
+    assert (run.count, run.stop - run.start, allocator.used_blocks) == (n, n, n)
+
+
+def test_handles_are_immutable_and_empty_ones_own_nothing() -> None:
+    allocator = KVBlockAllocator(8)
+    run = allocator.allocate(4)
+    with pytest.raises(AttributeError):
+        run.count = 8  # type: ignore[misc]
+    empty = allocator.trim(run, 0)
+    assert empty == KVHandle(0, 0)
+    assert allocator.used_blocks == 0
+    allocator.free(empty)
+    with pytest.raises(KVBlockError, match="allocate a new run"):
+        allocator.extend(empty, 1)
+    assert allocator.used_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        (101, "can never hold it"),
+        (1_000_000, "can never hold it"),
+        (60, "wait for running requests"),
+        (21, "several shorter runs"),
+    ],
+)
+def test_a_full_arena_says_how_much_was_asked_free_and_in_one_run(asked: int, advice: str) -> None:
+    allocator = KVBlockAllocator(100)
+    allocator.allocate(100)
+    for start in (0, 40):
+        allocator.free(KVHandle(start, 20))
+    with pytest.raises(KVCacheFull, match=f"run of {asked} .* 40 of 100 are free .* has 20: .*{advice}") as caught:
+        allocator.allocate(asked)
+    assert isinstance(caught.value, CortexError)
+    assert allocator.block_map(20) == "\n".join(["." * 20, "X" * 20, "." * 20, "X" * 20, "X" * 20])
+
+
+def test_a_double_free_is_refused_with_the_block_and_changes_nothing() -> None:
+    allocator = KVBlockAllocator(10)
+    run = allocator.allocate(6)
+    allocator.free(KVHandle(2, 1))
+    with pytest.raises(KVBlockError, match="block 2 of the run 0 to 5 is not allocated"):
+        allocator.free(run)
+    assert allocator.block_map() == "XX.XXX...."
+
+
+@pytest.mark.parametrize("handle", [KVHandle(-1, 2), KVHandle(9, 2), KVHandle(10, 1), KVHandle(3, -1)])
+def test_blocks_outside_the_arena_are_refused(handle: KVHandle) -> None:
+    allocator = KVBlockAllocator(10)
+    allocator.allocate(10)
+    for call in (allocator.free, lambda run: allocator.trim(run, 0), lambda run: allocator.extend(run, 1)):
+        with pytest.raises(KVBlockError, match="arena of 10 blocks"):
+            call(handle)
+    assert allocator.used_blocks == 10
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_counts_below_one_are_refused(n: int) -> None:
+    allocator = KVBlockAllocator(10)
+    run = allocator.allocate(4)
+    for call in (
+        allocator.allocate,
+        allocator.grow,
+        allocator.shrink,
+        allocator.block_map,
+        KVBlockAllocator,
+        lambda count: allocator.extend(run, count),
+    ):
+        with pytest.raises(KVBlockError):
+            call(n)
+    for keep in (-1, 5):
+        with pytest.raises(KVBlockError, match="of 4 blocks"):
+            allocator.trim(run, keep)
+    assert (allocator.total_blocks, allocator.used_blocks) == (10, 4)
+
+
+def test_numpy_integers_count_as_integers() -> None:
+    allocator = KVBlockAllocator(np.int32(3000))
+    run = allocator.allocate(np.int64(1500))
+    assert type(run.start) is int and type(run.count) is int
+    longer = allocator.extend(KVHandle(np.int32(0), np.int32(1500)), np.int32(2))
+    assert longer == KVHandle(0, 1502)
+    allocator.free(KVHandle(np.int32(0), np.int32(1502)))
+    allocator.check_invariants()
+    assert allocator.largest_free_run == 3000
+
+
+def test_growing_lengthens_the_last_free_run_and_shrinking_stops_at_the_last_used_block() -> None:
+    allocator = KVBlockAllocator(4)
+    run = allocator.allocate(3)
+    allocator.grow(4)
+    assert allocator.allocate(5) == KVHandle(3, 5)
+    allocator.free(KVHandle(4, 4))
+    assert allocator.free_blocks_at_end == 4
+    with pytest.raises(KVBlockError, match="only the last 4 are free"):
+        allocator.shrink(5)
+    allocator.shrink(4)
+    assert (allocator.total_blocks, allocator.block_map()) == (4, "XXXX")
+    allocator.free(KVHandle(0, 4))
+    with pytest.raises(KVBlockError, match="at least one"):
+        allocator.shrink(4)
+    assert allocator.extend(allocator.allocate(run.count), 1) == KVHandle(0, 4)
+    allocator.check_invariants()
+
+
+def test_resizing_across_groups_of_lengths_keeps_one_run() -> None:
+    allocator = KVBlockAllocator(3000)
+    for total in (2048, 2047, 1024, 1023, 1, 1024, 5000, 4095, 4096):
+        change = total - allocator.total_blocks
+        if change > 0:
+            allocator.grow(change)
+        else:
+            allocator.shrink(-change)
+        allocator.check_invariants()
+        assert allocator.allocate(total) == KVHandle(0, total)
+        allocator.free(KVHandle(0, total))
+
+
+def test_invariants_notice_damage() -> None:
+    def damaged(damage: Any) -> KVBlockAllocator:
+        allocator = KVBlockAllocator(20)
+        allocator.allocate(20)
+        for start in (2, 6, 10):
+            allocator.free(KVHandle(start, 2))
+        allocator.check_invariants()
+        damage(allocator)
+        return allocator
+
+    def lose_a_block(allocator: KVBlockAllocator) -> None:
+        allocator._flags[2] = 1
+
+    def miscount(allocator: KVBlockAllocator) -> None:
+        allocator._free_blocks += 1
+
+    def lose_a_run(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs.remove(6)
+
+    def break_a_link(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs._previous[2] = 10
+
+    def break_a_tag(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs._length[7] = 1
+
+    def break_the_bitmaps(allocator: KVBlockAllocator) -> None:
+        allocator._free_runs._fine[0] |= 1 << 5
+
+    for damage in (lose_a_block, miscount, lose_a_run, break_a_link, break_a_tag, break_the_bitmaps):
+        with pytest.raises(AssertionError):
+            damaged(damage).check_invariants()
+
+
+def test_the_benchmark_measures_every_size_and_contestant() -> None:
+    result = bench.AllocatorBench(
+        bench.measure_churn(sizes=(500, 1000), repeats=2, calls=60), bench.measure_scans(total_blocks=1000, repeats=2)
+    )
+    assert [row.total_blocks for row in result.churn] == [500, 1000]
+    assert all(0.2 < row.fragmentation < 1 and row.median_us > 0 for row in result.churn)
+    assert result.growth == result.churn[1].median_us / result.churn[0].median_us
+    text = bench.report(result)
+    assert all(f"| {name} | " in text for name, _ in bench.SCANS)
+    assert result.scans[0].name == "KVBlockAllocator"

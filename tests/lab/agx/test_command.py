@@ -1,0 +1,67 @@
+"""`python -m cortexmlx.metal.lab.agx` as a whole, with a compiler that has its answers ready."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal.lab.agx import __main__ as command
+from cortexmlx.metal.lab.agx.compiler import Compiler, Output
+
+LISTING = "=== FINAL k main\nblock0 {\n   stop\n}\n=== END\n"
+STATISTICS = "S: 9 inst, 7 alu, 70 bytes, 47 regs, 46 uniforms, 0 scratch, 832 threads, 3 loops, 0:0 spills:fills"
+
+
+class Ready(Compiler):
+    """Answers what is asked of it with the same two texts; refuses what has sinks."""
+
+    def compile(self, unit: str) -> Output:
+        if "constexpr bool SINKS = 1" in unit:
+            raise KernelCompileError("clang failed (1):\nno sinks here")
+        return Output(LISTING, STATISTICS)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["agx", *arguments])
+    return command.main()
+
+
+def test_without_a_compiler_it_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CORTEXMLX_AGX_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert run(monkeypatch) == 1
+    output = capsys.readouterr()
+    assert "python -m cortexmlx.metal.lab.agx --build" in output.err and output.out == ""
+
+
+def test_a_person_is_asked_before_anything_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CORTEXMLX_AGX_CACHE", str(tmp_path))
+    built: list[int] = []
+    monkeypatch.setattr(command, "build_compiler", lambda: built.append(1) or Ready(tmp_path, "25.0.7", 15))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for answer, status, count in (("n", 1, 0), ("", 1, 0), ("y", 0, 1)):
+        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+        assert (run(monkeypatch, "no such kernel"), len(built)) == (status, count)
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail("asked"))
+    assert run(monkeypatch, "--build", "no such kernel") == 0
+
+
+def test_each_text_has_one_line_and_the_results_are_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "find_compiler", lambda: Ready(tmp_path, "25.0.7", 15))
+    target = tmp_path / "all.json"
+    assert run(monkeypatch, "--json", str(target), "paged_reduce", "float16") == 1
+    output = capsys.readouterr()
+    lines = output.out.splitlines()[1:]
+    assert len(lines) == len(set(lines)) > 10 and all("paged_reduce" in line for line in lines)
+    assert "paged_reduce, bfloat16, value_dim 64, sinks: clang failed" in output.err
+    record = json.loads(target.read_text())
+    assert (record["mesa"], record["llvm"], len(record["kernels"])) == ("25.0.7", 15, len(lines))

@@ -1,0 +1,196 @@
+"""Finding, building and running Mesa's compiler; what it makes of kernels whose instructions are known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.errors import KernelCompileError, ToolchainMissing
+from cortexmlx.metal.lab.agx import compiler as agx
+from cortexmlx.metal.lab.agx.compiler import Compiler, build_compiler, cache_folder, find_compiler
+from cortexmlx.metal.lab.agx.kernels import mlx_kernels, our_kernels, prefill_kernel
+from cortexmlx.metal.lab.agx.listing import find_loops, read_blocks
+from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
+from cortexmlx.metal.lab.agx.report import Result, read_result
+from cortexmlx.metal.lab.cost.choice import ISSUE_CYCLES
+from cortexmlx.metal.prefill import PREFILL_VARIANTS
+from cortexmlx.metal.rules import VARIANTS, Variant
+from cortexmlx.metal.shape import DTYPES, Kernel
+from cortexmlx.metal.vector import VectorGeometry
+
+BUILT = find_compiler()
+real = pytest.mark.skipif(
+    BUILT is None, reason="Mesa's compiler is not built: python -m cortexmlx.metal.lab.agx --build"
+)
+
+
+def program(path: Path, lines: str) -> None:
+    path.write_text(f"#!/bin/bash\n{lines}\n")
+    path.chmod(0o755)
+
+
+def test_what_was_built_is_found_by_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORTEXMLX_AGX_CACHE", str(tmp_path))
+    assert find_compiler() is None
+    folder = cache_folder()
+    assert folder.parent == tmp_path
+    folder.mkdir()
+    (folder / "versions").write_text("mesa=25.0.7-1\nllvm=19\nspirv=19.1\n")
+    assert find_compiler() == Compiler(folder, "25.0.7-1", 19)
+
+
+def test_without_a_folder_of_its_own_it_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CORTEXMLX_AGX_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder().parent == tmp_path / "cortexmlx" / "agx"
+
+
+def test_a_build_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script ends before it does anything where the distribution is none that it knows."""
+    monkeypatch.setenv("CORTEXMLX_AGX_CACHE", str(tmp_path))
+    monkeypatch.setattr(agx, "files", lambda package: tmp_path)
+    (tmp_path / "build.sh").write_text("exit 2\n")
+    (tmp_path / "edits.py").write_text("")
+    with pytest.raises(ToolchainMissing, match=r"build\.sh ended with 2"):
+        build_compiler()
+
+
+def test_the_script_is_one_that_a_shell_can_read() -> None:
+    script = Path(agx.__file__).parent / "build.sh"
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    assert not any(word in script.read_text() for word in ("http:", "https:"))
+
+
+def test_the_three_programs_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path / "clang-19", 'echo "$4" >> "$0.log"; cat "${@: -3:1}" > "${@: -1}"')
+    program(tmp_path / "llvm-spirv-19", 'tr a-z A-Z < "${@: -3:1}" > "${@: -1}"')
+    program(tmp_path / "asahi_clc", 'cat "$1"; echo "$AGX_MESA_DEBUG" >&2')
+    output = Compiler(tmp_path, "25.0.7", 19).compile("a kernel\n!opencl.cxx.version = !{!3}\n")
+    assert (output.listing.strip(), output.statistics) == ("A KERNEL", "shaders,shaderdb,internal\n")
+    assert (tmp_path / "clang-19.log").read_text().split() == ["cl", "ir"]
+
+
+def test_who_refuses_a_kernel_is_named_with_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    noise = r"SPIR-V WARNING:\n    In file a.c:1\n    12 bytes into the SPIR-V binary\n"
+    program(tmp_path / "clang-19", 'touch "${@: -1}"')
+    program(tmp_path / "llvm-spirv-19", f"printf '{noise}cannot translate this\\n' >&2; exit 3")
+    with pytest.raises(KernelCompileError, match=r"^llvm-spirv failed \(3\):\ncannot translate this$"):
+        Compiler(tmp_path, "25.0.7", 19).compile("")
+
+
+def test_a_program_that_is_not_there_is_no_fault_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainMissing, match="clang-19 is not there"):
+        Compiler(tmp_path, "25.0.7", 19).compile("")
+
+
+def compiled(body: str) -> tuple[Counter[str], str]:
+    """The instructions of the one loop of a kernel by class, and the listing."""
+    assert BUILT is not None
+    text = (
+        "[[kernel]] void k(const device half* a [[buffer(0)]], device float* out [[buffer(1)]],\n"
+        "  const constant int& n [[buffer(2)]], uint lane [[thread_index_in_simdgroup]]) {\n"
+        f"  float x = a[lane], y = a[lane + 32];\n  for (int i = 0; i < n; i++) {{ {body} }}\n"
+        "  out[lane] = x + y;\n}\n"
+    )
+    output = BUILT.compile(opencl_unit(text, Instance("k", {}, (32, 1, 1))))
+    (loop,) = find_loops(read_blocks(output.listing))
+    return loop.kinds, output.listing
+
+
+@real
+@pytest.mark.slow
+def test_instructions_that_were_written_are_counted() -> None:
+    kinds, _ = compiled("x = x * y + 1.5f; y = y * x + 2.5f; x = simd_sum(x); y = fast::exp(y);")
+    assert (kinds["fma"], kinds["reduce"]) == (2, 1)
+    assert kinds["float"] == 2, "a factor and the power of 2"
+    kinds, _ = compiled("x = simd_shuffle_xor(x, 1) + simd_shuffle_xor(y, 8);")
+    assert kinds["shuffle"] == 2
+    kinds, _ = compiled("x = simd_shuffle(x, ushort(i));")
+    assert kinds["shuffle"] == 4, "a run-time lane costs a shuffle for each of four lanes that share an index"
+
+
+@real
+@pytest.mark.slow
+def test_a_matrix_product_is_one_instruction_on_pairs_of_registers() -> None:
+    kinds, listing = compiled(
+        "simdgroup_matrix<float, 8, 8> m(x); simdgroup_matrix<half, 8, 8> f; simdgroup_load(f, a + i * 64);"
+        "simdgroup_multiply_accumulate(m, f, f, m); x += m.thread_elements().x; y += m.thread_elements().y;"
+    )
+    assert kinds["matrix"] == 1 and kinds["device load"] == 1
+    assert "simd_matrix" in listing
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_a_decode_kernel_does_the_arithmetic_that_attention_needs(dtype: str) -> None:
+    results = {heads: decode(Variant(dtype, dtype, 128, 128, 32, heads, forced=Kernel.VECTOR)) for heads in (1, 4)}
+    for result in results.values():
+        counts = result.per_token_head
+        assert counts is not None
+        # 4 numbers a lane of q . k, the first a product or a multiplication and addition, and 4 of w * v.
+        assert 7 <= counts["fma"] <= 8.1 and counts["reduce"] == 0, "sums are exchanged, several at a time"
+        assert sum(counts.values()) < 60
+    lone, shared = results[1], results[4]
+    assert lone.statistics.half_registers < shared.statistics.half_registers <= 256
+    assert lone.statistics.resident_threads > shared.statistics.resident_threads >= 448
+    assert lone.per_token_head is not None and shared.per_token_head is not None
+    assert lone.per_token_head["device load"] == pytest.approx(4 * shared.per_token_head["device load"], rel=0.05)
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_decode_kernel_spills_and_a_core_holds_384_threads(dtype: str) -> None:
+    shapes = [Variant(dtype, dtype, dim, dim, 32, group) for dim in (64, 96, 128, 192, 256) for group in (1, 2, 8)]
+    chosen = [*(v for v in VARIANTS if v.dtype == dtype), *shapes]
+    vector = [replace(v, forced=Kernel.VECTOR) for v in chosen if VectorGeometry.why_not(v) is None]
+    for variant in {*chosen, *vector}:
+        statistics = decode(variant).statistics
+        assert (statistics.spills, statistics.fills) == (0, 0), variant.label
+        assert statistics.resident_threads >= 384 and statistics.resident_threads >= variant.geometry.threads
+
+
+@real
+@pytest.mark.slow
+def test_eight_heads_of_128_cost_less_than_half_of_what_they_did_with_a_sum_and_a_shuffle_for_each() -> None:
+    """52 cycles per token and head, of which 14.5 were of a sum and 28 of a shuffle by a run-time lane."""
+    counts = decode(Variant("float16", "float16", 128, 128, 32, 8, forced=Kernel.VECTOR)).per_token_head
+    assert counts is not None and counts["reduce"] == 0 and counts["spill"] == 0
+    assert sum(counts.values()) + counts["shuffle"] * (ISSUE_CYCLES["shuffle"] - 1) < 26
+
+
+@real
+@pytest.mark.slow
+def test_mlx_kernels_are_understood() -> None:
+    assert BUILT is not None
+    for workload in mlx_kernels():
+        counts = read_result(workload, BUILT.compile(workload.source)).per_token_head
+        numbers = int(workload.name.rsplit(" ", 1)[1]) // 32
+        assert counts is not None and counts["reduce"] == 1 and counts["fma"] == 2 * numbers, workload.kernel
+
+
+def decode(variant: Variant) -> Result:
+    """A variant's decode kernel, compiled."""
+    assert BUILT is not None
+    workload = next(iter(our_kernels(variant)))
+    return read_result(workload, BUILT.compile(workload.source))
+
+
+@real
+@pytest.mark.slow
+def test_no_prefill_kernel_spills_and_a_core_holds_its_threadgroup() -> None:
+    assert BUILT is not None
+    for variant in PREFILL_VARIANTS:
+        workload = prefill_kernel(variant)
+        statistics = read_result(workload, BUILT.compile(workload.source)).statistics
+        assert (statistics.spills, statistics.fills) == (0, 0), variant.label
+        assert statistics.resident_threads >= max(384, 2 * variant.threads), variant.label

@@ -1,0 +1,363 @@
+"""What the front end says by itself: address spaces, types, and the overloads of Metal's library."""
+
+import pytest
+
+from cortexmlx.metal.lab.legal import Language, complaints
+from cortexmlx.metal.lab.legal.frontend import in_metal
+from support.kernels.legal_tools import assert_told_apart, kernel, said
+
+# name -> (what Metal takes, what it refuses, why)
+SPACES = {
+    "threadgroup memory through a device pointer": (
+        "threadgroup float s[8]; threadgroup float* p = s; p[i] = 1;",
+        "threadgroup float s[8]; device float* p = s; //!",
+        "device float *",
+    ),
+    "device memory through a threadgroup pointer": (
+        "device float* p = x;",
+        "threadgroup float* p = x; //!",
+        "threadgroup float *",
+    ),
+    "a constant through a device pointer": (
+        "const constant int* p = &n;",
+        "const device int* p = &n; //!",
+        "device int *",
+    ),
+    "a reference into another space": (
+        "device float& v = x[0];",
+        "thread float& v = x[0]; //!",
+        "changes address space",
+    ),
+    "a C cast into another space": (
+        "auto p = (device int*)x;",
+        "auto p = (threadgroup int*)x; //!",
+        "mismatching address spaces",
+    ),
+    "a reinterpret_cast into another space": (
+        "auto p = reinterpret_cast<device int*>(x);",
+        "auto p = reinterpret_cast<threadgroup int*>(x); //!",
+        "threadgroup int *",
+    ),
+    "a local given to a function for device memory": (
+        "f(x);",
+        "float v = 1; f(&v); //!",
+        "cannot pass pointer to thread as a pointer to device",
+    ),
+    "threadgroup memory given to a function for device memory": (
+        "f(x + 1);",
+        "threadgroup float s[8]; f(s); //!",
+        "device float *",
+    ),
+    "an element of device memory given to a thread reference": (
+        "float v; g(v);",
+        "g(x[1]); //!",
+        "",
+    ),
+    "writing what is constant": ("int m = n; m = 2;", "n = 2; //!", ""),
+    "writing through a pointer to const": (
+        "device float* p = x; *p = 1;",
+        "const device float* p = x; *p = 1; //!",
+        "",
+    ),
+    "a variable in device memory": ("float v = 1;", "device float v; //!", "device memory cannot be declared"),
+    "a literal without a space": (
+        'const constant char* s = "text";',
+        'const device char* s = "text"; //!',
+        "",
+    ),
+}
+TYPES = {
+    "eight elements": ("vec<float, 4> v;", "vec<float, 8> v; //!", "vec<float, 8>"),
+    ".lo": ("float2 v = float4(1).xy;", "float2 v = float4(1).lo; //!", "no member named 'lo'"),
+    ".hi": ("float2 v = float4(1).zw;", "float2 v = float4(1).hi; //!", "no member named 'hi'"),
+    ".s0": ("float v = float4(1).x;", "float v = float4(1).s0; //!", "no member named 's0'"),
+    "an element that is not there": ("float v = float2(1).y;", "float v = float2(1).z; //!", "no member named 'z'"),
+    "writing an element twice": ("float4 v; v.xy = v.yx;", "float4 v; v.xx = v.xy; //!", "setter"),
+    "too many components": (
+        "float3 v(1, float2(2));",
+        "float3 v(float2(1), float2(2)); //!",
+        "no matching constructor",
+    ),
+    "a vector of other elements": ("float4 v = float4(int4(1));", "float4 v = int4(1); //!", "no viable conversion"),
+    "vectors of unlike elements": (
+        "auto v = float4(1) + float4(2);",
+        "auto v = float4(1) + int4(2); //!",
+        "invalid operands",
+    ),
+    "vectors of unlike width": (
+        "auto v = float4(1) * 2.0f;",
+        "auto v = float4(1) * float2(2); //!",
+        "invalid operands",
+    ),
+    "remainders of floats": (
+        "auto v = fmod(float4(1), float4(2));",
+        "auto v = float4(1) % float4(2); //!",
+        "invalid operands",
+    ),
+    "a vector as a condition": ("if (any(float2(1) < 2)) x[0] = 1;", "if (float2(1) < 2) x[0] = 1; //!", "bool"),
+    "as_type of another size": ("uint v = as_type<uint>(1.0f);", "ushort v = as_type<ushort>(1.0f); //!", "same size"),
+    "a length that is not constant": ("float a[4];", "float a[n + 1]; //!", "variable length"),
+    "a matrix of bfloat columns": ("float4x4 m(1);", "metal::matrix<int, 4, 4> m; //!", "no such matrix"),
+    "minus a matrix": ("float4x4 m = -1.0f * float4x4(1);", "float4x4 m = -float4x4(1); //!", "unary expression"),
+    "a matrix of another shape": (
+        "half4x4 m = half4x4(float4x4(1));",
+        "half4x4 m = half4x4(float3x4(1)); //!",
+        "no matching conversion",
+    ),
+    "a matrix of another type by itself": (
+        "half4x4 m(float4x4(1));",
+        "half4x4 m = float4x4(1); //!",
+        "no viable conversion",
+    ),
+    "an element that a packed vector has not": (
+        "packed_float2 p = {1, 2}; x[0] = p.y;",
+        "packed_float2 p = {1, 2}; x[0] = p.z; //!",
+        "no member named 'z'",
+    ),
+    "writing an element of a packed vector twice": (
+        "packed_float3 p; p.zx = float2(1);",
+        "packed_float3 p; p.zz = float2(1); //!",
+        "setter",
+    ),
+    "remainders of packed floats": (
+        "packed_int2 p = {1, 2}; int2 v = p % 2;",
+        "packed_float2 p = {1, 2}; float2 v = p % 2; //!",
+        "invalid operands",
+    ),
+    "a packed vector of other elements by itself": (
+        "packed_half2 p = {1, 2}; float2 v = float2(p);",
+        "packed_half2 p = {1, 2}; float2 v = p; //!",
+        "no viable conversion",
+    ),
+    "packed and other vectors of unlike width": (
+        "packed_float3 p; p += float3(1);",
+        "packed_float3 p; p += float2(1); //!",
+        "no viable overloaded '+='",
+    ),
+    "the elements of an array in another space": (
+        "auto a = (device metal::array<float, 2>*)x; device float* p = a->data();",
+        "auto a = (device metal::array<float, 2>*)x; thread float* p = a->data(); //!",
+        "device float *",
+    ),
+    "a simdgroup matrix of another size": (
+        "simdgroup_matrix<float, 8, 8> m;",
+        "simdgroup_matrix<float, 16, 16> m; //!",
+        "8 x 8",
+    ),
+    "a name that is not declared": ("x[0] = 1;", "x[0] = nonsense; //!", "undeclared identifier 'nonsense'"),
+}
+OVERLOADS = {
+    "simd_sum(long)": ("int s = simd_sum(int(i));", "long s = simd_sum(long(i)); //!", "no overload of 'simd_sum'"),
+    "simd_max(bool)": ("bool m = simd_any(i > 3);", "bool m = simd_max(i > 3); //!", "no overload of 'simd_max'"),
+    "simd_product of a long vector": (
+        "int2 s = simd_product(int2(1));",
+        "long2 s = simd_product(long2(1)); //!",
+        "simd_product",
+    ),
+    "simd_and(float)": ("uint v = simd_and(i);", "float v = simd_and(1.0f); //!", "simd_and"),
+    "simd_shuffle_xor(bool)": (
+        "uint v = simd_shuffle_xor(uint(i > 3), 1);",
+        "bool v = simd_shuffle_xor(i > 3, 1); //!",
+        "simd_shuffle_xor",
+    ),
+    "dot(int4)": ("float d = dot(float4(1), float4(2));", "int d = dot(int4(1), int4(2)); //!", "'dot'"),
+    "fma(int)": ("float f = fma(1.0f, 2.0f, 3.0f);", "int f = fma(1, 2, 3); //!", "ambiguous"),
+    "exp(int)": ("float e = exp(float(n));", "float e = exp(n); //!", "ambiguous"),
+    "min(int, uint)": ("int m = min(n, int(i));", "int m = min(n, i); //!", "ambiguous"),
+    "max(float, int)": ("float m = max(x[0], float(n));", "float m = max(x[0], n); //!", "ambiguous"),
+    "popcount(float)": ("uint p = popcount(i);", "uint p = popcount(1.5f); //!", "ambiguous"),
+    "normalize(scalar)": ("float3 v = normalize(float3(1));", "float v = normalize(1.0f); //!", "normalize"),
+    "select by an integer": (
+        "float4 v = select(float4(1), float4(2), bool4(true));",
+        "float4 v = select(float4(1), float4(2), int4(1)); //!",
+        "'select'",
+    ),
+    "sincos into device memory": ("float c; float s = sincos(1.0f, c);", "float s = sincos(1.0f, x[0]); //!", "sincos"),
+    "simdgroup_load from thread memory": (
+        "simdgroup_float8x8 m; simdgroup_load(m, x);",
+        "float a[64]; simdgroup_float8x8 m; simdgroup_load(m, a); //!",
+        "simdgroup_load",
+    ),
+    "a barrier without its memory": (
+        "threadgroup_barrier(mem_flags::mem_threadgroup);",
+        "threadgroup_barrier(); //!",
+        "threadgroup_barrier",
+    ),
+}
+ATOMICS = {
+    "an atomic of half": (
+        "device atomic<float>* a = (device atomic<float>*)x;",
+        "threadgroup atomic<half> a; //!",
+        "_atomic<half>",
+    ),
+    "another order": (
+        "atomic_fetch_add_explicit((device atomic_int*)x, 1, memory_order_relaxed);",
+        "atomic_fetch_add_explicit((device atomic_int*)x, 1, memory_order_seq_cst); //!",
+        "memory_order_seq_cst",
+    ),
+    "a maximum of floats": (
+        "atomic_fetch_max_explicit((device atomic_int*)x, 1, memory_order_relaxed);",
+        "atomic_fetch_max_explicit((device atomic_float*)x, 1.0f, memory_order_relaxed); //!",
+        "atomic_fetch_max_explicit",
+    ),
+    "a sum of floats in threadgroup memory": (
+        "atomic_fetch_add_explicit((device atomic_float*)x, 1.0f, memory_order_relaxed);",
+        "threadgroup atomic_float s; atomic_fetch_add_explicit(&s, 1.0f, memory_order_relaxed); //!",
+        "atomic_fetch_add_explicit",
+    ),
+    "a sum of ulongs": (
+        "atomic_max_explicit((device atomic_ulong*)x, 1ul, memory_order_relaxed);",
+        "atomic_fetch_add_explicit((device atomic_ulong*)x, 1ul, memory_order_relaxed); //!",
+        "atomic_fetch_add_explicit",
+    ),
+    "an atomic of the thread": (
+        "threadgroup atomic_int a; atomic_store_explicit(&a, 1, memory_order_relaxed);",
+        "atomic_int a; atomic_store_explicit(&a, 1, memory_order_relaxed); //!",
+        "atomic_store_explicit",
+    ),
+    "a plain variable": (
+        "threadgroup atomic_uint a; atomic_load_explicit(&a, memory_order_relaxed);",
+        "threadgroup uint a; atomic_load_explicit(&a, memory_order_relaxed); //!",
+        "atomic_load_explicit",
+    ),
+    "a plain write": (
+        "threadgroup atomic_int a; atomic_store_explicit(&a, 1, memory_order_relaxed);",
+        "threadgroup atomic_int a; a = 1; //!",
+        "",
+    ),
+}
+HEADER = "inline void f(device float* p) { p[0] = 1; }\ninline void g(thread float& v) { v = 1; }"
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_pointer_into_one_space_is_none_into_another(name: str) -> None:
+    right, wrong, reason = SPACES[name]
+    assert_told_apart(kernel(right, HEADER), kernel(wrong, HEADER), reason)
+
+
+@pytest.mark.parametrize("name", [*TYPES, *OVERLOADS, *ATOMICS])
+def test_metal_has_not(name: str) -> None:
+    right, wrong, reason = {**TYPES, **OVERLOADS, **ATOMICS}[name]
+    assert_told_apart(kernel(right), kernel(wrong), reason)
+
+
+def test_without_mlx_a_bool_cannot_be_shuffled() -> None:
+    """MLX's preamble declares `simd_shuffle(bool, ...)` for its own kernels, so with it the text is legal."""
+    text = kernel("bool v = simd_shuffle(i > 3, 1);").replace("bfloat* b", "float* b")
+    assert said(text) == []
+    bare = "#include <metal_stdlib>\nusing namespace metal;\n"
+    assert ["no overload of 'simd_shuffle'" in c.message for c in complaints(bare + text, preamble="")] == [True]
+
+
+def test_fences_came_with_a_later_metal() -> None:
+    text = kernel("atomic_thread_fence(mem_flags::mem_device, memory_order_seq_cst, thread_scope_device); //!")
+    assert_told_apart(kernel(""), text, "memory_order_seq_cst")
+    assert said(text, Language.METAL_4_0) == []
+
+
+LEGAL = {
+    "a vector made by a call, by braces and by a cast": (
+        "float2 a(x[0], 1); float4 c = {1, 2, 3, 4}; auto d = (float4)int4(1); c = vec<float, 4>(a, a);"
+    ),
+    "static_cast of an element": "int v = static_cast<int>(float4(1).w); half h = static_cast<half>(x[0]);",
+    "assert": "assert(i < 64);",
+    "dead text": "#if 0\n double d = std::nonsense;\n#endif\nx[0] = 1;",
+    "bfloat is there": "#ifdef __HAVE_BFLOAT__\nbfloat v = 1.5bf;\n#else\n#error no bfloat\n#endif",
+    "an array of constants as a parameter": "x[0] = table_sum(TABLE);",
+    "metal::array": (
+        "metal::array<float, 4> a; a[0] = 1; x[0] = a[0] + a.size() + a.back(); for (float v : a) x[0] += v; "
+        "auto d = (device metal::array<float, 2>*)x; for (float v : *d) x[0] += v; d->fill(a.front());"
+    ),
+    "uniform": (
+        "metal::uniform<int> u = metal::make_uniform(n); constexpr const uniform<int> two = make_uniform(2); "
+        "const uniform<int> v = u * two; x[0] = float(v % 3 + 1) + (u < v) + (u << 1);"
+    ),
+    "pow(float, short)": "short e = 2; x[0] = pow(x[0], e);",
+    "packed vectors": "packed_float3 p = packed_float3(1, 2, 3); float3 v = p; x[0] = p.y + p[2] + v.x + (p * 2.0f).z;",
+    "arithmetic and swizzles of packed vectors": (
+        "packed_float3 p = {1, 2, 3}; p.xy = p.zz; p *= 2; float3 v = p; x[0] = (p - v).x + (2 * p).z + (p < v).x; "
+        "auto d = (device packed_float3*)x; d[0] += p; d[0].xy *= 2.0f; d[1] = d[0].bgr; thread float& e = p[1]; "
+        "e = 0; packed_int2 k = packed_int2(float2(1)); k %= 3; k &= k | 1; x[0] += float2(k).x + (k % int2(2)).y;"
+    ),
+    "matrices": "float4x4 m(1.0f); float4 v = m * float4(1); x[0] = (m * m)[1][2] + v.x + transpose(m)[0].y;",
+    "updates and comparisons of matrices": (
+        "float4x4 m(1.0f); m += m; m *= 2.0f; m *= m; ((device float4x4*)x)[0] -= m; x[0] = (m == m) + (m != m);"
+    ),
+    "geometry": "x[0] = faceforward(float3(1), float3(2), float3(3)).x + refract(half2(1), half2(2), 0.5h).x;",
+    "packing": (
+        "x[0] = unpack_unorm565_to_half(pack_half_to_unorm565(half3(1))).x + "
+        "unpack_unorm4x8_srgb_to_float(pack_float_to_srgb_unorm4x8(float4(1))).x + "
+        "unpack_unorm10a2_to_float(pack_half_to_unorm10a2(half4(1))).w;"
+    ),
+    "literals": "half h = 1.5h; bfloat v = 2.5bf; float f = 1.5; uint u = 3u; x[0] = h + f + v + u;",
+    "recursion in compute functions": "x[0] = factorial(4);",
+    "pointers to functions": "int (*f)(int) = factorial; x[0] = f(3);",
+    "swizzles": "float4 v = 1; v.xy += v.zw; v.rgb = v.bgr; v.wzyx *= 2.0f; x[0] = v.xxyy.z + v.a;",
+    "vectors in device and constant memory": (
+        "device float4* p = (device float4*)x; p->x = 1; p[1].yz = p[0].xy; float4 w = p[1] * 2; p[2] = w; "
+        "x[0] = ROW[1] + (ROW * 2.0f).x;"
+    ),
+    "structs from every space": (
+        "device Pair* p = (device Pair*)x; threadgroup Pair s[2]; s[0] = p[0]; Pair q = s[0]; q = PAIR; "
+        "p[1] = q; x[0] = sum(p[1]) + sum(PAIR) + sum(s[1]);"
+    ),
+    "parts of a struct": "Pair q = {1, 2}; Pair r = q; r.a += q.b; thread Pair* p = &r; x[0] = p->a;",
+    "logical operators of vectors": "bool4 m = float4(1) < 2 && !(float4(2) == 2); x[0] = all(m) ? 1 : any(m.xy);",
+    "comparisons and selections": (
+        "float4 v = select(float4(1), float4(2), float4(3) > 2); x[0] = max3(v.x, v.y, v.z) + clamp(v, 0.0f, 1.0f).x;"
+    ),
+    "integer functions": (
+        "x[0] = popcount(i) + clz(i) + ctz(n) + mulhi(i, i) + extract_bits(i, 1, 3) + "
+        "absdiff(n, 3) + abs(long(n)) + min(2ul, 3ul);"
+    ),
+    "other names for vectors": (
+        "using V = vec<half, 4>; typedef metal::uint2 U; V v = V(1); U u = U(1, 2); "
+        "x[0] = v[u.x] + float(V(float4(1)).x);"
+    ),
+    "words of OpenCL": "int local = 1, global = 2, generic = 3, pipe = 4; x[0] = local + global + generic + pipe;",
+    "a switch and loops": "switch (n) { case 1: x[0] = 1; break; default: x[1] = 2; } do { x[2]++; } while (x[2] < 3);",
+    "shifts of vectors": "uint4 u = uint4(1) << 3u; u >>= 1; u &= 3; u = u | (u ^ ~u); x[0] = u.x % 3 + (u % 2).y;",
+    "tables": "x[0] = TABLE[i % 4] + Sizes::N;",
+    "fast and precise": "x[0] = fast::exp(x[0]) + precise::sin(x[1]) + metal::fast::tanh(x[2]);",
+    "simdgroup matrices": (
+        "simdgroup_float8x8 a, c(0); simdgroup_load(a, x, 8); simdgroup_multiply_accumulate(c, a, a, c); "
+        "c.thread_elements()[0] += 1; simdgroup_store(c, x, 8, ulong2(0, 0), true);"
+    ),
+    "shuffles": (
+        "x[0] = simd_shuffle_down(x[1], 16) + simd_broadcast(half(1), 0) + simd_shuffle(uint2(1), 3).x + "
+        "quad_sum(int(i)) + simd_prefix_exclusive_sum(i);"
+    ),
+    "votes": "x[0] = simd_all(i > 3) ? 1 : ulong(simd_ballot(i > 5)) & 1;",
+    "limits and traits": (
+        "x[1] = M_PI_4_H + M_2_SQRTPI_H + FLT_RADIX + HALF_MIN_EXP + nextafter(float2(1), float2(2)).x; "
+        "x[0] = metal::numeric_limits<float>::infinity() + INFINITY + M_PI_F; "
+        'static_assert(metal::is_same_v<metal::remove_cv_t<const int>, int>, "");'
+    ),
+}
+DECLARATIONS = """
+constant float TABLE[4] = {1, 2, 3, 4};
+constant float4 ROW = {1, 2, 3, 4};
+struct Pair { float a; float b; };
+constant Pair PAIR = {1, 2};
+struct Sizes { static constexpr constant int N = 3; };
+inline float sum(Pair p) { return p.a + p.b; }
+inline float table_sum(constant float t[4]) { return t[0] + t[3]; }
+inline int factorial(int v) { return v < 2 ? 1 : v * factorial(v - 1); }
+"""
+
+
+@pytest.mark.parametrize("language", Language)
+@pytest.mark.parametrize("name", LEGAL)
+def test_what_metal_takes_is_taken(name: str, language: Language) -> None:
+    assert said(kernel(LEGAL[name], DECLARATIONS), language) == []
+
+
+def test_messages_have_metals_words() -> None:
+    message = (
+        "cannot initialize a variable of type '__local float *__private' with an lvalue of type '__global float[8]'"
+    )
+    assert (
+        in_metal(message)
+        == "cannot initialize a variable of type 'device float *' with an lvalue of type 'threadgroup float[8]'"
+    )
+    assert in_metal("no member of 'legal_name_atomic_int'") == "no member of 'atomic_int'"

@@ -1,0 +1,107 @@
+"""mlx-lm as a guest in this process: only what is needed is imported, and nothing else of the process changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
+from support.folders import write_folder
+from support.gguf.models import metadata, write_model
+from support.patience import PATIENCE
+
+
+def run(code: str, *arguments: str) -> str:
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("TRANSFORMERS_", "MLX"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=env, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    return done.stdout
+
+
+BEFORE = """
+import os, resource, sys
+environment, limit = dict(os.environ), resource.getrlimit(resource.RLIMIT_NOFILE)
+from cortexmlx.models import load_model
+assert "mlx" not in sys.modules and "mlx_lm" not in sys.modules
+loaded = load_model(sys.argv[1])
+"""
+AFTER = """
+assert dict(os.environ) == environment
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == limit
+assert resource.setrlimit.__module__ == "resource"
+"""
+
+
+def test_a_gguf_model_needs_nothing_of_mlx_lm_but_its_model_class(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "tiny.gguf")
+    run(BEFORE + AFTER + 'assert "transformers" not in sys.modules and "mlx_lm.utils" not in sys.modules', str(path))
+
+
+def test_a_folder_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    run(BEFORE + AFTER + 'assert "mlx_lm.utils" in sys.modules', str(write_folder(tmp_path / "m")))
+
+
+def test_a_rendered_template_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    header = metadata(tokenizer__chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    path = write_model(tmp_path / "tiny.gguf", header=header)
+    ask = "print(loaded.tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}], tokenize=False))"
+    assert run(BEFORE + ask + AFTER, str(path)) == "hello\n"
+
+
+def test_mlx_lm_is_whole_as_soon_as_somebody_asks_for_it() -> None:
+    """Whoever asks first, and from whichever thread. (The threads do not end: mlx does not survive the end of a process
+    in which a thread that imported mlx-lm has ended before.)
+    """
+    out = run(
+        """
+import queue, sys, threading
+from cortexmlx.mlx_lm.package import enter_mlx_lm
+enter_mlx_lm()
+import mlx_lm, mlx_lm.models.llama as before
+assert "transformers" not in sys.modules
+found, never = queue.Queue(), threading.Event()
+def ask():
+    from mlx_lm import stream_generate, load
+    found.put((stream_generate, load))
+    never.wait()
+for _ in range(4):
+    threading.Thread(target=ask, daemon=True).start()
+answers = [found.get() for _ in range(4)]
+import mlx_lm.models.llama as after
+assert answers == [(sys.modules["mlx_lm.generate"].stream_generate, sys.modules["mlx_lm.utils"].load)] * 4
+assert before is after and mlx_lm.__version__ and type(mlx_lm) is type(sys)
+try:
+    mlx_lm.no_such_thing
+except AttributeError:
+    print("missing")
+"""
+    )
+    assert out == "missing\n"
+
+
+def test_an_imported_mlx_lm_is_left_alone() -> None:
+    run("import mlx_lm; from cortexmlx.mlx_lm.package import enter_mlx_lm; enter_mlx_lm(); assert mlx_lm.load")
+
+
+def test_what_other_threads_print_while_a_module_is_imported_is_not_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def imported(_: str) -> None:
+        other = threading.Thread(target=print, args=("of another thread",))
+        other.start()
+        other.join()
+        print("install it")
+        raise SystemExit
+
+    mlx_lm_utils()
+    monkeypatch.setattr("cortexmlx.mlx_lm.package.importlib.import_module", imported)
+    assert missing_package("no_such_thing") == "install it"
+    assert capsys.readouterr().out == "of another thread\n"

@@ -1,0 +1,161 @@
+"""The metrics, read by the parser of Prometheus's own client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from cortexmlx import Engine, EngineClosed
+from cortexmlx.server.exposition import exposition
+from cortexmlx.server.tally import Tally
+from cortexmlx.server.web.logged import Logged
+from cortexmlx.stats import DraftStats, SpeculationStats
+from cortexmlx.types.request import Completion
+
+UGLY = 'a"b\\c\nd\\n</script>{}=,é\udc80'
+
+
+@dataclass
+class Done:
+    completions: dict[int, Completion] = field(default_factory=dict)
+    failed: int = 0
+    cancelled: int = 0
+
+
+class Closed:
+    """An engine that was closed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.info = engine.info
+
+    def stats(self) -> None:
+        raise EngineClosed("closed")
+
+
+def read(text: bytes) -> dict[str, Metric]:
+    """All families by name; the parser joins samples to them."""
+    families = list(text_string_to_metric_families(text.decode()))
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names), "each name once"
+    return dict(zip(names, families, strict=True))
+
+
+def values(family: Metric, suffix: str = "") -> dict[Any, float]:
+    return {tuple(sorted(s.labels.items())): s.value for s in family.samples if s.name == family.name + suffix}
+
+
+@pytest.fixture
+def tally(engine: Engine) -> Tally:
+    tally = Tally(("/metrics",))
+    done = engine.generate_batch(["one", "one two three", "a b c"], max_tokens=5)
+    for completion in done:
+        tally.answered("tiny", Done({0: completion}))
+    tally.replied(Logged("GET", "/metrics", 200, 0.1, None), "/metrics")
+    return tally
+
+
+def test_every_family_has_help_a_type_and_a_unit_by_the_rules(engine: Engine, tally: Tally) -> None:
+    text = exposition([("tiny", engine)], tally, 1e9)
+    families = read(text)
+    assert text.endswith(b"\n") and len(families) > 30
+    for family in families.values():
+        assert family.name.startswith("cortexmlx_") and family.documentation and family.type != "unknown", family.name
+        assert not re.search(r"_(ms|milliseconds|kb|mb|gb|percent)\b", family.name)
+        for sample in family.samples:
+            assert family.type != "counter" or sample.name == f"{family.name}_total"
+            assert family.type != "gauge" or not sample.name.endswith("_total")
+            assert sample.value >= 0
+    assert values(families["cortexmlx_start_time_seconds"]) == {(): 1e9}
+
+
+def test_the_values_are_the_engines(engine: Engine, tally: Tally) -> None:
+    families, stats = read(exposition([("tiny", engine)], tally, 0.0)), engine.stats()
+    model = (("model", "tiny"),)
+    for name, value in (
+        ("cortexmlx_requests_running", stats.rows_running),
+        ("cortexmlx_rows", stats.max_rows),
+        ("cortexmlx_kv_blocks_allocated", stats.total_blocks),
+        ("cortexmlx_kv_limit_bytes", stats.kv_bytes_limit),
+        ("cortexmlx_weight_bytes", engine.info.weight_bytes),
+        ("cortexmlx_up", 1),
+    ):
+        assert values(families[name])[model] == value, name
+    for name, value in (
+        ("cortexmlx_prompt_tokens", stats.prompt_tokens),
+        ("cortexmlx_generated_tokens", stats.generated_tokens),
+        ("cortexmlx_prefix_cache_queries", stats.prompt_tokens),
+        ("cortexmlx_prefix_cache_hits", stats.cached_tokens),
+        ("cortexmlx_preemptions", stats.preemptions),
+    ):
+        assert values(families[name], "_total")[model] == value, name
+    uses = {dict(labels)["use"]: value for labels, value in values(families["cortexmlx_kv_blocks"]).items()}
+    assert uses["used"] + uses["free"] == stats.total_blocks and uses["cached"] == stats.cached_blocks
+    steps = values(families["cortexmlx_steps"], "_total")
+    assert sum(steps.values()) == stats.steps == sum(stats.steps_by_reason.values())
+
+
+def test_drafts_are_counted_by_their_source(engine: Engine, tally: Tally) -> None:
+    drafts = SpeculationStats(9, 7, 3, {"suffix": DraftStats(7, 6), "forced": DraftStats(2, 1)})
+    said: Any = Closed(engine)
+    said.stats = lambda: replace(engine.stats(), speculation=drafts)
+    families = read(exposition([("tiny", said)], tally, 0.0))
+    for name, counts in (("drafted_tokens", (7, 2)), ("accepted_tokens", (6, 1))):
+        found = values(families[f"cortexmlx_{name}"], "_total")
+        assert tuple(found[("model", "tiny"), ("source", source)] for source in ("suffix", "forced")) == counts
+    assert values(families["cortexmlx_verified_drafts"], "_total") == {(("model", "tiny"),): 3}
+
+
+def buckets(family: Metric) -> list[tuple[float, float]]:
+    return [(float(s.labels["le"]), s.value) for s in family.samples if s.name.endswith("_bucket")]
+
+
+@pytest.mark.parametrize(
+    "name", ["queue_seconds", "time_to_first_token_seconds", "time_per_output_token_seconds", "request_seconds"]
+)
+def test_a_histogram_is_cumulative_and_ends_with_all(engine: Engine, tally: Tally, name: str) -> None:
+    family = read(exposition([("tiny", engine)], tally, 0.0))[f"cortexmlx_{name}"]
+    assert family.type == "histogram"
+    found = buckets(family)
+    assert found == sorted(found) and found[-1][0] == float("inf")
+    [count], [total] = (values(family, suffix).values() for suffix in ("_count", "_sum"))
+    assert count == found[-1][1] == 3 and total >= 0
+
+
+@pytest.mark.parametrize("name", [UGLY, "", "</script><script>", "ü", "a" * 5000])
+def test_any_name_of_a_model_is_read_as_it_is(engine: Engine, tally: Tally, name: str) -> None:
+    tally.answered(name, Done(cancelled=1))
+    text = exposition([(name, engine)], tally, 0.0)
+    families = read(text)
+    said = name.replace("\udc80", "?")
+    assert values(families["cortexmlx_up"]) == {(("model", said),): 1.0}
+    assert values(families["cortexmlx_requests"], "_total")[("finish_reason", "cancelled"), ("model", said)] == 1
+    assert all(line.startswith((b"#", b"cortexmlx_")) for line in text.splitlines()), "no name breaks a line"
+
+
+def test_a_closed_engine_is_not_up_and_spoils_no_other(engine: Engine, tally: Tally) -> None:
+    engines: Any = [("gone", Closed(engine)), ("tiny", engine)]
+    families = read(exposition(engines, tally, 0.0))
+    assert values(families["cortexmlx_up"]) == {(("model", "gone"),): 0.0, (("model", "tiny"),): 1.0}
+    assert list(values(families["cortexmlx_rows"])) == [(("model", "tiny"),)]
+    assert values(families["cortexmlx_http_requests"], "_total") == {(("path", "/metrics"), ("status", "200")): 1.0}
+
+
+def test_without_engines_there_is_still_the_server() -> None:
+    families: Iterable[str] = read(exposition([], Tally(()), 5.0))
+    assert "cortexmlx_start_time_seconds" in families
+
+
+def test_a_disk_tier_has_its_own(engine: Engine, tally: Tally, tmp_path: Any, folder: Any) -> None:
+    assert not any("disk" in name for name in read(exposition([("tiny", engine)], tally, 0.0)))
+    with Engine(str(folder), kv_memory="8MB", kv_store=str(tmp_path)) as stored:
+        families = read(exposition([("a", engine), ("b", stored)], tally, 0.0))
+        limit = stored.stats().kv_store
+    assert limit is not None
+    assert values(families["cortexmlx_disk_limit_bytes"]) == {(("model", "b"),): limit.bytes_limit}
+    assert families["cortexmlx_disk_read_bytes"].type == "counter"

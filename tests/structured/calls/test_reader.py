@@ -1,0 +1,126 @@
+"""The reader of answers: what it takes, whatever the pieces are, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortexmlx.structured.calls.reader import MOST_HEADER, WIDEST, AnswerReader, CutCall, NotACall, Reading, json_value
+
+
+def run(make: Callable[[AnswerReader], Reading[Any]], pieces: list[str]) -> tuple[Any, AnswerReader]:
+    """What a parser returns for an answer in pieces."""
+    reader = AnswerReader(iter(["a", "b", "c"]), streamed=True)
+    parser = make(reader)
+    try:
+        next(parser)
+        for piece in pieces:
+            reader.add(piece)
+            next(parser)
+        reader.ended = True
+        next(parser)
+    except StopIteration as end:
+        return end.value, reader
+    raise AssertionError("the parser waits for more than there is")
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[a:b] for a, b in pairwise(ends)]
+
+
+PLACES = st.lists(st.integers(0, 1000), max_size=6)
+
+
+@given(st.text(alphabet="ab<> \n", max_size=30), PLACES)
+def test_text_up_to_a_tag_is_the_same_in_any_pieces(text: str, places: list[int]) -> None:
+    tags = ("<a>", "<b>")
+    found, reader = run(lambda r: r.text_up_to(*tags), cut(text, places))
+    first = min((text.find(tag) for tag in tags if tag in text), default=None)
+    if first is None:
+        assert (found, "".join(reader.text)) == ("", text)
+    else:
+        assert (found, "".join(reader.text)) == (text[first : first + 3], text[:first].rstrip())
+
+
+def test_at_most_so_many_blanks_before_a_tag_are_dropped() -> None:
+    for pieces in (["a" + " " * 100 + "<a>"], [*("a" + " " * 100), "<a>"]):
+        found, reader = run(lambda r: r.text_up_to("<a>"), pieces)
+        assert found == "<a>" and "".join(reader.text) == "a" + " " * (100 - WIDEST)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ).map(lambda value: {"a": value}),
+    st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")]),
+    PLACES,
+)
+def test_json_ends_where_it_ends(value: Any, separators: tuple[str, str], places: list[int]) -> None:
+    import json
+
+    for text in (json.dumps(value, separators=separators), json.dumps(value, ensure_ascii=False, indent=1)):
+        pieces = cut(text + "}]rest", places)
+        read, reader = run(lambda r: r.json_text(), pieces)
+        assert read == text
+        rest = reader._held[reader._at :]  # what is left for the next parser
+        assert "}]rest".startswith(rest) and len(rest) >= len(pieces[-1]) - len(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda r: r.exactly("abc"), "abd"),
+        (lambda r: r.one_of("abc", "b"), "c"),
+        (lambda r: r.one_of("abc"), "abd"),
+        (lambda r: r.json_string(), "{"),
+        (lambda r: r.json_string(), '"\n"'),
+        (lambda r: r.up_to("]"), "x" * (MOST_HEADER + 1)),
+    ],
+)
+def test_what_does_not_fit_is_no_call(make: Callable[[AnswerReader], Reading[Any]], text: str) -> None:
+    for pieces in ([text], list(text)):
+        with pytest.raises(NotACall):
+            run(make, [*pieces, "more"])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda r: r.exactly("abc"), "ab"),
+        (lambda r: r.exactly("abc"), ""),
+        (lambda r: r.one_of("abc", "b"), "a"),
+        (lambda r: r.json_string(), ""),
+        (lambda r: r.json_string(), '"a\\'),
+        (lambda r: r.json_text(), '{"a": [1, {'),
+        (lambda r: r.up_to("]"), "name"),
+    ],
+)
+def test_an_answer_that_ends_early_is_cut(make: Callable[[AnswerReader], Reading[Any]], text: str) -> None:
+    for pieces in ([text], list(text)):
+        with pytest.raises(CutCall):
+            run(make, pieces)
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}', "", "{", "1 2", "'a'", "[" * 100_000])
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(NotACall):
+        json_value(text)
+
+
+def test_a_beginning_waits_for_the_longest_one() -> None:
+    def begins(reader: AnswerReader) -> Reading[str]:
+        return (yield from reader.begins_with("<a", "<ab>", "<c>"))
+
+    assert run(begins, ["<", "a", "b", ">"])[0] == "<ab>"
+    assert run(begins, ["<", "a", "c"])[0] == "<a"
+    assert run(begins, ["<a"])[0] == "<a"
+    assert run(begins, ["x"])[0] == ""
+    assert run(begins, [])[0] == ""

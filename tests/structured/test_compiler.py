@@ -1,0 +1,232 @@
+"""Compiled grammars: kept by content, refused by name, bounded in time, for every kind of tokenizer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from cortexmlx.errors import InvalidRequest
+from cortexmlx.models import load_model
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.structured.calls.format import Calls
+from cortexmlx.structured.calls.hermes import Hermes
+from cortexmlx.structured.compiler import MOST_KEPT, GrammarCompiler
+from cortexmlx.structured.matcher import MOST_ITEMS
+from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput
+from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.tool import Tool
+
+X = 87
+"""The token "x" of the tiny tokenizer, whose alphabet begins with "!"."""
+
+
+@pytest.fixture
+def compiler(tiny: Any) -> GrammarCompiler:
+    return GrammarCompiler(SharedTokenizer(load_model(tiny("llama")).tokenizer), 300)
+
+
+def test_a_grammar_is_compiled_once(compiler: GrammarCompiler) -> None:
+    form = StructuredOutput.json({"type": "object"})
+    assert not compiler._kept
+    first = compiler.compile(form)
+    assert first in compiler._kept.values() and compiler.compile(StructuredOutput.json('{"type": "object"}')) is first
+    assert compiler.compile(StructuredOutput.json({"type": "object"}, lenient=True)) is not first
+    thinking = compiler.compile(form, Thoughts("<think>", "</think>"))
+    assert thinking is not first and compiler.compile(form, Thoughts("<think>", "</think>")) is thinking
+    for number in range(MOST_KEPT):
+        compiler.compile(StructuredOutput.choice([str(number)]))
+    assert first not in compiler._kept.values() and compiler.compile(form) is not first
+
+
+def test_threads_share_one_vocabulary(compiler: GrammarCompiler) -> None:
+    failed: list[BaseException] = []
+
+    def compile_some(begin: int) -> None:
+        try:
+            for number in range(begin, begin + 20):
+                grammar = compiler.compile(StructuredOutput.choice([f"x{number % 7}"]))
+                assert not grammar.matcher().take(X)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=compile_some, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (StructuredOutput.json({"not": {"type": "string"}}), r'schema.*"not".*lenient=True'),
+        (StructuredOutput.json({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (StructuredOutput.json({"type": "objekt"}), "objekt"),
+        (StructuredOutput.json({"$ref": "#/nowhere"}), "nowhere"),
+        (StructuredOutput.json({"type": "integer", "minimum": 5, "maximum": 2}), r"minimum \(5\)"),
+        (StructuredOutput.json({"type": "string", "pattern": "(?=a)b"}), "look-around"),
+        (StructuredOutput.json({"type": "string", "format": "phone"}), "phone"),
+        (StructuredOutput.json(False), "Unsatisfiable"),
+        (StructuredOutput.regex("(a"), "regular expression"),
+        (StructuredOutput.regex(r"(a)\1"), "regular expression"),
+        (StructuredOutput.grammar("start: missing"), "grammar.*missing"),
+        (StructuredOutput.grammar("no grammar at all"), "grammar"),
+        (StructuredOutput.grammar("start: start"), "no text fits it$"),
+        (StructuredOutput.json({"$ref": "#"}), "no text fits it$"),
+        (StructuredOutput.regex("a[b&&c]"), "no text fits it$"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(
+    form: StructuredOutput, words: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        compiler.compile(form)
+    assert "\n" not in str(refused.value) and refused.value.field == "structured"
+    assert not compiler._kept
+
+
+def test_lenient_schemas_say_what_they_ignore(compiler: GrammarCompiler) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    assert any("uniqueItems" in note for note in compiler.compile(StructuredOutput.json(schema, lenient=True)).notes)
+    own = {**schema, "x-guidance": {"lenient": True}}
+    assert compiler.compile(StructuredOutput.json(own)).notes
+    assert compiler.compile(StructuredOutput.json({"type": "array"})).notes == ()
+
+
+def _recursion() -> dict[str, Any]:
+    """An object that must have an object, and so on: no document is whole. Without blanks, all of it is forced."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    return {**schema, "x-guidance": {"whitespace_flexible": False}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (_recursion(), f"Too many items .limit {MOST_ITEMS}"),
+        ({"type": "object", "properties": {f"k{i}": {} for i in range(600)}}, "row has .* items"),
+    ],
+    ids=["forced text without end", "600 optional properties"],
+)
+def test_a_form_that_cannot_begin_is_refused(schema: dict[str, Any], words: str, compiler: GrammarCompiler) -> None:
+    """llguidance tells it with the first token. A request must not be accepted, and fail after that."""
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        compiler.compile(StructuredOutput.json(schema))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def test_a_choice_may_have_as_many_texts_as_are_promised(compiler: GrammarCompiler) -> None:
+    texts = [f"{number:05}" for number in range(MOST_CHOICES)]
+    grammar = compiler.compile(StructuredOutput.choice(texts))
+    for text in (texts[0], texts[-1]):
+        matcher = grammar.matcher()
+        ended = [matcher.take(token) for token in compiler._vocabulary(text)]  # type: ignore[misc]
+        assert ended == [False] * (len(ended) - 1) + [True] and not matcher.error
+    matcher = grammar.matcher()
+    for token in compiler._vocabulary("99999"):  # type: ignore[misc]
+        if matcher.take(token):
+            break
+    assert matcher.error
+
+
+def _nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+def _chain(begin: str, link: str, length: int) -> str:
+    """Rules that each name the next one, and a last one."""
+    links = "".join(link.format(number, number + 1) for number in range(length))
+    last = 'r{}: "x"' if begin.startswith("start") else ',"r{}":{{}}'
+    return f"{begin}{links}{last.format(length)}"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutput.json({"properties": {f"k{i}": {"enum": [f"v{j}" for j in range(99)]} for i in range(430)}}),
+        StructuredOutput.json(_nested(100)),
+        StructuredOutput.json({"enum": [f"value number {i}" for i in range(10_000)]}),
+        StructuredOutput.choice(f"choice {i}" for i in range(10_000)),
+        StructuredOutput.json({"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 9}}, "$ref": "#/$defs/a"}),
+        StructuredOutput.json({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}),
+        StructuredOutput.json({"type": "string", "minLength": 100_000}),
+        StructuredOutput.json({"type": "array", "minItems": 100_000}),
+        StructuredOutput.json({"properties": {f"k{i}": {} for i in range(5_000)}}),
+        StructuredOutput.json({"allOf": [{"properties": {f"k{i}": {"type": "string"}}} for i in range(300)]}),
+        StructuredOutput.regex("(a*)*b" * 200),
+        StructuredOutput.regex("(.{1,500}){1,500}"),
+        StructuredOutput.regex("a{1000000}"),
+        StructuredOutput.regex("(" * 5_000 + "a" + ")" * 5_000),
+        StructuredOutput.regex("[a-z]*.*[a-z]*.*x" * 20),
+        StructuredOutput.grammar('start: start start | "a"'),
+        StructuredOutput.grammar("start: " + " ".join(["a?"] * 300) + '\na: "a"'),
+        StructuredOutput.grammar(_chain("start: r0\n", "r{}: r{}\n", 17_000)),
+        StructuredOutput.json(
+            json.loads(_chain('{"$ref":"#/r0"', ',"r{}":{{"items":{{"$ref":"#/r{}"}}}}', 6_000) + "}")
+        ),
+    ],
+    ids=lambda form: f"{form.form}-{len(form.definition)}-{form.definition[:24]}",
+)
+def test_a_hostile_form_is_refused_or_compiled_in_bounded_time(form: StructuredOutput, tiny: Any) -> None:
+    """The bound is on this process's CPU time, which no other program takes. Compiling releases Python's lock."""
+    compiler = GrammarCompiler(SharedTokenizer(load_model(tiny("llama")).tokenizer), 300)
+    began = time.process_time()
+    try:
+        grammar = compiler.compile(form)
+    except InvalidRequest as refused:
+        assert len(str(refused)) < 600
+    else:
+        assert grammar.first_mask.any()
+    assert time.process_time() - began < 30
+
+
+def test_a_schema_that_is_nested_too_deep_is_refused(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest, match=r"recursion|deep"):
+        compiler.compile(StructuredOutput.json(_nested(500)))
+
+
+def test_a_tokenizer_without_bytes_of_tokens_is_refused(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedTokenizer, "token_table", lambda self, size: None)
+    with pytest.raises(InvalidRequest, match="not available with this model"):
+        compiler.compile(StructuredOutput.json())
+
+
+def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
+    """The end token is written `<end>`, and no answer may contain it, not even in a string."""
+    table = compiler._table()
+    (end,) = table.ends & table.special
+    grammar = compiler.compile(StructuredOutput.regex(".*<end>.*"))
+    matcher = grammar.matcher()
+    assert matcher.take(end) and matcher.error
+    assert json.loads(StructuredOutput.json().definition) == {"type": "object"}
+
+
+def test_a_tool_is_enforced_as_far_as_possible_unless_it_is_strict(compiler: GrammarCompiler) -> None:
+    """Of a schema with a pattern that cannot be enforced, the other properties still are."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "(?=x)"}, "b": {"enum": ["yes"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    broken = {"type": "object", "properties": {"a": {"type": "string"}}, "allOf": [{"$ref": "#/nowhere"}]}
+
+    def takes(tool: Tool, arguments: str) -> bool:
+        grammar = compiler.compile(None, None, Calls(Hermes(), (tool,), "required"))
+        matcher = grammar.matcher()
+        assert len(grammar.notes) == 1 and tool.name in grammar.notes[0]
+        text = f'<tool_call>\n{{"name": "{tool.name}", "arguments": {arguments}}}'
+        return not any(matcher.take(token) for token in compiler._tokenizer.encode(text, False)) and not matcher.error
+
+    odd = Tool.named("odd", "", schema)
+    assert takes(odd, '{"a": "x", "b": "yes"}') and takes(odd, '{"a": 5, "b": "yes"}')
+    assert not takes(odd, '{"a": "x", "b": "no"}') and not takes(odd, '{"c": "x"}')
+    assert takes(Tool.named("loose", "", broken), '{"anything": [1]}')
+    with pytest.raises(InvalidRequest, match="the tool 'odd' cannot be enforced"):
+        compiler.compile(None, None, Calls(Hermes(), (Tool.named("odd", "", schema, True),), "required"))
