@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import KernelFactory, kernel_text, make_kernel
 from cortexmlx.metal.rules import EVERY_KERNEL, THREADGROUP_BYTES
 from cortexmlx.metal.shape import SIMDGROUP, Rule, Shape, item_bytes

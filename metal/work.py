@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.types.arrays import IntArray
 

@@ -18,8 +18,7 @@ from cortexmlx.attention.backends import choose_backend
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.system.machine import metal_device
 

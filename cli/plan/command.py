@@ -14,9 +14,8 @@ from cortexmlx.cli.plan.text import kv_lines, line, page
 from cortexmlx.cli.terminal import console
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.quantized import quantized
 from cortexmlx.kv.sizing import Load, bytes_per_token, format_bytes, sequence_bytes
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import KVSpec, LayerGroup, quantized
 from cortexmlx.models.resolve import STARTER
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from cortexmlx.cli.planning.machine import Machine, called
 from cortexmlx.cli.planning.skeleton import Skeleton
 from cortexmlx.cli.planning.source import PlanSource
 from cortexmlx.kv import sizing
-from cortexmlx.kv.quantized import kv_form
-from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, paged
+from cortexmlx.kv.spec import ITEMSIZE, Counts, LayerGroup, kv_form, paged
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 EXPANDED = "float32, for speed on a CPU"

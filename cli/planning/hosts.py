@@ -12,8 +12,7 @@ from cortexmlx.cli.planning.machine import Machine
 from cortexmlx.cli.planning.skeleton import Skeleton, as_loaded, caches_of
 from cortexmlx.errors import HostRefused
 from cortexmlx.kv import sizing
-from cortexmlx.kv.quantized import quantized
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.kv.spec import LayerGroup, quantized
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.quantized import quantized, unquantized
 from cortexmlx.kv.sizing import row_bytes
-from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers
+from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quantized, unquantized
 from cortexmlx.models.context import UNSTATED_CONTEXT, language_configs, stated_context
 from cortexmlx.models.messages import one_line
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.selfcheck.check import Approval, check_prefill
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.reference_step import RowIndex
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 SHORT = 16

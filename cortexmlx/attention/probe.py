@@ -17,8 +17,7 @@ from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, a
 from cortexmlx.attention.paged import AttentionCall
 from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec
+from cortexmlx.kv.spec import AttentionWindow, KVSpec
 from cortexmlx.types.arrays import dtype_name
 
 _log = logging.getLogger(__name__)

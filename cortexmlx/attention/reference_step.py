@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.types.arrays import IntArray
 

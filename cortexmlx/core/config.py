@@ -10,9 +10,8 @@ from pathlib import Path
 from cortexmlx.core.adapter_registry import AdapterLimits
 from cortexmlx.core.arguments import checked_function, is_name
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.quantized import GROUP_SIZES, KV_BITS
 from cortexmlx.kv.sizing import parse_size
-from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
+from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE, GROUP_SIZES, KV_BITS
 from cortexmlx.scheduling.keep_policy import DEFAULT_FIRST, KeepPolicy
 from cortexmlx.types.progress import OnProgress
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.sizing import Load, arena_blocks, bytes_per_token, row_bytes, split_memory
-from cortexmlx.kv.spec import Counts, LayerGroup, paged
+from cortexmlx.kv.spec import AttentionWindow, Counts, LayerGroup, paged
 
 Part = tuple[LayerGroup, ...]
 """The layer groups of one rank."""

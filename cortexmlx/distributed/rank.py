@@ -25,8 +25,7 @@ from cortexmlx.execution.mode import PagedMode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.shared_choice import SharedChoice
 from cortexmlx.execution.timed_choices import choose
-from cortexmlx.kv.quantized import quantized
-from cortexmlx.kv.spec import LayerGroup, group_layers, paged
+from cortexmlx.kv.spec import LayerGroup, group_layers, paged, quantized
 from cortexmlx.models.loaded import LoadedModel, check_logits
 from cortexmlx.models.sharding.part import load_part
 from cortexmlx.models.sharding.ways import Way

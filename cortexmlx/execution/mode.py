@@ -21,7 +21,6 @@ from cortexmlx.execution.serial.sequence import COUNTED, OneSequence
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.kv.quantized import quantized, unquantized
 from cortexmlx.kv.sizing import (
     Load,
     arena_blocks,
@@ -34,7 +33,7 @@ from cortexmlx.kv.sizing import (
     tokens_that_fit,
 )
 from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged
+from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged, quantized, unquantized
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.products.choices import ProductChoices
 from cortexmlx.products.served import QuantizedProducts

@@ -6,16 +6,19 @@ few blocks, however long the sequences are.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from cortexmlx.kv.invariants import block_map
-from cortexmlx.kv.pool import BlockPool
-from cortexmlx.kv.prefix import GONE, Entry, Key, Node, PrefixCache
-from cortexmlx.kv.snapshots import Snapshots
+import numpy as np
+
+from cortexmlx.errors import KVCacheFull
+from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Node, PrefixCache
+from cortexmlx.kv.snapshots import PointOrder, Snapshots
 from cortexmlx.kv.spec import Counts, LayerGroup, of_each
-from cortexmlx.kv.window_points import WindowPoints
-from cortexmlx.stats import BlockMap
+from cortexmlx.kv.table import BlockTable, SequenceBlocks, runs_of
+from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 
 class BlockPools:
@@ -323,3 +326,411 @@ class BlockPools:
         self.points.discard(entry)
         if self.snapshots is not None:
             self.snapshots.drop_all(entry.states)
+
+
+# The blocks of one layer group: which are free, how many sequences own each block, and which are only cached.
+
+
+class BlockPool:
+    """The blocks of one layer group: an allocator, and a reference count per block in `ref_counts`, `[blocks]` int32.
+
+    A block without owners is either free or cached. The allocator counts a cached block as used. Unowned cached blocks
+    wait in one of five queues, and the first block of the first queue that is not empty is evicted next:
+
+    - `passed`: blocks that a window has passed while their sequence continues, and blocks of text that a row has
+      dropped;
+    - `transient`: blocks that only transient sequences have used;
+    - `unused`: other blocks, the least recently used first;
+    - `needed`: blocks that a resume point of a window needs, by `points`: see `WindowPoints`. One can only be evicted
+      when no point needs it any more;
+    - `pinned`: blocks whose keys are in `pins`.
+
+    A block that is the source of a copy is in `sources`, with whether it was `passed`. It is in no queue until
+    `let_go_source`.
+    """
+
+    __slots__ = (
+        *("allocator", "cached", "needed", "passed", "pinned", "pins", "points", "ref_counts", "sources", "transient"),
+        "unused",
+    )
+
+    def __init__(self, blocks: int) -> None:
+        self.allocator = KVBlockAllocator(blocks)
+        self.ref_counts = np.zeros(blocks, np.int32)
+        self.cached: dict[int, Entry] = {}
+        self.passed: OrderedDict[int, Entry] = OrderedDict()
+        self.transient: OrderedDict[int, Entry] = OrderedDict()
+        self.unused: OrderedDict[int, Entry] = OrderedDict()
+        self.needed: OrderedDict[int, Entry] = OrderedDict()
+        self.pinned: OrderedDict[int, Entry] = OrderedDict()
+        self.pins: Counter[Key] = Counter()
+        self.points: Counter[Entry] = Counter()
+        self.sources: dict[int, bool] = {}
+
+    @property
+    def evictable(self) -> int:
+        """Cached blocks without owners."""
+        return sum(map(len, self.queues))
+
+    @property
+    def queues(self) -> tuple[OrderedDict[int, Entry], ...]:
+        """The blocks that wait to be evicted, in the order of the queues."""
+        return self.passed, self.transient, self.unused, self.needed, self.pinned
+
+    @property
+    def next_to_go(self) -> Entry | None:
+        """The entry whose block would be evicted next; None if no block can be evicted. No resume point may be all that
+        keeps the others.
+        """
+        return next(iter((self.passed or self.transient or self.unused or self.pinned).values()), None)
+
+    @property
+    def owned(self) -> int:
+        """Blocks that belong to at least one sequence."""
+        return self.allocator.used_blocks - self.evictable
+
+    def share(self, table: BlockTable, block: int) -> None:
+        """Give a cached or owned block one more owner, at the end of the owner's table."""
+        self.ref_counts[block] += 1
+        self.hold(block)
+        table.blocks.append(block)
+
+    def hold(self, block: int) -> bool:
+        """Keep a cached block from being evicted. Return whether it was in `passed`."""
+        for waiting in (self.unused, self.needed, self.pinned, self.transient):
+            waiting.pop(block, None)
+        return self.passed.pop(block, None) is not None
+
+    def let_go(self, block: int, passed: bool = False) -> None:
+        """Let a held block be evicted again if it has no owner, after the blocks that are in its queue already."""
+        if not self.ref_counts[block]:
+            self._wait(block, self.passed if passed else self.unused)
+
+    def hold_source(self, block: int) -> bool:
+        """Keep a cached block unchanged until `let_go_source`, also when its owners give it up. Return False if it is
+        held already.
+        """
+        if block in self.sources:
+            return False
+        self.sources[block] = self.hold(block)
+        return True
+
+    def let_go_source(self, block: int) -> None:
+        """Let the source of a copy be evicted again: the end of `hold_source`."""
+        self.let_go(block, self.sources.pop(block))
+
+    def _wait(self, block: int, waiting: OrderedDict[int, Entry]) -> None:
+        if block in self.sources:
+            return
+        entry = self.cached[block]
+        if entry.key in self.pins:
+            waiting = self.pinned
+        elif entry.transient:
+            waiting = self.transient
+        elif entry in self.points:
+            waiting = self.needed
+        waiting[block] = entry
+
+    def need(self, entry: Entry, block: int) -> None:
+        """Keep an entry's block for one more resume point."""
+        self.points[entry] += 1
+        if self.points[entry] == 1 and not self.ref_counts[block] and self.cached.get(block) is entry:
+            self.hold(block)
+            self.let_go(block)
+
+    def need_no_more(self, entry: Entry, block: int) -> None:
+        """Keep an entry's block for one resume point less. If no other needs it, it is evicted before all others."""
+        self.points[entry] -= 1
+        if not self.points[entry]:
+            del self.points[entry]
+            if self.needed.get(block) is entry:
+                del self.needed[block]
+                self.passed[block] = entry
+
+    def extend(self, table: BlockTable, need: int, want: int) -> None:
+        """Extend a table to the end `need`, or to `want` if the run that holds the last needed block holds the others,
+        too.
+
+        The table's last run grows in place where it can; otherwise runs are added. `need` blocks more than the table
+        has must be free.
+        """
+        have = table.end
+        while have < need:
+            added: KVHandle | None = None
+            counts = tuple(dict.fromkeys((want - have, need - have)))
+            for count in counts if table.blocks else ():
+                grown = self.allocator.extend(KVHandle(table.blocks[-1], 1), count)
+                if grown is not None:
+                    added = KVHandle(grown.start + 1, count)
+                    break
+            if added is None:
+                longest = self.allocator.largest_free_run
+                added = self.allocator.allocate(next((c for c in counts if c <= longest), longest))
+            self.ref_counts[added.start : added.start + added.count] = 1
+            table.blocks.extend(range(added.start, added.start + added.count))
+            have = table.end
+
+    def give_up(self, blocks: list[int], passed: bool = False) -> int:
+        """Take one owner from each of `blocks`, which are a sequence's blocks in its order. Return how many blocks
+        became free.
+
+        A block without owners is free, or waits to be evicted if it is cached. The last block waits first, so that ends
+        of texts are evicted before beginnings. `passed` says that the sequence continues without these blocks; then the
+        first one waits first.
+        """
+        if not blocks:
+            return 0
+        self.ref_counts[blocks] -= 1
+        orphans = [b for b in blocks if not self.ref_counts[b]]
+        free = [b for b in orphans if b not in self.cached]
+        for run in runs_of(free):
+            self.allocator.free(run)
+        waiting = self.passed if passed else self.unused
+        for block in orphans if passed else reversed(orphans):
+            if block in self.cached:
+                self._wait(block, waiting)
+        return len(free)
+
+    def forget(self, block: int) -> None:
+        """Stop caching a block. It becomes free if it has no owner."""
+        self.hold(block)
+        del self.cached[block]
+        if not self.ref_counts[block]:
+            self.allocator.free(KVHandle(block, 1))
+
+    def full(self, blocks: int, block_size: int) -> KVCacheFull:
+        """Return the error for a caller who needs `blocks` more blocks."""
+        return KVCacheFull(
+            f"the KV cache is full: {blocks} more blocks of {block_size} tokens are needed, "
+            f"{self.allocator.free_blocks} of {self.allocator.total_blocks} are free; "
+            "raise the KV memory (--kv-memory) or run fewer requests at once"
+        )
+
+    def grow(self, more: int) -> None:
+        """Add `more` free blocks at the end."""
+        self.allocator.grow(more)
+        self.ref_counts = np.concatenate([self.ref_counts, np.zeros(more, np.int32)])
+
+    def shrink(self, less: int) -> None:
+        """Drop the last `less` blocks, which must be free."""
+        self.allocator.shrink(less)
+        self.ref_counts = self.ref_counts[:-less].copy()
+
+    def list_free(self) -> list[int]:
+        """Return the numbers of the free blocks."""
+        return [b for run in self.allocator.free_runs() for b in range(run.start, run.stop)]
+
+    def compact(self) -> dict[int, int]:
+        """Renumber the used blocks from 0, in their order. Return the new number of each."""
+        blocks, free = len(self.ref_counts), set(self.list_free())
+        kept = [b for b in range(blocks) if b not in free]
+        counts = np.zeros(blocks, np.int32)
+        counts[: len(kept)] = self.ref_counts[kept]
+        self.ref_counts = counts
+        self.allocator = KVBlockAllocator(blocks)
+        if kept:
+            self.allocator.allocate(len(kept))
+        moved = {old: new for new, old in enumerate(kept)}
+        self.cached = {moved[b]: entry for b, entry in self.cached.items()}
+        self.passed, self.transient, self.unused, self.needed, self.pinned = (
+            OrderedDict((moved[b], entry) for b, entry in queue.items()) for queue in self.queues
+        )
+        return moved
+
+
+# The resume points of layers with windows: places in cached texts whose windows' blocks are kept together.
+#
+# A text can begin only where the blocks of all its windows are cached, and a single one that is missing makes the
+# others useless. So blocks that no point needs are evicted first, and then one point after the other, whole. Without
+# mlx.
+
+
+Needed = tuple[tuple[int, Entry], ...]
+"""Blocks, each by its group and its entry."""
+
+
+class WindowPoints:
+    """The resume points of the windowed groups among `groups`, whose blocks are in `pools`. A point is named by the
+    entry of the last block before it. Without windows there are none.
+    """
+
+    def __init__(self, groups: Sequence[LayerGroup], pools: Sequence[BlockPool], block_size: int) -> None:
+        self._windows = {
+            g: group.spec.attention_window for g, group in enumerate(groups) if group.spec.window is not None
+        }
+        self._pools = pools
+        self._block_size = block_size
+        self._order: PointOrder[Entry] = PointOrder()
+        self._needed: dict[Entry, Needed] = {}
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, node: Node, tokens: int, spare: bool = False) -> None:
+        """Make a point after the first `tokens` tokens of a text, of which `node` has the last one. Nothing happens if
+        a block that it needs is not cached. A `spare` point begins as superseded.
+        """
+        if not self._windows or not isinstance(node, Entry) or node.transient or node.forgotten:
+            return
+        if node in self._needed:
+            if not spare:
+                self._order.use(node)
+            return
+        needed = tuple(self._seen(node, tokens))
+        if any(entry.forgotten or entry.blocks[group] == GONE for group, entry in needed):
+            return
+        self._needed[node] = needed
+        self._order.add(node, spare)
+        for group, entry in needed:
+            self._pools[group].need(entry, entry.blocks[group])
+
+    def _seen(self, last: Entry, tokens: int) -> Iterator[tuple[int, Entry]]:
+        """Yield the blocks that the token after a text's first `tokens` tokens sees, the last one first."""
+        index = (tokens - 1) // self._block_size
+        for group, window in self._windows.items():
+            node: Node = last
+            for _ in range(index - window.first_block(tokens, self._block_size) + 1):
+                assert isinstance(node, Entry), "a chain is shorter than its text"
+                yield group, node
+                node = node.parent
+
+    def discard(self, entry: Entry) -> None:
+        """Give a point up, if there is one."""
+        self._order.discard(entry)
+        for group, needed in self._needed.pop(entry, ()):
+            self._pools[group].need_no_more(needed, needed.blocks[group])
+
+    def give_way(self, group: int) -> None:
+        """Give points up, the first in their order, until a block of a group is evictable that only points kept."""
+        waiting = self._pools[group].needed
+        while waiting and not self._pools[group].passed:
+            self.discard(next(point for point in self._order if self._keeps(point, group)))
+
+    def _keeps(self, point: Entry, group: int) -> bool:
+        """Return whether a block of a group that has no owner is kept for a point."""
+        waiting = self._pools[group].needed
+        return any(g == group and waiting.get(entry.blocks[g]) is entry for g, entry in self._needed[point])
+
+    def continue_text(self, match: Match, kept: Container[int], parting: Entry | None) -> None:
+        """Order the points of a text that continues after a match: see `PointOrder.continue_text`."""
+        if self._windows:
+            size = self._block_size
+            points = [((i + 1) * size, entry) for i, entry in enumerate(match.entries) if entry in self._needed]
+            self._order.continue_text(points, kept, parting)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if a block is kept for no point, or evictable though a point needs it. For tests and
+        debug runs.
+        """
+        assert set(self._order) == self._needed.keys(), "a point is in no order, or one that is gone"
+        assert not any(point.forgotten for point in self._needed), "a point of an entry that is gone"
+        for group, pool in enumerate(self._pools):
+            counts: dict[Entry, int] = {}
+            for needed in self._needed.values():
+                for g, entry in needed:
+                    if g == group:
+                        counts[entry] = counts.get(entry, 0) + 1
+            assert counts == dict(pool.points), f"group {group}: points and what they need disagree"
+            waits = (*pool.passed.values(), *pool.unused.values())
+            assert not any(entry in counts for entry in waits), f"group {group}: a point may lose a block"
+            assert all(entry in counts for entry in pool.needed.values()), f"group {group}: no point needs a block"
+
+
+# Statistics and consistency checks of the KV cache.
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Blocks and sequences, summed over all layer groups."""
+
+    total_blocks: int
+    used_blocks: int
+    """Blocks that belong to sequences."""
+    shared_blocks: int
+    """Those of them that belong to more than one sequence."""
+    cached_blocks: int
+    """Free blocks whose content may still be used again."""
+    free_blocks: int
+    """Blocks that belong to no sequence."""
+    sequences: int
+    tokens: int
+    single_run_sequences: int
+    fragmentation: float
+
+
+def cache_stats(pools: Sequence[BlockPool], sequences: Mapping[int, SequenceBlocks]) -> CacheStats:
+    """Return the counts over all groups."""
+    entries = sequences.values()
+    used, total = sum(p.owned for p in pools), sum(p.allocator.total_blocks for p in pools)
+    return CacheStats(
+        total_blocks=total,
+        used_blocks=used,
+        shared_blocks=sum(int((p.ref_counts > 1).sum()) for p in pools),
+        cached_blocks=sum(p.evictable for p in pools),
+        free_blocks=total - used,
+        sequences=len(sequences),
+        tokens=sum(e.length for e in entries),
+        single_run_sequences=sum(e.single_run() for e in entries),
+        fragmentation=max(p.allocator.fragmentation() for p in pools),
+    )
+
+
+def block_map(block_size: int, groups: Sequence[LayerGroup], pools: Sequence[BlockPool], limits: Counts) -> BlockMap:
+    """Return the state of every block. Costs a pass over all counts and all cached blocks."""
+    pictures = []
+    for group, (layers, pool, limit) in enumerate(zip(groups, pools, limits, strict=True)):
+        states = np.minimum(pool.ref_counts, int(BlockState.SHARED)).astype(np.uint8)
+        for waiting in pool.queues:
+            blocks = np.fromiter(waiting, np.intp, len(waiting))
+            on_disk = np.fromiter((group in entry.on_disk for entry in waiting.values()), bool, len(waiting))
+            states[blocks] = np.where(on_disk, BlockState.STORED, BlockState.CACHED)
+        bytes_each = block_size * layers.bytes_per_token
+        pictures.append(GroupBlocks(len(layers.layers), layers.spec.window, bytes_each, limit, states.tobytes()))
+    return BlockMap(block_size, tuple(pictures))
+
+
+def check_invariants(
+    groups: Sequence[LayerGroup],
+    pools: Sequence[BlockPool],
+    sequences: Mapping[int, SequenceBlocks],
+    prefix: PrefixCache,
+) -> None:
+    """Raise AssertionError if counts, tables, allocators and the prefix cache disagree."""
+    block_size = prefix.block_size
+    for group, pool in enumerate(pools):
+        attention_window = groups[group].spec.attention_window
+        owners = np.zeros(len(pool.ref_counts), np.int32)
+        for seq, sequence in sequences.items():
+            table = sequence.tables[group]
+            assert len(set(table.blocks)) == len(table.blocks), f"sequence {seq} holds a block twice"
+            assert table.end * block_size >= sequence.length, f"sequence {seq} is longer than its blocks"
+            assert table.first * block_size <= attention_window.oldest(sequence.length), (
+                f"sequence {seq} lacks what it sees"
+            )
+            owners[table.blocks] += 1
+        assert (owners == pool.ref_counts).all(), f"group {group}: counts do not match the tables"
+        free, waiting = pool.list_free(), [block for queue in pool.queues for block in queue]
+        uses = pool.ref_counts.copy()
+        uses[free] += 1
+        uses[waiting] += 1
+        uses[list(pool.sources)] += 1
+        assert (uses > 0).all(), f"group {group}: blocks {np.flatnonzero(uses == 0)} are lost"
+        assert not (pool.ref_counts[free].any() or pool.ref_counts[waiting].any()), (
+            f"group {group}: a block in use may be taken"
+        )
+        assert not pool.sources.keys() & {*free, *waiting}, f"group {group}: the source of a copy may be taken"
+        assert len({*free, *waiting}) == len(free) + len(waiting), f"group {group}: a cached block is free"
+        assert all(pool.cached.get(b) is e for queue in pool.queues for b, e in queue.items()), (
+            f"group {group}: what is gone waits to go"
+        )
+        assert all(entry.transient for entry in pool.transient.values()), f"group {group}: a block goes too early"
+        last = {block for block in waiting if pool.cached[block].key in pool.pins}
+        assert last == set(pool.pinned), f"group {group}: what is pinned does not go last"
+        held = {entry.blocks[group]: entry for entry in prefix.entries if entry.blocks[group] != GONE}
+        assert len(held) == sum(entry.blocks[group] != GONE for entry in prefix.entries), "a block has two entries"
+        assert pool.cached == held, f"group {group}: a cached block does not lead to its entry"
+        if attention_window.tokens is None:
+            assert len(held) == len(prefix), f"group {group}: an entry has no block"
+    hollow = [entry for entry in prefix.entries if set(entry.blocks) == {GONE}]
+    assert all(entry.children for entry in hollow), "an entry without blocks leads nowhere"
+    prefix.check_invariants()

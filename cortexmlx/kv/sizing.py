@@ -15,12 +15,12 @@ from numbers import Real
 from operator import mul
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.spec import (
     DEFAULT_BLOCK_SIZE,
     LONG_TAIL_COLUMNS,
     LONG_TAIL_ROWS,
     TAIL_COLUMNS,
+    AttentionWindow,
     Counts,
     LayerGroup,
 )

@@ -8,10 +8,14 @@ number is at the limit, the first in the `PointOrder` is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Generic, TypeVar
 
-from cortexmlx.kv.resume_points import PointOrder
+from cortexmlx.kv.prefix import Entry, Match, common_length, predecessor
+from cortexmlx.kv.table import SequenceBlocks
 
 Row = tuple[int, int]
 """Names a row's state: its job, and the job's generation when it got the row."""
@@ -151,3 +155,311 @@ class Snapshots:
         assert hanging == known, "a snapshot hangs elsewhere than is known"
         assert sum(map(len, homes)) == len(known) <= self.most, "a snapshot hangs twice, or there are too many"
         assert set(self.order) == known.keys(), "a snapshot is in no order, or one that is gone"
+
+
+# Where a cached text can be continued: before any missing block, and for recurrent layers at a snapshot. And which of
+# these places are given up first, when there is no room for all.
+
+
+Point = TypeVar("Point", bound=Hashable)
+
+FindMissing = Callable[[Match, int], int | None]
+"""Given a match and a number of tokens: return the index of a missing block that the token after these tokens sees;
+None if no such block is missing.
+"""
+
+_CHILDREN_LOOKED_AT = 16
+"""How many successors of a block that have snapshots are compared, the newest first."""
+
+
+def at_snapshots(match: Match, rest: Sequence[int], block_size: int) -> Iterator[Match]:
+    """Yield the parts of a match that end at a snapshot, the longest first, and at last the empty part. `rest` has the
+    tokens after the full blocks of the match: at most a block, and at most as many as may come from the cache.
+    """
+    found = [(place, e) for e in _with_snapshots(match) for place in _places(e, common_length(e.tokens, rest))]
+    for place, partial in sorted(found, key=lambda each: each[0], reverse=True):
+        yield replace(match, partial=partial, partial_tokens=place, snapshot=partial.states[place])
+    for index in range(len(match.entries) - 1, -1, -1):
+        entry = match.entries[index]
+        for place in _places(entry, block_size):
+            if place == block_size:
+                yield _cut(match, index + 1, None, 0, entry.states[place])
+            else:
+                yield _cut(match, index, entry, place, entry.states[place])
+    yield _cut(match, 0, None, 0, None)
+
+
+def at_block_ends(match: Match, block_size: int) -> Iterator[Match]:
+    """Yield the parts of a match that end at a snapshot at the end of a block, the longest first, and at last the empty
+    part.
+    """
+    for index in range(len(match.entries) - 1, -1, -1):
+        snapshot = match.entries[index].states.get(block_size)
+        if snapshot is not None:
+            yield _cut(match, index + 1, None, 0, snapshot)
+    yield _cut(match, 0, None, 0, None)
+
+
+def whole_blocks(match: Match) -> Match:
+    """Return a match without its partial block."""
+    return _cut(match, len(match.entries), None, 0, None)
+
+
+def without_missing_blocks(match: Match, find_missing: FindMissing, block_size: int) -> Match:
+    """Return the longest part of a match at whose end no block is missing, for models without states. That is all of
+    it, or some of its full blocks.
+
+    All parts that end after a missing block, and see it, are skipped at once: the next candidate ends before that
+    block. Only the result is made, so a long match that lacks its windows' blocks costs no more than it took to find.
+    """
+    tokens = end = match.tokens(block_size)
+    while (gone := find_missing(match, end)) is not None:
+        end = gone * block_size
+    return match if end == tokens else _cut(match, end // block_size, None, 0, None)
+
+
+def _cut(match: Match, blocks: int, partial: Entry | None, tokens: int, snapshot: int | None) -> Match:
+    return replace(match, entries=match.entries[:blocks], partial=partial, partial_tokens=tokens, snapshot=snapshot)
+
+
+def _places(entry: Entry, most: int) -> list[int]:
+    """Return the places of an entry's snapshots up to `most`, the last first."""
+    return sorted((place for place in entry.states if place <= most), reverse=True)
+
+
+def _with_snapshots(match: Match) -> Iterator[Entry]:
+    return islice((e for e in reversed(match.last.children.values()) if e.states), _CHILDREN_LOOKED_AT)
+
+
+_SHORT = 8
+"""A point goes late if the text before it, back to the next point, is at least this part of the text after it."""
+
+
+class PointOrder(Generic[Point]):
+    """In which order resume points are given up: first those that their text has *superseded* by later ones, then the
+    others, then pinned ones. The least recently used goes first.
+
+    So a long loop of calls gives up its own older rounds before it takes the place of another conversation.
+    """
+
+    def __init__(self) -> None:
+        self._superseded: OrderedDict[Point, None] = OrderedDict()
+        self._current: OrderedDict[Point, None] = OrderedDict()
+        self._pinned: set[Point] = set()
+
+    def __len__(self) -> int:
+        return len(self._superseded) + len(self._current)
+
+    def __iter__(self) -> Iterator[Point]:
+        """Yield the points in the order in which they go."""
+        each = (*self._superseded, *self._current)
+        yield from (point for point in each if point not in self._pinned)
+        yield from (point for point in each if point in self._pinned)
+
+    @property
+    def some_superseded(self) -> bool:
+        """Whether a superseded point goes next."""
+        return any(point not in self._pinned for point in self._superseded)
+
+    def add(self, point: Point, spare: bool) -> None:
+        """Add a point as the most recently used one; one that is `spare` begins as superseded."""
+        (self.supersede if spare else self.use)(point)
+
+    def use(self, point: Point) -> None:
+        """Add a point, or mark it as the most recently used one."""
+        self._superseded.pop(point, None)
+        self._current[point] = None
+        self._current.move_to_end(point)
+
+    def supersede(self, point: Point) -> None:
+        """Add a superseded point, or mark it as the one that was superseded last."""
+        self._current.pop(point, None)
+        self._superseded[point] = None
+        self._superseded.move_to_end(point)
+
+    def discard(self, point: Point) -> None:
+        """Remove a point, if it is there."""
+        self._current.pop(point, None)
+        self._superseded.pop(point, None)
+        self._pinned.discard(point)
+
+    def pin(self, point: Point) -> None:
+        """Give a point up after all others."""
+        self._pinned.add(point)
+
+    def unpin(self, point: Point) -> None:
+        """Undo `pin`."""
+        self._pinned.discard(point)
+
+    def continue_text(self, points: Sequence[tuple[int, Point]], kept: Container[int], shared: Point | None) -> None:
+        """Supersede the points of a text that now continues from the last of them. `points` are all of them in order,
+        each with its place.
+
+        The last point stays, and those at the places `kept`, and `shared`, where other texts part from this one. Of the
+        others, those go last that leave the least to compute again: each is twice as far from the end as the one after
+        it, or has a long text before it.
+        """
+        end, spacing = points[-1][0] if points else 0, 0
+        for index in range(len(points) - 1, -1, -1):
+            place, point = points[index]
+            before, distance = points[index - 1][0] if index else 0, end - place
+            if not distance or place in kept or point == shared:
+                self.use(point)
+            elif distance >= 2 * spacing or _SHORT * (place - before) >= distance:
+                self.supersede(point)
+                spacing = distance
+            elif point in self._current:
+                self.supersede(point)
+                self._superseded.move_to_end(point, last=False)
+
+
+def parting(match: Match, block_size: int) -> Entry | None:
+    """Return the first block of a match after which cached texts part; None if there is no such block."""
+    for entry in match.entries:
+        if len(entry.children) > 1 and sum(len(e.tokens) == block_size for e in entry.children.values()) > 1:
+            return entry
+    return None
+
+
+# The snapshots of recurrent states that sequences and cached blocks own. Without mlx.
+
+
+class SequenceStates:
+    """The recurrent states of a `KVCache`. `sequences` are the cache's.
+
+    Without `snapshots` the model has no recurrent states. Then a text can begin wherever its keys and values are
+    cached, and these methods do nothing.
+    """
+
+    def __init__(self, block_size: int, snapshots: Snapshots | None, sequences: Mapping[int, SequenceBlocks]) -> None:
+        self.snapshots = snapshots
+        self._sequences = sequences
+        self._block_size = block_size
+
+    @property
+    def needed(self) -> bool:
+        """Whether the model has states."""
+        return self.snapshots is not None
+
+    def take(self, cuts: tuple[Save, ...] = ()) -> StateOps:
+        """Return what the next step must do with states: see `Snapshots.take`."""
+        return NOTHING if self.snapshots is None else self.snapshots.take(cuts)
+
+    def resume_point(self, match: Match, tokens: Sequence[int], max_tokens: int, find_missing: FindMissing) -> Match:
+        """Return the longest part of a match of `tokens` at whose end a sequence can begin: no block that it sees is
+        missing, and a state exists if the model needs one.
+        """
+        if self.snapshots is None:
+            return without_missing_blocks(match, find_missing, self._block_size)
+        rest = tokens[match.chain : min(match.chain + self._block_size, max_tokens)]
+        return self._first(at_snapshots(match, rest, self._block_size), find_missing)
+
+    def resume_point_of_blocks(self, match: Match, find_missing: FindMissing) -> Match:
+        """Return the longest such part without a partial block."""
+        if self.snapshots is None:
+            return without_missing_blocks(whole_blocks(match), find_missing, self._block_size)
+        return self._first(at_block_ends(match, self._block_size), find_missing)
+
+    def _first(self, parts: Iterator[Match], find_missing: FindMissing) -> Match:
+        return next(part for part in parts if find_missing(part, part.tokens(self._block_size)) is None)
+
+    def begin(self, sequence: SequenceBlocks, match: Match | None, taken_over: Entry | None) -> None:
+        """Begin a sequence, with a match if there is one. `taken_over` is the removed entry whose block the sequence
+        has taken over. Snapshots within the matched tokens move to the sequence.
+        """
+        if self.snapshots is None or match is None:
+            return
+        sequence.snapshot = match.snapshot
+        if taken_over is not None:
+            begin = sequence.length - match.partial_tokens
+            for place in [place for place in taken_over.states if place <= match.partial_tokens]:
+                self.snapshots.move(taken_over.states, place, sequence.states, begin + place)
+            self.snapshots.drop_all(taken_over.states)
+
+    def fork(self, source: SequenceBlocks, sequence: SequenceBlocks) -> None:
+        """Begin `sequence` as a copy of the beginning of `source`."""
+        if self.snapshots is not None and sequence.length:
+            sequence.snapshot = self._at(source, sequence.length)
+
+    def can_fork(self, seq: int, tokens: int) -> bool:
+        """Return whether a copy of a sequence's first `tokens` tokens has the state that it needs."""
+        return self.snapshots is None or not tokens or self._at(self._sequences[seq], tokens) is not None
+
+    def attach(self, sequence: SequenceBlocks, entry: Entry | None, index: int) -> None:
+        """Move the snapshots of a sequence's block at `index` to the block's entry, because the block is cached now."""
+        begin = index * self._block_size
+        if self.snapshots is None or entry is None:
+            return
+        for place in [p for p in sequence.states if begin < p <= begin + len(entry.tokens)]:
+            self.snapshots.move(sequence.states, place, entry.states, place - begin)
+
+    def drop(self, states: dict[int, int]) -> None:
+        """Drop the snapshots of a sequence or an entry that is removed."""
+        if self.snapshots is not None:
+            self.snapshots.drop_all(states)
+
+    def make(self, seq: int, tokens: int, spare: bool = False) -> int | None:
+        """Return a new snapshot after a sequence's first `tokens` tokens. The caller must have the state kept. None if
+        no snapshot is to be made. `spare` is that of `Snapshots.make`.
+        """
+        assert self.snapshots is not None
+        home, place = self._home_of(self._sequences[seq], tokens)
+        return None if home is None else self.snapshots.make(home, place, spare)
+
+    def use(self, seq: int, tokens: int) -> None:
+        """Mark the snapshot after a sequence's first `tokens` tokens as used, if there is one."""
+        snapshot = None if self.snapshots is None else self._at(self._sequences[seq], tokens)
+        if self.snapshots is not None and snapshot is not None:
+            self.snapshots.order.use(snapshot)
+
+    def continue_text(self, match: Match, kept: Container[int], parting: Entry | None) -> None:
+        """Order the snapshots of a text that continues after a match: see `PointOrder.continue_text`."""
+        if self.snapshots is None:
+            return
+        size, points = self._block_size, []
+        for index, entry in enumerate(match.entries):
+            points += [(index * size + place, entry.states[place]) for place in sorted(entry.states)]
+        if match.partial is not None:
+            states = match.partial.states
+            begin = len(match.entries) * size
+            points += [(begin + place, states[place]) for place in sorted(states) if place <= match.partial_tokens]
+        self.snapshots.order.continue_text(points, kept, None if parting is None else parting.states.get(size))
+
+    def enter(self, row: Row, seq: int) -> None:
+        """Give a sequence's row the state of the snapshot that the sequence begins with."""
+        sequence = self._sequences[seq]
+        if self.snapshots is not None and sequence.snapshot is not None:
+            self.snapshots.begin(row, sequence.length, sequence.snapshot)
+
+    def leave(self, row: Row, seq: int, kept: int) -> None:
+        """End a sequence's row. Its state after `kept` tokens is kept, unless `kept` is 0."""
+        if self.snapshots is None:
+            return
+        snapshot = self.make(seq, kept) if kept else None
+        if snapshot is not None:
+            self.snapshots.save(row, kept, snapshot)
+        self.snapshots.end(row)
+
+    def _at(self, sequence: SequenceBlocks, tokens: int) -> int | None:
+        home, place = self._home_of(sequence, tokens)
+        return None if home is None else home.get(place)
+
+    def _home_of(self, sequence: SequenceBlocks, tokens: int) -> tuple[dict[int, int] | None, int]:
+        """Return the home of a snapshot after a sequence's first `tokens` tokens, and its place there.
+
+        The home is None if the block belongs to another entry with the same tokens, and has been evicted.
+        """
+        index = (tokens - 1) // self._block_size
+        if index >= sequence.registered:
+            return sequence.states, tokens
+        entry = predecessor(sequence.parent, sequence.registered - 1 - index)
+        assert isinstance(entry, Entry)
+        return None if entry.forgotten else entry.states, tokens - index * self._block_size
+
+    def check_invariants(self, of_entries: Sequence[dict[int, int]]) -> None:
+        """Raise AssertionError unless every snapshot belongs to an entry or a sequence. For tests and debug runs."""
+        every = [*of_entries, *(sequence.states for sequence in self._sequences.values())]
+        if self.snapshots is None:
+            assert not any(every), "snapshots of a model without states"
+        else:
+            self.snapshots.check_invariants(every)

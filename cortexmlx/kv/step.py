@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.types.arrays import IntArray
 
 

@@ -8,8 +8,7 @@ from cortexmlx.disk.tier import DiskLoad, PieceLoad
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, Match, Salt
-from cortexmlx.kv.resume_points import whole_blocks
-from cortexmlx.kv.snapshots import Save
+from cortexmlx.kv.snapshots import Save, whole_blocks
 from cortexmlx.kv.step import BlockCopy
 from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job

@@ -16,8 +16,7 @@ from cortexmlx.attention.metal_prefill import PrefillStep
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising

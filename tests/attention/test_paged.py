@@ -12,8 +12,7 @@ import pytest
 from cortexmlx.attention.paged import Derived, PagedKV, paged_attention
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 
 STEP = GroupStep(np.zeros((0, 0), np.int32), np.zeros(0, np.int32), (), (), AttentionWindow())

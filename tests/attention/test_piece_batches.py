@@ -16,8 +16,7 @@ from cortexmlx.attention.piece_batches import SHORT, CutPieces, is_short
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from support.kernels.attention_case import Case
 

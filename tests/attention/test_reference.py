@@ -18,8 +18,7 @@ from cortexmlx.attention.reference import attend
 from cortexmlx.attention.softmax import Softmax
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from support.kernels.attention_case import TOLERANCE, Case, softmax_attention
 

@@ -14,8 +14,7 @@ from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, only_blocks
 from cortexmlx.metal.lab import sim
 from support.kernels.paged_problem import NONE, TOLERANCE, Options, Row, answer, error, random_rows, to_mlx, variant

@@ -13,8 +13,7 @@ from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena, Quantization, Slab
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 

@@ -10,8 +10,7 @@ from cortexmlx.attention.paged import PagedKV
 from cortexmlx.attention.reference import attend
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 SIZE, BLOCKS, HEADS = 4, 6, 2

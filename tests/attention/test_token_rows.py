@@ -14,8 +14,7 @@ from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.attention.token_rows import FEW, TokenRows
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 from support.kernels.paged_problem import TOLERANCE, error

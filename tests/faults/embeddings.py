@@ -9,7 +9,7 @@ from tests.faults.planted import Fault
 JOB, BUILDER = "cortexmlx/scheduling/job.py", "cortexmlx/scheduling/builder.py"
 RUNNING, ADMISSION = "cortexmlx/scheduling/running.py", "cortexmlx/scheduling/admission.py"
 SCHEDULER, SHORTAGE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/shortage.py"
-CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/pool.py", "cortexmlx/kv/pools.py"
+CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/pools.py", "cortexmlx/kv/pools.py"
 KEPT, ROWS = "cortexmlx/execution/kept_states.py", "cortexmlx/execution/logit_rows.py"
 REQUESTS, ANSWERS = "cortexmlx/core/open_requests.py", "cortexmlx/core/answers.py"
 TEXTS, CALLS = "cortexmlx/core/embedding/texts.py", "cortexmlx/core/embedding/calls.py"

@@ -16,7 +16,7 @@ PREFILL, PREFILL_ENTRY = "metal/shaders/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
 LAYER_KEY = "cortexmlx/attention/choices/layer.py"
-BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/attention_window.py"
+BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/spec.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 _CAP = "        score[s] = softcap * precise::tanh(score[s] / softcap);\n"

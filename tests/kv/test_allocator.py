@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.bench.studies import allocator as bench
 from cortexmlx.errors import CortexError, KVBlockError, KVCacheFull
 from cortexmlx.kv import allocator as allocator_module
-from cortexmlx.kv import freeruns as freeruns_module
+from cortexmlx.kv import allocator as freeruns_module
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 
 

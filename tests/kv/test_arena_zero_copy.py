@@ -19,8 +19,7 @@ from cortexmlx.attention.paged import PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.scheduling.plan import SCRATCH_SLOT
 from cortexmlx.types.request import RequestState

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec
+from cortexmlx.kv.spec import AttentionWindow, KVSpec
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import Load, arena_blocks
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.scheduling.plan import StepKind
 from support.scheduling.stage import Stage
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 
 from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 
 SIZE = 4
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.kv.freeruns import NONE, FreeRuns
+from cortexmlx.kv.allocator import NONE, FreeRuns
 
 LENGTHS = st.one_of(st.integers(1, 6), st.integers(1020, 1030), st.sampled_from([2047, 2048, 5000]))
 """Also across the groups of 1,024 neighbouring lengths."""

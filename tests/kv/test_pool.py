@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.kv.pool import BlockPool
+from cortexmlx.kv.pools import BlockPool
 from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.table import BlockTable
 

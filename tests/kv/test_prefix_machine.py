@@ -14,11 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cortexmlx.disk.tier import DiskTier
 from cortexmlx.errors import KVCacheFull
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
 from support.scheduling.blocks import check_block_map
 

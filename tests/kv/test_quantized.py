@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.kv.quantized import kv_form, quantized
 from cortexmlx.kv.sizing import tokens_that_fit
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import KVSpec, LayerGroup, kv_form, quantized
 
 
 def groups_of(*dims: int, dtype: str = "float16") -> tuple[LayerGroup, ...]:

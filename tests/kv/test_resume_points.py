@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cortexmlx.kv import resume_points
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv import snapshots as resume_points
 from cortexmlx.kv.prefix import Entry, Match, PrefixCache
-from cortexmlx.kv.resume_points import at_block_ends, at_snapshots, whole_blocks, without_missing_blocks
+from cortexmlx.kv.snapshots import at_block_ends, at_snapshots, whole_blocks, without_missing_blocks
+from cortexmlx.kv.spec import AttentionWindow
 
 SIZE = 4
 TEXT = list(range(100, 120))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import (
@@ -34,7 +33,7 @@ from cortexmlx.kv.sizing import (
     tail_bytes,
     tokens_that_fit,
 )
-from cortexmlx.kv.spec import BLOCK_SIZES, TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import BLOCK_SIZES, TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 
 
 def group(layers: int, kv_heads: int, key: int, value: int, window: int | None = None, state: int = 0) -> LayerGroup:

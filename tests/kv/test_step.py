@@ -12,7 +12,7 @@ from hypothesis import given
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep, PrefillPiece, only_blocks
 
 SIZE, NULL = 4, 900

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep, only_blocks
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim

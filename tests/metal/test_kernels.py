@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, kernel_text
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import NARROW, PREFILL_VARIANTS, PrefillKernel, PrefillVariant, refusal, why_ours

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list
 

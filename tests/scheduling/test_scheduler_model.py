@@ -11,13 +11,12 @@ import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.kv.spec import TAIL_COLUMNS
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow
 from cortexmlx.scheduling import placement
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job

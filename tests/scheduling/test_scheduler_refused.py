@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from tests.scheduling.test_scheduler_model import SchedulerMachine
 
 

@@ -13,12 +13,11 @@ from unittest import mock
 import pytest
 
 from cortexmlx.disk.tier import STATE
-from cortexmlx.kv.attention_window import AttentionWindow
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.scheduling import step_memory
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.attention.alibi import alibi_slopes
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.kernels import DecodeInputs
 from cortexmlx.metal.prefill import PrefillInputs, PrefillVariant

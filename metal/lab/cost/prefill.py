@@ -15,8 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import ITEMSIZE
+from cortexmlx.kv.spec import ITEMSIZE, AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.compare.mlx_prefill import steel_attention

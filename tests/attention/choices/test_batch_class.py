@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cortexmlx.attention.choices.batch_class import ROWS, TOKENS, BatchClass, classes
 from cortexmlx.attention.paged import Derived
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep
 
 EVERYTHING = AttentionWindow()

@@ -17,8 +17,7 @@ from cortexmlx.attention.choices.ways import PLAIN, Way
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 SPEC = KVSpec(2, 8, 8, "float32")

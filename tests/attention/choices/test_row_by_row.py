@@ -16,8 +16,7 @@ from cortexmlx.attention.choices.decode import ReferenceAttention
 from cortexmlx.attention.paged import PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 
 BLOCK, HEADS, GROUP, DIM = 8, 2, 3, 32

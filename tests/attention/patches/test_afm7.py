@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention.probe import probe
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver
 from support.engine.logits import answers_with_logits, mlx_lms_logits

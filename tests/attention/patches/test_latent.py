@@ -23,8 +23,7 @@ from cortexmlx.attention.patches import latent
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 HIDDEN, HEADS, RANK, ROPE, NOPE, VALUE, BLOCK = 24, 4, 16, 4, 8, 6, 8

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.cost.prefill import END, FIRST, PrefillCost, count, ours, squares, steel, table, unfused
 from cortexmlx.metal.prefill import PrefillVariant, why_ours

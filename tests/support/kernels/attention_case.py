@@ -11,8 +11,7 @@ import numpy as np
 from cortexmlx.attention.paged import Attend, PagedKV, paged_attention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
+from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 
 TOLERANCE = {"float32": 2e-5, "float16": 6e-3, "bfloat16": 5e-2}

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.attention_window import AttentionWindow
+from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import prefill_list

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cortexmlx.kv.attention_window import AttentionWindow
-from cortexmlx.kv.spec import KVSpec, LayerGroup
+from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 
 ALL = AttentionWindow()
 REACHES: list[list[AttentionWindow]] = [
