@@ -15,7 +15,7 @@ from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pins import Pins
-from cortexmlx.scheduling.gate import AHEAD
+from cortexmlx.scheduling.decode_window import AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.speculation import Speculation

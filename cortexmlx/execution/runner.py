@@ -35,8 +35,7 @@ from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.products.served import QuantizedProducts
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.step_memory import prepare
+from cortexmlx.scheduling.plan import StepKind, StepPlan, prepare
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.sampling_params import LogitsProcessor
 

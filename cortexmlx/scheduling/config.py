@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cortexmlx.scheduling.in_flight_prefixes import WORTH_WAITING
+from cortexmlx.scheduling.admission import WORTH_WAITING
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 
 

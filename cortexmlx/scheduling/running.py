@@ -10,9 +10,8 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, Match, Salt
 from cortexmlx.kv.snapshots import Save, whole_blocks
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.shortage import fit
+from cortexmlx.scheduling.shortage import Backoff, fit
 from cortexmlx.types.request import RequestState
 
 _FIRST_SPARE = 256

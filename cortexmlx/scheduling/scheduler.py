@@ -20,17 +20,14 @@ from dataclasses import replace
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.scheduling import drafts
 from cortexmlx.scheduling.admission import Admission
-from cortexmlx.scheduling.backoff import Backoff, GrowthRetry
-from cortexmlx.scheduling.builder import StepBuilder
+from cortexmlx.scheduling.builder import ScheduledTokens, StepBuilder
 from cortexmlx.scheduling.config import SchedulerConfig
-from cortexmlx.scheduling.decode_window import DecodeWindow
-from cortexmlx.scheduling.gate import Gate
+from cortexmlx.scheduling.decode_window import DecodeWindow, Gate
 from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken, by_adapter
 from cortexmlx.scheduling.latency import CostModel, share
-from cortexmlx.scheduling.placement import ScheduledTokens
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
-from cortexmlx.scheduling.shortage import Limits, end_all
+from cortexmlx.scheduling.shortage import Backoff, GrowthRetry, Limits, end_all
 from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -12,14 +12,13 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import Key, common_length
 from cortexmlx.kv.spec import TAIL_COLUMNS
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.scheduling.backoff import Backoff
-from cortexmlx.scheduling.builder import StepBuilder
+from cortexmlx.scheduling.builder import ScheduledTokens, StepBuilder
 from cortexmlx.scheduling.decode_window import DecodeWindow
 from cortexmlx.scheduling.drafts import in_vocabulary
 from cortexmlx.scheduling.job import Job, JobId
-from cortexmlx.scheduling.placement import ScheduledTokens
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
+from cortexmlx.scheduling.shortage import Backoff
 from cortexmlx.speculation.drafter import Draft
 from cortexmlx.types.request import QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams

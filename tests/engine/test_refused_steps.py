@@ -12,8 +12,8 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import OutOfMemory
-from cortexmlx.scheduling.backoff import STEPS_TO_RELAX
 from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.scheduling.shortage import STEPS_TO_RELAX
 from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.planted import TEXT, Day, Kind, Plan

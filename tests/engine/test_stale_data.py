@@ -124,7 +124,7 @@ def test_poison_beside_a_long_tail_changes_no_answer(tiny: Any, monkeypatch: pyt
 
 def test_a_reader_of_stale_slots_is_caught(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same poison under an engine that forgets to zero the rest of the blocks it opens."""
-    import cortexmlx.scheduling.placement as placement
+    import cortexmlx.scheduling.builder as placement
 
     Driver(tiny("llama")).answers([tokens_of(12), tokens_of(5)], 20)
     monkeypatch.setattr(placement, "_opened_rest", lambda *_: placement.EMPTY)

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from cortexmlx.scheduling import placement
+from cortexmlx.scheduling import builder as placement
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement
 from support.models.tiny import tokens_of

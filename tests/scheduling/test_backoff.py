@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.scheduling.backoff import MOST_STEPS, STEPS_TO_RELAX, Backoff, GrowthRetry
 from cortexmlx.scheduling.latency import LEAST_PIECE
+from cortexmlx.scheduling.shortage import MOST_STEPS, STEPS_TO_RELAX, Backoff, GrowthRetry
 
 
 def good_steps(backoff: Backoff, count: int) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from cortexmlx.scheduling.client_queues import ClientQueues
-from cortexmlx.scheduling.fair_share import FairShare
+from cortexmlx.scheduling.fair_share import ClientQueues, FairShare
 from cortexmlx.scheduling.job import Job
 from support.scheduling.requests import job_of
 

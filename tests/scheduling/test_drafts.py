@@ -12,8 +12,8 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.scheduling.config import SchedulerConfig
+from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
-from cortexmlx.scheduling.gate import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind
 from cortexmlx.scheduling.scheduler import Scheduler

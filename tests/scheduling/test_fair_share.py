@@ -10,8 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cortexmlx.scheduling.client_queues import ClientQueues
-from cortexmlx.scheduling.fair_share import ADVANCE, QUANTUM, FairShare
+from cortexmlx.scheduling.fair_share import ADVANCE, QUANTUM, ClientQueues, FairShare
 from cortexmlx.scheduling.job import Job
 from support.scheduling.requests import job_of
 

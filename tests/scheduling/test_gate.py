@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.scheduling.config import SchedulerConfig
-from cortexmlx.scheduling.gate import Drain
+from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler

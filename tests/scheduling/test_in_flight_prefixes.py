@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.kv.prefix import Match, Node
-from cortexmlx.scheduling.in_flight_prefixes import InFlightPrefixes
+from cortexmlx.scheduling.admission import InFlightPrefixes
 from cortexmlx.types.request import RequestState
 from support.scheduling.requests import job_of
 from support.scheduling.stage import Stage

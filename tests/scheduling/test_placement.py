@@ -15,9 +15,9 @@ from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.shape import PARTITION
-from cortexmlx.scheduling import placement
+from cortexmlx.scheduling import builder as placement
+from cortexmlx.scheduling.builder import arena_writes, flush_of, group_steps
 from cortexmlx.scheduling.job import Job, Lane
-from cortexmlx.scheduling.placement import arena_writes, flush_of, group_steps
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, ArenaWrite
 from support.scheduling.requests import job_of
 

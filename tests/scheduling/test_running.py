@@ -12,9 +12,9 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.backoff import Backoff
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.running import RunningSet, can_fork
+from cortexmlx.scheduling.shortage import Backoff
 from cortexmlx.types.request import RequestState
 from support.scheduling.requests import job_of
 

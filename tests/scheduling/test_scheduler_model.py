@@ -17,7 +17,7 @@ from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow
-from cortexmlx.scheduling import placement
+from cortexmlx.scheduling import builder as placement
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy

@@ -18,7 +18,7 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
-from cortexmlx.scheduling import step_memory
+from cortexmlx.scheduling import plan as step_memory
 from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan

@@ -19,7 +19,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import GONE, Entry, Node
 from cortexmlx.kv.step import BlockCopy, GroupStep
-from cortexmlx.scheduling import step_memory
+from cortexmlx.scheduling import plan as step_memory
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler

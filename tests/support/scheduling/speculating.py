@@ -14,7 +14,7 @@ from itertools import pairwise
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.scheduling.config import SchedulerConfig
-from cortexmlx.scheduling.gate import Drain
+from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.scheduling.gate import Drain
+from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.types.request import Completion

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.scheduling.gate import Drain
+from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.request import Completion
