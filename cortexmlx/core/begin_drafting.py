@@ -8,8 +8,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.draft_model import DraftModel
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.speculation.drafter import Drafter
-from cortexmlx.speculation.forced import ForcedDrafter
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.speculation.suffix import SuffixDrafter
 

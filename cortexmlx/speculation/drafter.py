@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,3 +52,26 @@ class SlowDrafter(Drafter, Protocol):
         """Return about how long it takes to guess `tokens` tokens for each of `rows` rows; None if that is not
         known.
         """
+
+
+# ForcedDrafter: the tokens that a grammar forces, which are never wrong. Without mlx.
+
+
+class ForcedDrafter:
+    """Drafts what must come next. `forced(job)` returns these tokens; often there are none."""
+
+    name = "forced"
+
+    def __init__(self, forced: Callable[[Job], Sequence[int]]) -> None:
+        self._forced = forced
+
+    def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
+        """See `Drafter`."""
+        runs = [self._forced(job)[:budget] for job in jobs]
+        return [Draft(run, certain=True) if run else None for run in runs]
+
+    def end(self, job: Job) -> None:
+        """See `Drafter`."""
+
+    def forget(self) -> None:
+        """See `Drafter`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-COSTS, PURSE = "cortexmlx/speculation/costs.py", "cortexmlx/speculation/purse.py"
-CHANCES, LENGTHS = "cortexmlx/speculation/chances.py", "cortexmlx/speculation/lengths.py"
-LEDGER, SPECULATION = "cortexmlx/speculation/time_ledger.py", "cortexmlx/speculation/speculation.py"
+COSTS, PURSE = "cortexmlx/speculation/costs.py", "cortexmlx/speculation/costs.py"
+CHANCES, LENGTHS = "cortexmlx/speculation/speculation.py", "cortexmlx/speculation/speculation.py"
+LEDGER, SPECULATION = "cortexmlx/speculation/costs.py", "cortexmlx/speculation/speculation.py"
 LATENCY = "cortexmlx/scheduling/latency.py"
 
 TESTS = ("speculation", "scheduling/test_latency.py", "scheduling/test_drafts.py")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-DRAFTER, PLACES = "cortexmlx/speculation/suffix.py", "cortexmlx/speculation/places.py"
-TEXTS = "cortexmlx/speculation/texts.py"
+DRAFTER, PLACES = "cortexmlx/speculation/suffix.py", "cortexmlx/speculation/suffix.py"
+TEXTS = "cortexmlx/speculation/suffix.py"
 
 TESTS = ("speculation/test_suffix.py", "speculation/test_places.py", "speculation/test_texts.py")
 """The tests that judge these faults."""

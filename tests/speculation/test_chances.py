@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.speculation.chances import PRIOR, Chances, Ratio, streak_class
+from cortexmlx.speculation.speculation import PRIOR, Chances, Ratio, streak_class
 
 SOURCE, OTHER = ("suffix", 1), ("suffix", 2)
 ONE, TWO = JobId(1), JobId(2)

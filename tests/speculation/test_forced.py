@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.speculation.drafter import Draft
-from cortexmlx.speculation.forced import ForcedDrafter
+from cortexmlx.speculation.drafter import Draft, ForcedDrafter
 from support.scheduling.requests import job_of
 
 

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.speculation.lengths import choose
+from cortexmlx.speculation.speculation import choose
 
 ROW = st.lists(st.floats(0, 1), max_size=4).map(lambda each: list(accumulate(each, mul)))
 COSTS = [*((each - 49) / 49 for each in (89, 116, 94, 106, 119, 119, 120)), *([2.2] * 7), 121 / 49]

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.speculation.places import ORDER, WAYS, PlaceTable, new_hash_key, offset_of, text_of
+from cortexmlx.speculation.suffix import ORDER, WAYS, PlaceTable, new_hash_key, offset_of, text_of
 
 KEY = (0x67D4EB2F, 0x565667B1)
 

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cortexmlx.speculation.purse import CAP, FILL, Purse
+from cortexmlx.speculation.costs import CAP, FILL, Purse
 
 STEPS = st.lists(
     st.tuples(st.floats(0, 30), st.floats(0, 1), st.integers(1, 40)),

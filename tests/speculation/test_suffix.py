@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.speculation.places import ORDER, WAYS, PlaceTable
-from cortexmlx.speculation.suffix import EARLIER, INDEXED_AT_ONCE, NEAR, OWN, RESUMED, SuffixDrafter
-from cortexmlx.speculation.texts import LONGEST
+from cortexmlx.speculation.suffix import (
+    EARLIER,
+    INDEXED_AT_ONCE,
+    LONGEST,
+    NEAR,
+    ORDER,
+    OWN,
+    RESUMED,
+    WAYS,
+    PlaceTable,
+    SuffixDrafter,
+)
 from support.scheduling.requests import job_of
 
 

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.speculation.texts import LONGEST, Shelf, Text, Texts
+from cortexmlx.speculation.suffix import LONGEST, Shelf, Text, Texts
 
 
 def stored(shelf: Shelf) -> int:

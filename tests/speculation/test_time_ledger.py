@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.speculation.purse import FILL, START
-from cortexmlx.speculation.time_ledger import UNSEEN
+from cortexmlx.speculation.costs import FILL, START, UNSEEN
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
 
