@@ -58,7 +58,7 @@ def cache(
 def is_store(folder: Path) -> bool:
     """Return whether the folder has a file of a store. Looking into any other folder must leave nothing there."""
     from cortexmlx.disk.index import NAME
-    from cortexmlx.disk.segment import SEGMENT_NAME
+    from cortexmlx.disk.segments import SEGMENT_NAME
 
     try:
         return any(name in (SECRET, NAME) or SEGMENT_NAME.fullmatch(name) for name in os.listdir(folder))

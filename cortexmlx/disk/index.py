@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.disk.record import layout_from, layout_text, size_of
-from cortexmlx.disk.segment import SEGMENT_NAME, RecordLocation
+from cortexmlx.disk.segments import SEGMENT_NAME, RecordLocation, layout_from, layout_text, size_of
 
 NAME = "index.sqlite"
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from cortexmlx.disk.record import Record
-from cortexmlx.disk.store import KVStore
-from cortexmlx.disk.threads import ReadRequest
+from cortexmlx.disk.segments import Record
+from cortexmlx.disk.store import KVStore, ReadRequest
 from cortexmlx.disk.tier import STATE, Content, DiskLoad
 from cortexmlx.execution.boundary import Refused, Runner, Shapes
 from cortexmlx.kv.prefix import Key

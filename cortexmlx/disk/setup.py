@@ -11,10 +11,9 @@ from typing import Any
 
 from cortexmlx.disk.fingerprint import described, fingerprint
 from cortexmlx.disk.folder import SECRET, absolute
-from cortexmlx.disk.kept_hashes import KeptHashes
+from cortexmlx.disk.hashes import KeptHashes
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.store import KVStore, open_segment_store, start_store
-from cortexmlx.disk.threads import OnDone
+from cortexmlx.disk.store import KVStore, OnDone, open_segment_store, start_store
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model

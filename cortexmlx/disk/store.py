@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.disk.folder import absolute, shown
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.threads import OnDone, Reader, Writer
+from cortexmlx.disk.segments import Record
 from cortexmlx.stats import StoreStats
+from cortexmlx.system.machine import be_modest
 
 log = logging.getLogger("cortexmlx")
 
@@ -117,3 +121,329 @@ def open_segment_store(path: str | Path, limit: int) -> SegmentStore | str:
     except (OSError, ValueError) as error:  # a ValueError is of a path that no file system has
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(path), error)
         return shown(str(error)) or type(error).__name__
+
+
+# The threads of a store: one writes, one reads, one watches how long reading takes. Nobody waits for them.
+#
+# All are started when the store is opened. No thread is started later, on the engine's thread, where a failure would
+# end every running request.
+
+
+MOST_WAITING = 64 << 20
+"""Bytes of records that may wait to be written. Beyond them, records are dropped."""
+
+SEGMENT_BYTES = 32 << 20
+"""Bytes of records after which a segment is written, however soon more records come."""
+
+_SEGMENTS = 4
+"""How many segments fit into a store at least, so that one can be replaced by another."""
+
+LINGER = 0.25
+"""Seconds after the last record in which further records can still join the same segment."""
+
+MOST_LINGER = 1.0
+"""Seconds after its first record in which a segment is written, whatever comes."""
+
+_PAUSE = 60.0
+"""Seconds without a write after the disk has refused one, and without a read after one that took too long."""
+
+_GRACE = 0.25
+"""Seconds that a record may still take when the time of its request is over."""
+
+START_RATE = 1e9
+"""The estimate of bytes read per second until something was read. What is read was written lately, so it is in the
+system's own cache, or on a drive that is about as fast.
+"""
+
+REFRESH_SECONDS = 1.0
+"""After this time, a missing record makes the reader look again for what other processes have written."""
+
+_FORGETTING = 0.3
+"""Weight of the newest measurement in the running mean of the rate."""
+
+_LEAST_MEASURED = 1 << 20
+"""Bytes below which a measurement tells more about the start of reading than about the rate."""
+
+
+OnDone = Callable[[Sequence[Record], str], None]
+"""Called with records that are written, or were before, and an empty text; or with why they never will be."""
+
+
+class Writer:
+    """A thread that writes records, several in one segment. `on_room` is called from this thread when it accepts
+    records again after it has refused some. `on_done` is called from it once for each record that was accepted, unless
+    the writer is stopped before.
+
+    `stored` records with `stored_bytes` bytes have been written. `dropped` records never will be.
+    """
+
+    def __init__(
+        self,
+        segment_store: SegmentStore,
+        model: str,
+        on_room: Callable[[], None],
+        on_done: OnDone = lambda records, why: None,
+    ) -> None:
+        self.stored = self.stored_bytes = self.dropped = 0
+        self._segments = segment_store
+        self._model = model
+        self._on_room = on_room
+        self._on_done = on_done
+        self._records: deque[Record] = deque()
+        self._waiting = 0
+        self._busy = True
+        self._refused = self._hurry = self._stopping = False
+        self._changed = threading.Condition()
+        self._paused_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="cortexmlx-store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a record would be accepted now. If not, `on_room` is called when it would."""
+        with self._changed:
+            self._refused = self._waiting >= MOST_WAITING and not self._stopping
+            return not self._refused
+
+    def offer(self, records: Sequence[Record]) -> bool:
+        """Have records written soon. Return False if too many wait; then these are dropped. Never waits."""
+        size = sum(record.nbytes for record in records)
+        with self._changed:
+            if self._stopping or self._waiting + size > MOST_WAITING + SEGMENT_BYTES:
+                self.dropped += len(records)
+                return False
+            self._records.extend(records)
+            self._waiting += size
+            self._changed.notify_all()
+            return True
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until everything is written, at most `seconds`. Return whether it is."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._records and not self._busy, seconds)
+
+    def stop(self, seconds: float) -> None:
+        """Write what waits, in at most `seconds`, and end the thread. It does not wait for a thread that is still
+        opening the store.
+        """
+        until = time.monotonic() + seconds
+        if self._waiting:
+            self.flush(seconds)
+        with self._changed:
+            self._stopping = True
+            self.dropped += len(self._records)
+            self._records.clear()
+            self._changed.notify_all()
+        if not self._segments.stop_opening():
+            self._thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        be_modest()
+        self._segments.open()
+        while (records := self._next()) is not None:
+            self._write(records)
+
+    def _next(self) -> list[Record] | None:
+        """Return the records of the next segment; None at the end."""
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._records or self._stopping)
+            until = time.monotonic() + MOST_LINGER
+            while not (self._hurry or self._stopping or self._waiting >= SEGMENT_BYTES):
+                if not self._changed.wait(LINGER) or time.monotonic() >= until:
+                    break
+            if self._stopping:
+                return None
+            self._busy = True
+            records: list[Record] = []
+            size, most = 0, min(SEGMENT_BYTES, self._segments.limit // _SEGMENTS)
+            while self._records and (not records or size + self._records[0].nbytes <= most):
+                records.append(self._records.popleft())
+                size += records[-1].nbytes
+            if not self._records:
+                self._hurry = False
+            return records
+
+    def _write(self, records: Sequence[Record]) -> None:
+        why = ""
+        try:
+            fits = sum(record.nbytes for record in records) <= self._segments.limit
+            if fits and time.monotonic() >= self._paused_until:
+                new = self._segments.write(self._model, records)
+                self.stored += new
+                self.stored_bytes += sum(record.nbytes for record in records) if new else 0
+            else:
+                self.dropped += len(records)
+                why = "the disk has refused to write lately" if fits else "they are larger than the folder may be"
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            self.dropped += len(records)
+            self._paused_until = time.monotonic() + _PAUSE
+            self._segments.warn("cannot be written", error, "what is new is not kept there")
+        with self._changed:
+            self._waiting -= sum(record.nbytes for record in records)
+            tell = self._refused and self._waiting <= MOST_WAITING // 2
+            self._refused = self._refused and not tell
+        if tell:
+            self._on_room()
+        self._on_done(records, why)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRequest:
+    """Records that a reader is asked for."""
+
+    tokens: Mapping[bytes, Sequence[int]]
+    """The keys of the records that may exist, each with its tokens."""
+    choose: Callable[[Mapping[bytes, int], float], Sequence[bytes]]
+    """Returns the keys to read, in order, given the bytes of each record that exists and the bytes read per second.
+    Reading ends at the first record that fails.
+    """
+    done: Callable[[dict[bytes, Record]], None]
+    """Called once with the records that are right, on a thread of the reader's, whatever the disk does."""
+    seconds: float
+    """How long after the request reading ends. `done` is called about then at the latest."""
+
+
+_NOTHING = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
+"""Only looks for what other processes have written."""
+
+
+class Reader:
+    """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
+
+    `on_look` is called on the reader's thread whenever it has looked into the store: after each request, read or not.
+    `rate` is how many bytes are read per second. `read` records with `read_bytes` bytes were right. `missed` records
+    did not exist, or were damaged.
+    """
+
+    def __init__(self, segment_store: SegmentStore, on_look: Callable[[], None] = lambda: None) -> None:
+        self.read = self.read_bytes = self.missed = 0
+        self.rate = START_RATE
+        self._segments = segment_store
+        self._on_look = on_look
+        self._asked: deque[tuple[ReadRequest, float]] = deque()
+        self._open: dict[ReadRequest, float] = {}
+        """The readings that are not answered, and when each is given up."""
+        self._paused_until = 0.0
+        self._refreshed = time.monotonic()
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="cortexmlx-store-reader", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="cortexmlx-store-watcher", daemon=True)
+        try:
+            self._thread.start()
+            self._watcher.start()
+        except BaseException:  # no thread is to be had
+            self._end()
+            raise
+
+    def ask(self, reading: ReadRequest) -> None:
+        """Have a request read soon. Never waits. `done` is called whatever happens, unless the reader is stopped."""
+        until = time.monotonic() + reading.seconds
+        with self._changed:
+            if self._stopping:
+                return
+            if reading is not _NOTHING:
+                self._open[reading] = until + _GRACE
+            self._asked.append((reading, until))
+            self._changed.notify_all()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a request took too long lately, so that nobody should wait for another one."""
+        return time.monotonic() < self._paused_until
+
+    def _watch(self) -> None:
+        """Answer every request that takes too long with nothing."""
+        while True:
+            with self._changed:
+                if self._stopping:
+                    return
+                now = time.monotonic()
+                late = [reading for reading, until in self._open.items() if until <= now]
+                if not late:
+                    self._changed.wait(min(self._open.values()) - now if self._open else None)
+            for reading in late:
+                self._pause(reading)
+                self._answer(reading, {})
+
+    def _pause(self, reading: ReadRequest) -> None:
+        self._paused_until = time.monotonic() + _PAUSE
+        self._segments.warn("is slow", f"{reading.seconds:.1f} s were not enough for a reading")
+
+    def _answer(self, reading: ReadRequest, found: dict[bytes, Record]) -> None:
+        with self._changed:
+            waits = self._open.pop(reading, None) is not None
+        if waits:
+            reading.done(found)
+
+    def look(self) -> None:
+        """Look for what other processes have written, as soon as the store is open."""
+        self.ask(_NOTHING)
+
+    def refresh(self) -> None:
+        """Look soon for what other processes have written, unless that was done within the last second."""
+        now = time.monotonic()
+        if now >= self._refreshed + REFRESH_SECONDS:
+            self._refreshed = now
+            self.look()
+
+    def stop(self, seconds: float) -> None:
+        """End both threads, after the record that is being read."""
+        self._end()
+        until = time.monotonic() + seconds
+        for thread in (self._watcher, self._thread):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _end(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._asked.clear()
+            self._open.clear()
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked or self._stopping)
+                if self._stopping:
+                    return
+                reading, until = self._asked.popleft()
+            found: dict[bytes, Record] = {}
+            try:
+                self._carry_out(reading, until, found)
+            except Exception as error:
+                self._segments.warn("cannot be read", error)
+            self._answer(reading, found)
+            self._on_look()
+
+    def _carry_out(self, reading: ReadRequest, until: float, found: dict[bytes, Record]) -> None:
+        self._segments.wait()
+        if reading is _NOTHING:
+            self._segments.refresh()
+        if time.monotonic() >= until:
+            return
+        places = self._segments.find(list(reading.tokens))
+        wanted = reading.choose({key: place.size for key, place in places.items()}, self.rate)
+        self.missed += len(reading.tokens) - len(places)
+        began = time.perf_counter()
+        for key in wanted:
+            record = None if self._stopping else self._segments.read(places[key], reading.tokens[key])
+            if record is None:
+                self.missed += 1
+                break
+            found[key] = record
+            if time.monotonic() >= until:
+                self._pause(reading)
+                break
+        size = sum(places[key].size for key in found)
+        self.read += len(found)
+        self.read_bytes += size
+        if size >= _LEAST_MEASURED:
+            self.rate += _FORGETTING * (size / (time.perf_counter() - began) - self.rate)
+        if found:
+            self._segments.use([places[key] for key in found])

@@ -11,9 +11,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from cortexmlx.disk.file_hash import FileHash
-from cortexmlx.disk.kept_hashes import KeptHashes
-from cortexmlx.disk.piece_hash import BytesSource, PieceHash
+from cortexmlx.disk.hashes import BytesSource, FileHash, KeptHashes, PieceHash
 
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 """The unsigned integer type of each item size in bytes. NumPy has no bfloat16."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.disk.bloom_filter import BloomFilter
+from cortexmlx.disk.segment_store import BloomFilter
 from support.store.records import key_of
 
 

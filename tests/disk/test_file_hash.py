@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.disk import file_hash, piece_hash
-from cortexmlx.disk.file_hash import FileHash, stamp_of
+from cortexmlx.disk import hashes as file_hash
+from cortexmlx.disk import hashes as piece_hash
 from cortexmlx.disk.folder import HASHES
-from cortexmlx.disk.kept_hashes import KeptHashes
+from cortexmlx.disk.hashes import FileHash, KeptHashes, stamp_of
 from support.patience import soon
 
 SECRET = b"s" * 32

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.disk.index import NAME, Index, throw_away
-from cortexmlx.disk.segment import RecordLocation
+from cortexmlx.disk.segments import RecordLocation
 from support.store.records import key_of
 
 LAYOUT = (("I32", (8,)), ("F32", (2, 8, 4)))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.disk import kept_hashes
+from cortexmlx.disk import hashes as kept_hashes
 from cortexmlx.disk.folder import HASHES, open_folder
-from cortexmlx.disk.kept_hashes import KeptHashes
+from cortexmlx.disk.hashes import KeptHashes
 
 SECRET = b"s" * 32
 HASH = {b"%d" % n: bytes([n]) * 32 for n in range(8)}

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.disk import piece_hash
-from cortexmlx.disk.piece_hash import BytesSource, PieceHash
+from cortexmlx.disk import hashes as piece_hash
+from cortexmlx.disk.hashes import BytesSource, PieceHash
 from support.patience import PATIENCE, soon
 
 PARTS = [os.urandom(n) for n in (0, 1, 999, 1000, 1001, 5003)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cortexmlx.disk.record import Record, layout_from, layout_of, layout_text, proof, restored
+from cortexmlx.disk.segments import Record, layout_from, layout_of, layout_text, proof, restored
 from support.store.records import record, same
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.disk.segment import read_header, remove_unfinished, write_segment
+from cortexmlx.disk.segments import read_header, remove_unfinished, write_segment
 from support.store.records import record
 
 SECRET = b"s" * 32

@@ -8,8 +8,8 @@ import pytest
 
 from cortexmlx.disk import segment_store as module
 from cortexmlx.disk.index import NAME, Index
-from cortexmlx.disk.segment import FORMAT
 from cortexmlx.disk.segment_store import SegmentStore
+from cortexmlx.disk.segments import FORMAT
 from cortexmlx.disk.store import KVStore
 from support.store.records import key_of, opened, read_all, record
 

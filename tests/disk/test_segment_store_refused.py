@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from cortexmlx.disk.bloom_filter import BloomFilter
 from cortexmlx.disk.index import NAME, Index
-from cortexmlx.disk.segment_store import SegmentStore
+from cortexmlx.disk.segment_store import BloomFilter, SegmentStore
 from support.store.records import opened, read_all, record
 
 RECORDS = [record(n) for n in range(6)]

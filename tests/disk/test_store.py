@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.disk.record import Record
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.store import KVStore, open_segment_store, start_store
-from cortexmlx.disk.threads import ReadRequest
+from cortexmlx.disk.segments import Record
+from cortexmlx.disk.store import KVStore, ReadRequest, open_segment_store, start_store
 from support.patience import PATIENCE
 from support.store.records import record, same
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.disk import threads
+from cortexmlx.disk import store as threads
 from cortexmlx.disk.index import Index
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.store import KVStore
-from cortexmlx.disk.threads import Reader, ReadRequest, Writer
+from cortexmlx.disk.store import KVStore, Reader, ReadRequest, Writer
 from support.patience import PATIENCE, soon
 from support.store.records import key_of, opened, read_all, record
 

@@ -206,7 +206,7 @@ def test_a_full_disk_of_one_rank_ends_no_answer_and_is_told_once(
         return write(self, *args)
 
     monkeypatch.setattr(SegmentStore, "_write", refuses)
-    monkeypatch.setattr("cortexmlx.disk.threads._PAUSE", 0.0)
+    monkeypatch.setattr("cortexmlx.disk.store._PAUSE", 0.0)
     with HostedStore(tiny("llama"), tmp_path) as driver:
         driver.join()
         for seed in range(4):

@@ -96,7 +96,7 @@ def test_weights_that_an_app_changes_while_it_loads_are_another_model(
 
 
 def test_who_has_no_store_hashes_nothing(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortexmlx.disk.file_hash.FileHash.__init__", lambda *_: 1 // 0)
+    monkeypatch.setattr("cortexmlx.disk.hashes.FileHash.__init__", lambda *_: 1 // 0)
     Driver(tiny("llama"))
     Driver(tiny("llama"), kv_store=tmp_path / "kv", prefix_cache=False)
     assert not (tmp_path / "kv").exists()
@@ -105,7 +105,7 @@ def test_who_has_no_store_hashes_nothing(tiny: Any, tmp_path: Path, monkeypatch:
 def test_a_model_is_read_once_for_its_hash(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Stored(tiny("llama"), tmp_path) as driver:
         first = driver.ask(LONG)[0]
-    monkeypatch.setattr("cortexmlx.disk.file_hash._FileSource.add", lambda *_: 1 // 0)
+    monkeypatch.setattr("cortexmlx.disk.hashes._FileSource.add", lambda *_: 1 // 0)
     with Stored(tiny("llama"), tmp_path) as driver:
         assert driver.ask(LONG) == (first, 88)
 

@@ -6,8 +6,8 @@ from tests.faults.planted import Fault
 
 DISK, SETUP = "cortexmlx/disk/connector.py", "cortexmlx/disk/setup.py"
 LOWER = "cortexmlx/disk/tier.py"
-WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/disk/file_hash.py"
-KEPT_HASHES = "cortexmlx/disk/kept_hashes.py"
+WEIGHTS, FILE_HASH = "cortexmlx/models/weights_hash.py", "cortexmlx/disk/hashes.py"
+KEPT_HASHES = "cortexmlx/disk/hashes.py"
 
 _WORDS = 'np.frombuffer(bytes(view) + b"0" * (-len(view) % 4), np.uint32)'
 _SUMS = (

@@ -19,7 +19,7 @@ import numpy as np
 
 from cortexmlx.disk import pieces
 from cortexmlx.disk.folder import shown
-from cortexmlx.disk.threads import MOST_WAITING, START_RATE
+from cortexmlx.disk.store import MOST_WAITING, START_RATE
 from cortexmlx.disk.tier import DiskLoad
 from cortexmlx.distributed.disk.rank_indexes import RankIndexes
 from cortexmlx.distributed.wire.disk import (

@@ -10,9 +10,8 @@ from itertools import islice
 from typing import Protocol
 
 from cortexmlx.disk.pieces import fits, records_of
-from cortexmlx.disk.record import Record
-from cortexmlx.disk.store import KVStore
-from cortexmlx.disk.threads import OnDone, ReadRequest
+from cortexmlx.disk.segments import Record
+from cortexmlx.disk.store import KVStore, OnDone, ReadRequest
 from cortexmlx.disk.tier import PieceLoad
 from cortexmlx.distributed.wire.disk import (
     TOO_MUCH,

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.disk.file_hash import FileStamp, stamp_of
+from cortexmlx.disk.hashes import FileStamp, stamp_of
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.adapters.peft import MODEL_FILE, is_number, is_peft, is_rank, renamed, scale_of
 from cortexmlx.models.json_file import read_json_object

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cortexmlx.disk.pieces import FLUSH_SECONDS
-from cortexmlx.disk.threads import MOST_WAITING
+from cortexmlx.disk.store import MOST_WAITING
 from cortexmlx.disk.tier import STATE, DiskLoad
 from cortexmlx.distributed.disk import group_store
 from cortexmlx.distributed.wire.disk import (

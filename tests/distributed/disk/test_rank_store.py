@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.disk import threads
+from cortexmlx.disk import store as threads
 from cortexmlx.disk.index import NAME
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.store import start_store

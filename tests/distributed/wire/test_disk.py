@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cortexmlx.disk.record import Record
+from cortexmlx.disk.segments import Record
 from cortexmlx.disk.tier import STATE, PieceLoad
 from cortexmlx.distributed.wire.disk import NAME_BYTES, RankPiece, part_key
 from cortexmlx.distributed.wire.messages import CALL, Call, Dispatch

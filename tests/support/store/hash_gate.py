@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.disk import file_hash, piece_hash
+from cortexmlx.disk import hashes as file_hash
+from cortexmlx.disk import hashes as piece_hash
 from support.patience import PATIENCE
 
 

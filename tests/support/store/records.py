@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cortexmlx.disk.record import Record
 from cortexmlx.disk.segment_store import SegmentStore
+from cortexmlx.disk.segments import Record
 
 
 def record(number: int, seed: int = 0) -> Record:
