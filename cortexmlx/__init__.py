@@ -57,9 +57,8 @@ from cortexmlx.stats import (
     TimedChoice,
     UsageSample,
 )
-from cortexmlx.structured.call import CallDelta, ToolCall
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import CallDelta, Tool, ToolCall
 from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Reranking
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.messages import ChatPrompt

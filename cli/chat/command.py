@@ -24,7 +24,7 @@ from cortexmlx.cli.terminal.text import clean, gather_prompt
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.sessions.saved import SavedConversation, messages_in, text_of
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from cortexmlx.types.request import FinishReason
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -18,7 +18,7 @@ from cortexmlx.cli.prompts import calls_left_out
 from cortexmlx.cli.terminal import console
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest, KVCacheFull
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from cortexmlx.types.request import Completion, FinishReason, Message
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.closed import close_plain_objects
 from cortexmlx.structured.output import MOST_CHARACTERS, StructuredOutput
+from cortexmlx.structured.schemas import close_plain_objects
 
 
 def form_of_schema(text: str, *, is_open: bool = False) -> StructuredOutput:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar, Unpack
 from cortexmlx.core.arguments import is_list
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from cortexmlx.types.messages import meant
 from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams
 

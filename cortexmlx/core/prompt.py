@@ -12,7 +12,7 @@ from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.models.tokenizers.templates import read_hints, render_error
 from cortexmlx.structured.calls.format import CallFormat, Calls
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt, PromptMemory, TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams

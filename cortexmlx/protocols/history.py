@@ -14,8 +14,8 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import check_fields
 from cortexmlx.protocols.notes import note, tell_once
-from cortexmlx.structured.call import loaded
-from cortexmlx.structured.texts import NO_TEXT, is_text
+from cortexmlx.structured.schemas import NO_TEXT, is_text
+from cortexmlx.structured.tools import loaded
 from cortexmlx.types.messages import meant
 
 INVALID_JSON = "INVALID_JSON"

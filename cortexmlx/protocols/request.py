@@ -12,7 +12,7 @@ from cortexmlx.protocols.earlier import Earlier
 from cortexmlx.protocols.fields import Unserved
 from cortexmlx.protocols.notes import noted
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.structured.texts import NO_TEXT, is_text
+from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.types.messages import TemplateVars
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams

@@ -34,7 +34,7 @@ from cortexmlx.sessions.turn import (
     with_so_far,
     without_answer,
 )
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.request import Completion, FinishReason, Message

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.call import ToolCall, result_message
 from cortexmlx.structured.functions import arun, run
-from cortexmlx.structured.tool import Tool, checked_tools
+from cortexmlx.structured.tools import Tool, ToolCall, checked_tools, result_message
 from cortexmlx.types.request import Completion, Message
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.errors import CortexError
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import TemplateVars
 from cortexmlx.types.request import Completion, FinishReason, Message
 from cortexmlx.types.sampling_params import SamplingParams

@@ -9,9 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest, StructuredOutputError
-from cortexmlx.structured.closed import close_where_safe
-from cortexmlx.structured.multiples import check_multiples
-from cortexmlx.structured.types import adapter_of, closed_schema_of
+from cortexmlx.structured.schemas import adapter_of, check_multiples, close_where_safe, closed_schema_of
 
 MOST_CHARACTERS = 1 << 18
 """How many characters a schema, a grammar or a list of choices may have. The schemas of 24 tools have about 20,000. A
@@ -226,3 +224,18 @@ def _closed_schema(kind: Any) -> object:
         return closed_schema_of(kind)
     except ValueError as error:
         raise _wrong(f"structured is {kind!r:.80}, of which pydantic makes no JSON schema: {error}") from None
+
+
+# Thoughts: how a model marks what it thinks before its answer. Plain data.
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """How a model marks its thoughts: between the texts `open` and `close`, before its answer."""
+
+    open: str
+    close: str
+    begun: bool = False
+    """Whether the prompt has opened them."""
+    skipped: str = ""
+    """A text that may come before an answer without thoughts."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from cortexmlx.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from cortexmlx.structured.thoughts import Thoughts
+    from cortexmlx.structured.output import Thoughts
     from cortexmlx.types.request import Message
 
 TemplateVars = Mapping[str, object]

@@ -8,10 +8,9 @@ from enum import StrEnum
 from typing import Any, NewType
 
 from cortexmlx.errors import CortexError, StructuredOutputError
-from cortexmlx.structured.call import CallDelta, ToolCall
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import StructuredOutput, Thoughts
+from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.embeddings import Pooled
 from cortexmlx.types.logprobs import PromptLogprobs, TokenLogprob
 from cortexmlx.types.progress import Progress

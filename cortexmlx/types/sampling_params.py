@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.tool import Tool, check_choice, checked_tools
+from cortexmlx.structured.tools import Tool, check_choice, checked_tools
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -7,7 +7,7 @@ import pytest
 from cortexmlx.core.prompt import render, tail_of, tokenize
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 
 
 class BosTokenizer:

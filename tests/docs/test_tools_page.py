@@ -10,9 +10,8 @@ from cortexmlx.protocols import responses
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.sessions.tool_rounds import MAX_ROUNDS
-from cortexmlx.structured.call import ToolCall
 from cortexmlx.structured.functions import MOST_RESULT
-from cortexmlx.structured.tool import MOST_CHARACTERS, MOST_TOOLS
+from cortexmlx.structured.tools import MOST_CHARACTERS, MOST_TOOLS, ToolCall
 from cortexmlx.types.sampling_params import SamplingParams
 from support.pages import blocks, read
 

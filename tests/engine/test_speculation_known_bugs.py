@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.scheduling.job import Job
-from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import StructuredOutput, Thoughts
 from cortexmlx.types.request import FinishReason
 from support.engine.judge import NOISE
 from support.models.tiny import EOS, VOCAB, write_tiny

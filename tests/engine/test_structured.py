@@ -30,7 +30,7 @@ from cortexmlx.protocols.request import Request
 from cortexmlx.structured import matcher
 from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.structured.matcher import MOST_ITEMS, only
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from support.engine.core_driver import Driver
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer, schema_grammar
 from support.models.thinking import SWITCHED, dictated, write_thinking

@@ -22,11 +22,10 @@ from cortexmlx import (
     StructuredOutputError,
     TokenEvent,
 )
-from cortexmlx.structured.call import result_message
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.sources import source_of
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.calls.json_formats import Hermes
+from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.tools import Tool, result_message
 from support.clients.scripted import write_scripted
 from support.engine.grammar_judge import constrained_greedy, forced_greedy, judge_tokenizer
 from support.models.calling import write_calling

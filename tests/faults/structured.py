@@ -7,8 +7,8 @@ from tests.faults.planted import Fault
 CORE, REQUESTS = "cortexmlx/core/core.py", "cortexmlx/core/open_requests.py"
 MATCHER, COMPILER = "cortexmlx/structured/matcher.py", "cortexmlx/structured/compiler.py"
 ANSWERS, BUDGET = "cortexmlx/core/answers.py", "cortexmlx/core/text/budget.py"
-SOURCES, FORM = "cortexmlx/structured/sources.py", "cortexmlx/structured/output.py"
-CLOSED = "cortexmlx/structured/closed.py"
+SOURCES, FORM = "cortexmlx/structured/compiler.py", "cortexmlx/structured/output.py"
+CLOSED = "cortexmlx/structured/schemas.py"
 
 _COLLECT = "                    self._collect_due(plan)\n"
 _CHOOSE = "                    if to_choose is not None:\n                        self._choose(to_choose)\n"
@@ -127,14 +127,14 @@ FAULTS = (
     Fault("escaped names are other names", SOURCES, "allowed_escapes(schema)) is not None", "None) is not None"),
     Fault(
         "a pattern alone closes an object",
-        "cortexmlx/structured/escapes.py",
+        "cortexmlx/structured/schemas.py",
         'part.get("properties") or part.get("patternProperties")',
         'part.get("properties")',
     ),
     Fault("a dropped space is no part of the grammar", SOURCES, "    if drops_space:\n", "    if False:\n"),
     Fault(
         "objects of types are open",
-        "cortexmlx/structured/types.py",
+        "cortexmlx/structured/schemas.py",
         "close(adapter_of(kind).json_schema())",
         "adapter_of(kind).json_schema()",
     ),

@@ -15,7 +15,7 @@ import pytest
 from cortexmlx import Engine, FinishReason, InvalidRequest, RequestTimeout, SamplingParams, Tool, ToolEvent
 from cortexmlx.errors import LogitsProcessorError, StructuredOutputError
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolRounds
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from support.models.calling import write_calling
 from support.models.thinking import dictated
 

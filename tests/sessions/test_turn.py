@@ -22,7 +22,7 @@ from cortexmlx.sessions.turn import (
     with_so_far,
     without_answer,
 )
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import FinishReason
 from cortexmlx.types.sampling_params import SamplingParams
 

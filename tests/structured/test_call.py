@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cortexmlx.structured.call import ToolCall, result_message
+from cortexmlx.structured.tools import ToolCall, result_message
 
 CALL = ToolCall("call_1", "f", '{"b": 1, "a": {"c": [null, "é"]}}')
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from cortexmlx.structured.closed import close, close_plain_objects, close_where_safe
+from cortexmlx.structured.schemas import close, close_plain_objects, close_where_safe
 
 A = {"properties": {"a": {}}}
 B = {"properties": {"b": {}}}

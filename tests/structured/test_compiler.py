@@ -13,12 +13,11 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.calls.hermes import Hermes
+from cortexmlx.structured.calls.json_formats import Hermes
 from cortexmlx.structured.compiler import MOST_KEPT, GrammarCompiler
 from cortexmlx.structured.matcher import MOST_ITEMS
-from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput
-from cortexmlx.structured.thoughts import Thoughts
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.output import MOST_CHOICES, StructuredOutput, Thoughts
+from cortexmlx.structured.tools import Tool
 
 X = 87
 """The token "x" of the tiny tokenizer, whose alphabet begins with "!"."""

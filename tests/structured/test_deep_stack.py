@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.structured import deep_stack
-from cortexmlx.structured.deep_stack import STACK_BYTES, on_deep_stack
+from cortexmlx.structured import compiler as deep_stack
+from cortexmlx.structured.compiler import STACK_BYTES, on_deep_stack
 
 
 def test_it_runs_elsewhere_and_the_size_is_that_thread_s_only(monkeypatch: pytest.MonkeyPatch) -> None:

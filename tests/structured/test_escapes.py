@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.structured.escapes import PLAIN, allowed_escapes
+from cortexmlx.structured.schemas import PLAIN, allowed_escapes
 
 A: dict[str, Any] = {"properties": {"a": {"type": "null"}}}
 

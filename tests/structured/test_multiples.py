@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.multiples import check_multiples
 from cortexmlx.structured.output import StructuredOutput
+from cortexmlx.structured.schemas import check_multiples
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.structured.references import target_of
+from cortexmlx.structured.schemas import target_of
 
 SCHEMA = {"$defs": {"a/b": {"type": "null"}, "c~d e": 7}, "anyOf": [{"x": 1}, True]}
 

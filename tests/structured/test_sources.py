@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from cortexmlx.structured.calls.format import CallFormat, Calls
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.calls.llama import Llama
-from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.sources import source_of
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.calls.json_formats import Hermes, Llama
+from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.output import StructuredOutput, Thoughts
 from support.tool_calls import TOOLS
 
 SPECIALS = {"<end>": 256, "<|channel|>": 257, "<|message|>": 258, "<|start|>": 259, "<|done|>": 260}

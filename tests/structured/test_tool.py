@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx import InvalidRequest, SamplingParams
 from cortexmlx.structured.functions import run
-from cortexmlx.structured.tool import MOST_TOOLS, Tool, check_choice, checked_tools
+from cortexmlx.structured.tools import MOST_TOOLS, Tool, check_choice, checked_tools
 
 WEATHER: dict[str, Any] = {
     "type": "function",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cortexmlx.structured.types import adapter_of, closed_schema_of
+from cortexmlx.structured.schemas import adapter_of, closed_schema_of
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cortexmlx.structured.call import CallDelta
+from cortexmlx.structured.tools import CallDelta
 from cortexmlx.types.request import Completion, TokenEvent
 
 

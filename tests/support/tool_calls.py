@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from cortexmlx.structured.calls.format import CallFormat, Calls
 from cortexmlx.structured.calls.reader import WIDEST
-from cortexmlx.structured.sources import source_of
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.tools import Tool
 
 Call = tuple[str, dict[str, Any]]
 Write = Callable[[Sequence[Call]], str]

@@ -9,7 +9,7 @@ from cortexmlx.cli.chat.input import LineCleared
 from cortexmlx.cli.chat.session import Stopped
 from cortexmlx.cli.terminal.harmless import harmless
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolEvent
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 
 CONSENT = "  run it? y, n, or a for always: "
 TAKEN_BACK = "stopped: the question and its calls are taken back"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.structured.tool import Tool, checked_tools
+from cortexmlx.structured.tools import Tool, checked_tools
 
 
 def tools_of(path: Path) -> tuple[Tool, ...]:

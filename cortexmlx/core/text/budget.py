@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cortexmlx.structured.matcher import Mask, only
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 
 _MOST_SILENT = 3
 """How many tokens without text may come before the tag is forced. They are parts of a character, which has four bytes

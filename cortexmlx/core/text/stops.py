@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from cortexmlx.core.text.budget import ThinkingLimit
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import SamplingParams
 
 _CHARACTER_BITS = 21

@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 from cortexmlx.core.text.stops import Stops, StopStrings
 from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter, ThoughtTokens
-from cortexmlx.structured.call import CallDelta, ToolCall
 from cortexmlx.structured.calls.format import CallParser, Calls
 from cortexmlx.structured.calls.reader import without_blanks
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
+from cortexmlx.structured.tools import CallDelta, ToolCall
 
 
 class Detokenizer(Protocol):

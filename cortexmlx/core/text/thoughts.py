@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import pairwise
 
 from cortexmlx.structured.calls.reader import WIDEST, beginning_of, without_blanks
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 
 
 class Kind(Enum):

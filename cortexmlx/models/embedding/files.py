@@ -16,7 +16,7 @@ from cortexmlx.models.embedding.causal import check_causal
 from cortexmlx.models.embedding.layers import Layer, Normalize, read_dense
 from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line, unreadable_message
-from cortexmlx.structured.texts import is_text
+from cortexmlx.structured.schemas import is_text
 from cortexmlx.types.embeddings import EmbeddingInfo
 
 MODULES = "modules.json"

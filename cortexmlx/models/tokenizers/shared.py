@@ -22,7 +22,7 @@ from cortexmlx.models.tokenizers.templates import (
     variables_read,
 )
 from cortexmlx.structured.calls.format import CallFormat
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import NO_VARIABLES, THINKING, TemplateVars
 
 

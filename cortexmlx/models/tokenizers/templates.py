@@ -20,7 +20,7 @@ from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.structured.calls.find import format_of
 from cortexmlx.structured.calls.format import CallFormat
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from cortexmlx.protocols.openai.choices import notes
 from cortexmlx.protocols.openai.tools import whole
 from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
-from cortexmlx.structured.call import CallDelta
+from cortexmlx.structured.tools import CallDelta
 from cortexmlx.types.request import Completion, TokenEvent
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.fields import check_fields, checked, inside
 from cortexmlx.protocols.history import known_fields, mend_tool
-from cortexmlx.structured.call import ToolCall
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool, ToolCall
 
 FIELDS = frozenset({"tools", "tool_choice"})
 """The fields of a body that offer tools."""

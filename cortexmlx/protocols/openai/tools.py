@@ -9,8 +9,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import checked, inside
 from cortexmlx.protocols.history import known_fields, mend_tool
 from cortexmlx.protocols.reply import Body
-from cortexmlx.structured.call import CallDelta, ToolCall
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import CallDelta, Tool, ToolCall
 
 FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 """The fields of a body that offer tools."""

@@ -11,7 +11,7 @@ from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.responses.details import Details, details_of
 from cortexmlx.protocols.responses.offered import INPUT, Callee, shown_choice
-from cortexmlx.structured.call import loaded
+from cortexmlx.structured.tools import loaded
 from cortexmlx.types.request import Completion, FinishReason
 
 

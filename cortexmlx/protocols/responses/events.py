@@ -14,7 +14,7 @@ from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.responses.body import call_item, custom_input, keep, sealed_thoughts, unanswered, whole_body
 from cortexmlx.protocols.responses.details import details_of
 from cortexmlx.protocols.responses.offered import Callee
-from cortexmlx.structured.call import CallDelta
+from cortexmlx.structured.tools import CallDelta
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, TokenEvent
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.structured.call import ToolCall, loaded
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool, ToolCall, loaded
 from cortexmlx.types.request import Completion, Message
 
 THOUGHTS = "reasoning_content"

@@ -9,7 +9,7 @@ from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import Render, anchor_of, said_tokens, text_or_none
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.messages import PromptReader
 from cortexmlx.types.request import Completion, Message
 from cortexmlx.types.sampling_params import SamplingParams

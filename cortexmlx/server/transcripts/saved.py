@@ -22,7 +22,7 @@ from cortexmlx.disk.folder import TRANSCRIPT, open_folder, open_plain
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.table import Remembered
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from cortexmlx.system.files import in_place_of, remove_unfinished
 
 log = logging.getLogger("cortexmlx")

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from cortexmlx.structured.calls.reader import NotACall, json_value
-from cortexmlx.structured.references import target_of
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.schemas import target_of
+from cortexmlx.structured.tools import Tool
 
 Schema = Mapping[str, Any]
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cortexmlx.structured.calls import harmony, literals, llama, mistral
+from cortexmlx.structured.calls import json_formats as harmony
+from cortexmlx.structured.calls import json_formats as llama
+from cortexmlx.structured.calls import json_formats as mistral
+from cortexmlx.structured.calls import literals
 from cortexmlx.structured.calls.format import CallFormat
-from cortexmlx.structured.calls.harmony import Harmony
-from cortexmlx.structured.calls.hermes import OPEN, Hermes
-from cortexmlx.structured.calls.json_sections import DEEPSEEK, KIMI, Kimi, deepseek
+from cortexmlx.structured.calls.json_formats import (
+    DEEPSEEK,
+    KIMI,
+    OPEN,
+    Harmony,
+    Hermes,
+    Kimi,
+    Llama,
+    MistralList,
+    MistralTags,
+    deepseek,
+)
 from cortexmlx.structured.calls.literals import Braces, Pythonic
-from cortexmlx.structured.calls.llama import Llama
-from cortexmlx.structured.calls.mistral import MistralList, MistralTags
 from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 
 _TAGGED = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
-from cortexmlx.structured.call import CallDelta, ToolCall, loaded
+from cortexmlx.structured.tools import CallDelta, ToolCall, loaded
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured import lark
 from cortexmlx.structured.calls.argument import Argument, Arguments, dumped, ignored_of_whole, required_of, unresolved
 from cortexmlx.structured.calls.format import CallFormat, Calls, JsonGrammar, json_grammar, read_json_call
-from cortexmlx.structured.calls.hermes import CLOSE, OPEN
+from cortexmlx.structured.calls.json_formats import CLOSE, OPEN
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
 from cortexmlx.structured.lark import Specials
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
 """The characters of a tool's name."""

@@ -16,7 +16,7 @@ from cortexmlx.cli.chat.tools.calls import CONSENT
 from cortexmlx.cli.start import run
 from cortexmlx.cli.terminal.signals import Interrupts
 from cortexmlx.sessions.saved import SavedConversation
-from cortexmlx.structured.tool import checked_tools
+from cortexmlx.structured.tools import checked_tools
 from support.cli.chat_commands import printed
 from support.cli.cli_fakes import Fakes
 from support.cli.terminal import STOP, Terminal

@@ -16,7 +16,7 @@ from cortexmlx.cli.chat.view import MarkdownView, RawView
 from cortexmlx.cli.start import log_to_stderr
 from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter
 from cortexmlx.stats import BlockMap, GroupBlocks
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import TokenEvent
 from support.cli.emulator import Emulator
 from support.cli.statuses import status_of

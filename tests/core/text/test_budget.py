@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cortexmlx.core.text.budget import Encode, ThinkingBudget, ThinkingLimit
 from cortexmlx.core.text.stops import Stops
 from cortexmlx.core.text.stream import TextStream
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from support.cli.cli_fakes import Words
 
 BEGUN = Thoughts("<t>", "</t>", begun=True)

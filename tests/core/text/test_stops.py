@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cortexmlx.core.text.stops import Stops, StopStrings, StopTable
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import MOST_STOP_CHARACTERS, SamplingParams
 
 LETTERS = st.text(st.sampled_from("abc"), max_size=12)

@@ -17,8 +17,8 @@ from cortexmlx.core.text.stream import CallsInThoughts, TextDelta, TextStream
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.calls.json_formats import Hermes
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import SamplingParams
 from support.tool_calls import TOOLS
 

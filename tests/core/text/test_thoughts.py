@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cortexmlx.core.text.thoughts import WIDEST, Kind, TextPart, ThoughtSplitter, ThoughtTokens
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 
 PLAIN = Thoughts("<think>", "</think>")
 HARMONY = Thoughts("<|a|>think<|m|>", "<|e|><|a|>final<|m|>", skipped="<|a|>final<|m|>")

@@ -18,7 +18,7 @@ from cortexmlx.protocols.anthropic import message_events, messages
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.structured.call import CallDelta, ToolCall
+from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.types.sampling_params import SamplingParams

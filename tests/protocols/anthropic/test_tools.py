@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.anthropic.tools import input_of, tool_values
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.sampling_params import SamplingParams
 
 SCHEMA: Any = {"$schema": "x", "type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}

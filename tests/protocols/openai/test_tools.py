@@ -16,7 +16,7 @@ from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.openai.tools import tool_values
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.structured.call import CallDelta, ToolCall
+from cortexmlx.structured.tools import CallDelta, ToolCall
 
 USER = {"role": "user", "content": "hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

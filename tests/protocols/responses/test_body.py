@@ -16,7 +16,7 @@ from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request
 from cortexmlx.protocols.responses.body import custom_input
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams

@@ -14,7 +14,7 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.reply import ReplyInfo
 from cortexmlx.protocols.request import Defaults, Request
-from cortexmlx.structured.call import CallDelta, ToolCall
+from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.types.sampling_params import SamplingParams
 from support.open_responses import event_faults

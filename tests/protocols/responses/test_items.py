@@ -14,7 +14,7 @@ from cortexmlx.protocols.reply import Body, ReplyInfo
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.protocols.responses.items import kept_form, plain_items
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.responses.offered import LEFT_OUT, LONGEST_NAME, Callee, Offered, offered_tools
-from cortexmlx.structured.tool import MOST_TOOLS
+from cortexmlx.structured.tools import MOST_TOOLS
 
 FIND: Any = {"type": "function", "name": "find"}
 GROUP: Any = {"type": "namespace", "name": "crm", "description": "d", "tools": [FIND, {**FIND, "name": "list"}]}

@@ -14,7 +14,7 @@ from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.templates import render
 from cortexmlx.server.transcripts.reading import Reading
 from cortexmlx.server.transcripts.table import Table
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams
 from support.models.loop_templates import KIMI

@@ -17,7 +17,7 @@ from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.saved import SavedTranscripts
 from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 from support.patience import PATIENCE
 
 LOTS = 1 << 30

@@ -14,7 +14,7 @@ from cortexmlx.server.transcripts import table as tables
 from cortexmlx.server.transcripts.answered import Answered
 from cortexmlx.server.transcripts.table import Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 
 CLIENTS = st.sampled_from(["", "a", "b"])
 TEXTS = st.text("xy", max_size=12)

@@ -13,8 +13,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.calls.argument import Arguments, required_of, unresolved
 from cortexmlx.structured.calls.format import Calls
 from cortexmlx.structured.calls.tagged import QWEN_CODER, Tagged
-from cortexmlx.structured.sources import source_of
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.compiler import source_of
+from cortexmlx.structured.tools import Tool
 from support.tool_calls import mapping
 
 SHARED: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.models.tokenizers.templates import call_format_of, render
 from cortexmlx.structured.calls.find import format_of
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from support.models import tool_templates as templates
 from support.tool_calls import GOOD, SEVERAL, TOOLS, Case, read, said
 

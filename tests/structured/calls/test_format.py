@@ -7,9 +7,7 @@ import json
 import pytest
 
 from cortexmlx.structured.calls.format import Calls, closed, json_grammar
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.calls.llama import Llama
-from cortexmlx.structured.calls.mistral import MistralList, MistralTags
+from cortexmlx.structured.calls.json_formats import Hermes, Llama, MistralList, MistralTags
 from cortexmlx.structured.calls.reader import NotACall
 from support.tool_calls import TOOLS, hermes, llama
 

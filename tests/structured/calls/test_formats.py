@@ -8,11 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from cortexmlx.structured.calls.format import CallFormat
-from cortexmlx.structured.calls.harmony import Harmony
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.calls.json_sections import Kimi, deepseek
-from cortexmlx.structured.calls.llama import Llama
-from cortexmlx.structured.calls.mistral import MistralList, MistralTags
+from cortexmlx.structured.calls.json_formats import Harmony, Hermes, Kimi, Llama, MistralList, MistralTags, deepseek
 from cortexmlx.structured.calls.reader import WIDEST
 from cortexmlx.structured.calls.tagged import GLM, LONGCAT, MINICPM, MINIMAX, MUSE, QWEN_CODER, Tagged
 from support import tool_calls

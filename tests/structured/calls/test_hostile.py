@@ -17,10 +17,9 @@ from cortexmlx.core.text.stream import TextStream
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.structured.calls.find import format_of
 from cortexmlx.structured.calls.format import CallFormat, Calls
-from cortexmlx.structured.calls.harmony import Harmony
-from cortexmlx.structured.calls.llama import Llama
+from cortexmlx.structured.calls.json_formats import Harmony, Llama
 from cortexmlx.structured.calls.reader import MOST_HEADER
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from support import tool_calls as write
 from support.tool_calls import Call, Write, mapping
 

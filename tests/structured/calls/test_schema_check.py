@@ -6,8 +6,8 @@ from typing import Any
 
 import jsonschema
 
-from cortexmlx.structured.calls import schema_check
-from cortexmlx.structured.calls.schema_check import misfit
+from cortexmlx.structured.calls import format as schema_check
+from cortexmlx.structured.calls.format import misfit
 
 NODE: dict[str, Any] = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"$ref": "#/$defs/node"}}]}
 

@@ -10,7 +10,7 @@ import pytest
 from cortexmlx import InvalidRequest
 from cortexmlx.structured.calls.format import Calls
 from cortexmlx.structured.calls.tagged import QWEN_CODER, Tagged
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.tools import Tool
 from support.tool_calls import Call, mapping
 
 SHARED = {"$defs": {"Size": {"enum": ["small", "large"]}, "Point": {"type": "object", "properties": {"x": {}}}}}

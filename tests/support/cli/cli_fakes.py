@@ -45,8 +45,8 @@ from cortexmlx.stats import (
     UsageSample,
 )
 from cortexmlx.structured.calls.format import CallFormat
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.calls.json_formats import Hermes
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.embeddings import EmbeddingInfo
 from cortexmlx.types.messages import NO_VARIABLES, ChatPrompt
 from cortexmlx.types.progress import OnProgress, Progress

@@ -21,7 +21,7 @@ from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.structured.calls.format import Calls
 from cortexmlx.structured.compiler import GrammarCompiler
-from cortexmlx.structured.thoughts import Thoughts
+from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import Completion, QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.patience import PATIENCE, soon

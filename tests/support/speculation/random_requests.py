@@ -8,10 +8,9 @@ from typing import Any
 
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.structured.calls.format import Calls
-from cortexmlx.structured.calls.hermes import Hermes
-from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.structured.thoughts import Thoughts
-from cortexmlx.structured.tool import Tool
+from cortexmlx.structured.calls.json_formats import Hermes
+from cortexmlx.structured.output import StructuredOutput, Thoughts
+from cortexmlx.structured.tools import Tool
 from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver
 from support.models.tiny import VOCAB, tokens_of

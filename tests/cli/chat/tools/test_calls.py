@@ -11,7 +11,7 @@ from cortexmlx.cli.chat.input import LineCleared
 from cortexmlx.cli.chat.session import Stopped
 from cortexmlx.cli.chat.tools.calls import CallDisplay, shortened, written
 from cortexmlx.sessions.tool_rounds import NOT_ALLOWED, ToolEvent
-from cortexmlx.structured.call import ToolCall
+from cortexmlx.structured.tools import ToolCall
 
 CALL = ToolCall("1", "weather", '{"city": "Paris", "days": 2}')
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Set
+from decimal import Decimal
 from itertools import combinations
+from math import lcm
 from typing import Any
+from urllib.parse import unquote
 
-from cortexmlx.structured.references import target_of
+from cortexmlx.errors import InvalidRequest
 
 Schema = Mapping[str, Any]
 
@@ -202,3 +207,149 @@ def _mapping(schema: Schema, name: str) -> Schema:
 def _list(schema: Schema, name: str) -> list[Any]:
     value = schema.get(name)
     return value if isinstance(value, list) else []
+
+
+# The escapes that JSON of a schema may have, so that a property has one spelling only.
+
+
+PLAIN = '"\\bfnrt'
+"""The letters of all escapes but `\\u`, as llguidance takes them."""
+
+_CONTROL = re.compile(r"\\u00(?:[01]|7[fF])|\\x(?:[01]|7[fF])|\x7f")
+"""A control character that has no escape but `\\u`, as JSON or a regular expression writes it."""
+
+
+def allowed_escapes(schema: Mapping[str, Any]) -> str | None:
+    """Return the letters of the escapes that JSON of `schema` may have; None: all of them.
+
+    llguidance knows a property by its plain name. In an object that may have other properties, `\\u0061` would be one
+    of those, though every reader takes it for the property `a`. So `\\u` is not allowed there. Only control characters
+    need it. It stays allowed if the schema itself mentions such a character.
+    """
+    if not _has_open_object(schema) or _CONTROL.search(json.dumps(schema, ensure_ascii=False)):
+        return None
+    return PLAIN
+
+
+def _has_open_object(schema: Mapping[str, Any]) -> bool:
+    """Return whether an object has properties with schemas of their own, and may have others."""
+    unseen: list[Any] = [schema]
+    while unseen:
+        part = unseen.pop()
+        if isinstance(part, Mapping):
+            named = part.get("properties") or part.get("patternProperties")
+            if named and part.get("additionalProperties") is not False:
+                return True
+            unseen += part.values()
+        elif isinstance(part, list | tuple):
+            unseen += part
+    return False
+
+
+# The bound on `multipleOf`: its cost grows with the number, not with the length of a schema.
+
+
+MOST_REMAINDERS = 100_000
+"""The least common multiple of all `multipleOf` of a schema, times how often the schema says `multipleOf` or `$ref`, at
+most. A grammar has a state for each remainder: 100,000 take about a second to compile, a million 7 to 40 s. Numbers
+that hold for the same value are combined into their common multiple.
+"""
+
+
+def check_multiples(schema: object) -> None:
+    """Raise InvalidRequest if the `multipleOf` of a schema would take too long to compile."""
+    said = list(_multiples_and_references(schema))
+    factors = [_digits(number) for number in said if number is not None]
+    if not factors:
+        return
+    common = 1
+    for factor in factors:
+        common = lcm(common, factor)
+        if common * len(said) > MOST_REMAINDERS:
+            raise InvalidRequest(
+                "`multipleOf` takes too long to enforce: the least common multiple of its numbers is "
+                f"{min(common, 10**12):,} or more, in {len(said):,} places, and the product must be at most "
+                f"{MOST_REMAINDERS:,}. Leave it out or take smaller numbers",
+                field="structured",
+            )
+
+
+def _multiples_and_references(schema: object) -> Iterator[int | float | None]:
+    """Yield the number of each `multipleOf`, and None for each `$ref`, wherever in the schema they are."""
+    waiting: list[Any] = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            number = each.get("multipleOf")
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                yield number
+            if "$ref" in each:
+                yield None
+            waiting.extend(each.values())
+        elif isinstance(each, list | tuple):
+            waiting.extend(each)
+
+
+def _digits(number: int | float) -> int:
+    """Return a number without its decimal point and its zeros at the end, which cost nothing; 1 for what is none."""
+    found = Decimal(repr(number))
+    if not found.is_finite() or not found:
+        return 1
+    return abs(int("".join(map(str, found.as_tuple().digits)).rstrip("0")))
+
+
+# References within a JSON schema.
+
+
+def target_of(reference: object, schema: Mapping[str, Any]) -> object:
+    """Return what a reference leads to within its own schema, by the JSON pointer after its `#`. None: nothing, or
+    another document.
+    """
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    found: object = schema
+    for name in unquote(reference[2:]).split("/") if len(reference) > 1 else ():
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(name)] if name.isdecimal() and int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+# JSON schemas of Python types, by pydantic, which is imported on first use.
+
+
+def adapter_of(kind: Any) -> Any:
+    """Return what reads JSON as a type."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def closed_schema_of(kind: Any) -> object:
+    """Return the JSON schema of a type, whose objects have no other properties than those it names. Raises ValueError
+    for what pydantic makes no schema of.
+    """
+    from pydantic import PydanticUserError
+
+    try:
+        return close(adapter_of(kind).json_schema())
+    except (PydanticUserError, TypeError, NameError, ValueError, RecursionError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(first) from None
+
+
+# What is a text: what UTF-8 can hold, without NULs.
+
+
+NO_TEXT = "holds a NUL or half of a surrogate pair, which is no text"
+
+
+def is_text(text: str) -> bool:
+    """Return whether a text can be written in UTF-8, without NULs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
