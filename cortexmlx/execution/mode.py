@@ -15,9 +15,7 @@ from cortexmlx.attention.selfcheck.check import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, granted
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.serial.caches import kept_by, not_always_cut, sees_ahead
-from cortexmlx.execution.serial.runner import SerialRunner
-from cortexmlx.execution.serial.sequence import COUNTED, OneSequence
+from cortexmlx.execution.serial import COUNTED, OneSequence, SerialRunner, kept_by, not_always_cut, sees_ahead
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache

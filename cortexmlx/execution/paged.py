@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 import mlx.core as mx
 import numpy as np
 
 from cortexmlx.disk.tier import STATE, PieceLoad
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes
-from cortexmlx.execution.copy_watch import CopyWatch, Moment
-from cortexmlx.execution.states import StateStore
-from cortexmlx.execution.transfer import copy_out, copy_out_state, load, shapes_of
+from cortexmlx.execution.states import Batch, StateStore
 from cortexmlx.kv.arena import KVArena, Slab
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy, GroupStep, in_group
 from cortexmlx.scheduling.plan import ArenaWrite, Flush
+from cortexmlx.stats import ArenaWrites
 
 
 class PagedMemory:
@@ -139,3 +144,250 @@ class LazyWrite:
     def padded(self, values: mx.array) -> mx.array:
         """Return `values` `[heads, tokens, dim]` followed by the zeros."""
         return mx.pad(values, [(0, 0), (0, self._zeros), (0, 0)]) if self._zeros else values
+
+
+# Moves blocks and states between the arena and the disk tier: as NumPy arrays of all layers, on the engine's thread.
+#
+# A block of a group is one array `[layers, kv_heads, block_size, dim]` for each array of a slab: the slots of the block
+# in all layers. A state first says which of its slots have an array, `[slots]` uint8, and then has these arrays. NumPy
+# has no bfloat16: its bits are uint16 here.
+
+
+_NONE, _PLAIN, _BFLOAT16 = range(3)
+"""What a slot of a state has."""
+
+
+def copy_out(arena: KVArena, group: int, blocks: Sequence[int]) -> list[Arrays]:
+    """Return copies of blocks of a group. Nothing may be in flight, as for a write. No view of the arena is left."""
+    layers, size = arena.groups[group].layers, arena.block_size
+    copies: list[list[np.ndarray]] = [[] for _ in blocks]
+    for index, layer in enumerate(layers):
+        for number, array in enumerate(arena.slab(layer)):
+            numbers = _numbers(array)
+            heads, _, dim = numbers.shape
+            for copy, block in zip(copies, blocks, strict=True):
+                if index == 0:
+                    copy.append(np.empty((len(layers), heads, size, dim), numbers.dtype))
+                copy[number][index] = numbers[:, block * size : (block + 1) * size]
+    return [tuple(copy) for copy in copies]
+
+
+def shapes_of(arena: KVArena, group: int) -> Shapes:
+    """Return the shapes and dtypes of the arrays of a group's block."""
+    layers = arena.groups[group].layers
+    slab = [_numbers(array[:, :0]) for array in (arena.slab(layers[0]) if layers else ())]
+    return tuple(((len(layers), len(a), arena.block_size, a.shape[-1]), a.dtype.str) for a in slab)
+
+
+def load(arena: KVArena, states: StateStore, loads: Sequence[PieceLoad]) -> None:
+    """Write blocks and snapshots to their places. Nothing may be in flight."""
+    for group in range(len(arena.groups)):
+        mine = [each for each in loads if each.group == group]
+        if mine and arena.groups[group].layers:
+            _load_blocks(arena, group, mine)
+    for each in loads:
+        if each.group == STATE:
+            states.restore(each.target, _state(each.content.arrays))
+
+
+def _load_blocks(arena: KVArena, group: int, loads: Sequence[PieceLoad]) -> None:
+    blocks = np.array([each.target for each in loads], np.int32)
+    arena.check_blocks(group, blocks)
+    slots = (blocks[:, None] * arena.block_size + np.arange(arena.block_size, dtype=np.int32)).reshape(-1)
+    run = bool((np.diff(blocks) == 1).all())
+    where = slice(int(slots[0]), int(slots[-1]) + 1) if run else mx.array(slots)
+    for index, layer in enumerate(arena.groups[group].layers):
+        dtypes = [array.dtype for array in arena.slab(layer)]
+        each = zip(*(load.content.arrays for load in loads), strict=True)
+        values = [np.concatenate([array[index] for array in arrays], axis=1) for arrays in each]
+        arena.write(layer, where, *(_array(v, dtype) for v, dtype in zip(values, dtypes, strict=True)))
+        mx.eval(arena.slab(layer))
+
+
+def copy_out_state(batch: Batch) -> Arrays:
+    """Return a copy of the state of a snapshot."""
+    slots = [array for leaf in batch.states for array in leaf]
+    kinds = np.array([_NONE if a is None else _BFLOAT16 if a.dtype == mx.bfloat16 else _PLAIN for a in slots], np.uint8)
+    return kinds, *(np.array(_numbers(array)) for array in slots if array is not None)
+
+
+def _state(arrays: Arrays) -> list[mx.array | None]:
+    """Return the arrays of all slots: the inverse of `copy_out_state`."""
+    rest = (mx.array(array) for array in arrays[1:])
+    return [
+        None if kind == _NONE else next(rest) if kind == _PLAIN else next(rest).view(mx.bfloat16) for kind in arrays[0]
+    ]
+
+
+def _numbers(array: mx.array) -> np.ndarray:
+    """Return a NumPy view of an array's memory. It must be gone before the next write."""
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def _array(numbers: np.ndarray, dtype: mx.Dtype) -> mx.array:
+    array = mx.array(numbers)
+    return array if array.dtype == dtype else array.view(dtype)
+
+
+# Measures whether MLX writes the arena in place, or copies a slab: by MLX's own counts of bytes around single writes.
+#
+# An address says nothing, and a NumPy view or a memoryview of a slab would be a holder itself. So only three counts are
+# read, and none is reset: an app may use MLX's peak for itself.
+#
+# Read in MLX's source (0.32: `is_donatable` in `backend/common/utils.h`, `buffer_cache.h`, `metal/eval.cpp`):
+#
+# - A write is in place if nothing else holds the array or its buffer, and the buffer is at most 16,384 bytes larger
+# than the array. - On Metal the inputs of an operation are held until the completion handler of their command buffer
+# has run. The event that `mx.eval` waits for is signalled before that; `mx.synchronize` waits for the handlers, too. -
+# A freed buffer goes to a cache, from which a later allocation may take it. So a copy shows in the active bytes (what
+# held the slab holds the old buffer), in active and cached bytes together (the cache has the old buffer), or in the
+# peak.
+
+
+_log = logging.getLogger(__name__)
+
+_SLACK = 64 << 10
+"""Bytes that a write may allocate or free beside the tokens that it moves: indices, and the rounding to pages."""
+
+_MEASURABLE = 4
+"""How many times that an array must have, to be measured."""
+
+_QUIET = (0.001, 0.002, 0.004)
+"""After a copy was seen: seconds without any allocation, each followed by more measured writes. If something happens in
+them, someone else may have made the bytes.
+"""
+
+
+class Moment(Enum):
+    """What is measured, with how many measurements of an arena's size are enough."""
+
+    FLUSH = 3
+    """A flush. Each of its writes is measured."""
+    PASS = 2
+    """The moment before a forward pass that writes the arena. It is too late to measure the pass itself, among whose
+    activations a slab is not seen. So a zero is written to the scratch slot, under the same conditions.
+    """
+
+
+_TRIES = 4
+"""For each measurement that is enough: how many may be made. The others were disturbed."""
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """MLX's counts at one moment."""
+
+    active: int
+    cached: int
+    peak: int
+
+    @classmethod
+    def now(cls) -> _Bytes:
+        return cls(mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())
+
+    def copied(self, before: _Bytes, size: int, allowed: int) -> bool | None:
+        """Return whether an array of `size` bytes was copied since `before`; None if others took or gave back memory.
+
+        In each count a copy is `size` and no copy is 0, `allowed` bytes more or less.
+        """
+        active = self.active - before.active
+        changes = [active, active + self.cached - before.cached]
+        if self.peak > before.peak:
+            changes.append(self.peak - before.active)
+        if any(abs(change - size) <= allowed for change in changes):
+            return True
+        return False if all(abs(change) <= allowed for change in changes) else None
+
+
+class CopyWatch:
+    """Measures the first writes of an arena, and again after its size has changed. `writes` says what was found; the
+    first copy is also a warning in the log.
+
+    It accuses nobody by mistake, as far as it can: a measurement counts only if every single change of the counts is
+    that of a copy or of none, and if after a copy all is quiet. Other engines and an app's own work in the process
+    allocate at other times, too, and in other sizes. Writes to slabs that are small beside what is moved are not
+    measured.
+    """
+
+    def __init__(self) -> None:
+        self.writes = ArenaWrites()
+        self._size = 0
+        self._measured: Counter[Moment] = Counter()
+        self._tried: Counter[Moment] = Counter()
+
+    def evaluate(self, moment: Moment, arena: KVArena, moved: int) -> None:
+        """Evaluate the arena's arrays, each of which a write may have changed. A write moves at most `moved` bytes."""
+        arrays = arena.arrays()
+        allowed = 4 * moved + _SLACK
+        least = _MEASURABLE * allowed
+        large = [array for array in arrays if array.nbytes >= least] if self._due(moment, arrays) else []
+        mx.eval([array for array in arrays if array.nbytes < least] if large else list(arrays))
+        if not large:
+            return
+        self._tried[moment] += 1
+        copied = _copies(large, allowed)
+        if copied is None or (copied and not _quiet(arena, large)):
+            mx.eval(arrays)
+            return
+        self._measured[moment] += 1
+        self._tell(len(large), copied)
+
+    def look(self, arena: KVArena) -> None:
+        """Measure whether the arena could be written in place now. Nothing may be in flight."""
+        arrays = arena.arrays()
+        if any(array.nbytes >= _MEASURABLE * _SLACK for array in arrays) and self._due(Moment.PASS, arrays):
+            arena.write_scratch()
+            self.evaluate(Moment.PASS, arena, 0)
+
+    def _due(self, moment: Moment, arrays: Sequence[mx.array]) -> bool:
+        size = sum(array.nbytes for array in arrays)
+        if size != self._size:
+            self._size = size
+            self._measured.clear()
+            self._tried.clear()
+        return self._measured[moment] < moment.value and self._tried[moment] < _TRIES * moment.value
+
+    def _tell(self, measured: int, copied: Sequence[int]) -> None:
+        told, so_far = self.writes.copied > 0, self.writes
+        self.writes = ArenaWrites(
+            so_far.measured + measured, so_far.copied + len(copied), so_far.copied_bytes + sum(copied)
+        )
+        if copied and not told:
+            _log.warning(
+                "MLX copied %s of the KV cache to write a few tokens (%d of %d arrays): something holds them. This "
+                "costs memory and time; please report it with what `cortexmlx doctor --report` writes",
+                format_bytes(sum(copied)),
+                len(copied),
+                measured,
+            )
+
+
+def _copies(arrays: Sequence[mx.array], allowed: int) -> list[int] | None:
+    """Evaluate arrays one by one. Return the bytes of those that were copied; None if that cannot be told. Then some
+    are perhaps not evaluated.
+    """
+    copied = []
+    before = _Bytes.now()
+    for array in arrays:
+        mx.eval(array)
+        after = _Bytes.now()
+        was_copied = after.copied(before, array.nbytes, allowed)
+        if was_copied is None:
+            return None
+        if was_copied:
+            copied.append(array.nbytes)
+        before = after
+    return copied
+
+
+def _quiet(arena: KVArena, arrays: Sequence[mx.array]) -> bool:
+    """Return whether nobody else seems to allocate or to free memory. The arena's arrays are evaluated."""
+    for seconds in _QUIET:
+        before = _Bytes.now()
+        time.sleep(seconds)
+        if _Bytes.now() != before:
+            return False
+        arena.write_scratch()
+        if _copies(arrays, _SLACK) is None:
+            return False
+    return True

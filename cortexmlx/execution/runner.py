@@ -20,13 +20,13 @@ from cortexmlx.attention.tail_write import TailWriter, Written
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
-from cortexmlx.execution.adapters.served import ServedAdapters
+from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
 from cortexmlx.execution.footprint.bindings import bound_elements
 from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
-from cortexmlx.execution.kept_states import KeptStates, kept_rows
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged import LazyWrite, PagedMemory
+from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
 from cortexmlx.execution.states import StateStore
 from cortexmlx.kv.arena import KVArena, Slab

@@ -13,16 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from traceback import format_exception
+from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
-from cortexmlx.errors import CortexError
+from cortexmlx.errors import CortexError, LogitsProcessorError, with_causes
 from cortexmlx.execution.boundary import StepResult, TokenMask
-from cortexmlx.execution.kept_states import PromptResults
 from cortexmlx.execution.logits import (
     NO_TOKEN,
     bits_below_max,
@@ -34,11 +34,12 @@ from cortexmlx.execution.logits import (
     top_tokens,
     uniforms,
 )
-from cortexmlx.execution.penalties import CountPenalty, LogitBias, RepetitionPenalty, RowSubset
-from cortexmlx.execution.processors import LogitsProcessors
+from cortexmlx.execution.prompt_scores import PromptResults
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import SamplingRow
-from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams
+from cortexmlx.system.machine import is_refusal
+from cortexmlx.types.arrays import TokenList, dtype_name
+from cortexmlx.types.sampling_params import LogitsProcessor, SamplingParams, TokenBiases
 
 TokenIndex = npt.NDArray[np.integer[Any]]
 
@@ -376,3 +377,242 @@ def _inverse_temperature(params: Sequence[SamplingParams]) -> mx.array | None:
 
 def _scaled(bits: mx.array, inverse_temperature: mx.array | None) -> mx.array:
     return bits if inverse_temperature is None else bits * inverse_temperature
+
+
+# Changes to the logits before a token is chosen: bias, repetition, presence and frequency penalties.
+#
+# All rows are changed at once, and only the logits of the tokens concerned. The histories are on the device, and grow
+# by the tokens just sampled, which the host has not read yet. A row that asks for nothing is passed through bit by bit.
+#
+# One trick serves all three: the tokens of a row are listed in a rectangle `[R, width]`, and the new logits are *set*,
+# not added to. So a list may name a token twice, as long as both entries have the same new value, and short lists are
+# filled up with their own entries.
+
+
+C = TypeVar("C", bound="Change")
+
+
+class Change(Protocol):
+    """A change to the logits of rows."""
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Return `logits [R, V] float32`, changed."""
+
+
+class RowSubset(Generic[C]):
+    """A change to some rows of a batch. The other rows cost nothing: lists are as wide as that of the longest changed
+    row.
+    """
+
+    def __init__(self, change: C, rows: Sequence[int], total: int) -> None:
+        """`rows`, of `total` rows, are those that `change` changes."""
+        self.change = change
+        self._rows = None if len(rows) == total else mx.array(list(rows))
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Return `logits [R, V] float32` with those rows changed."""
+        if self._rows is None:
+            return self.change.apply(logits)
+        changed = logits[:]
+        changed[self._rows] = self.change.apply(logits[self._rows])
+        return changed
+
+    def of(self, tokens: mx.array) -> mx.array:
+        """Return the tokens of these rows out of `tokens [R]`."""
+        return tokens if self._rows is None else tokens[self._rows]
+
+
+class LogitBias:
+    """Adds a constant to single logits, as `logit_bias` of the OpenAI API."""
+
+    def __init__(self, biases: Sequence[Mapping[int, float]]) -> None:
+        plain = [bias if isinstance(bias, TokenBiases) else TokenBiases(bias) for bias in biases]
+        tokens = [np.frombuffer(bias.ids, np.int32) for bias in plain]
+        values = [np.frombuffer(bias.amounts, np.float32) for bias in plain]
+        self._tokens = mx.array(_rectangle(tokens, np.int32))
+        self._values = mx.array(_rectangle(values, np.float32))
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Return `logits [R, V] float32` with the biases added."""
+        biased = mx.take_along_axis(logits, self._tokens, axis=1) + self._values
+        return mx.put_along_axis(logits, self._tokens, biased, axis=1)
+
+
+class RepetitionPenalty:
+    """Makes the last `context` tokens of prompt and answer less likely.
+
+    Positive logits are divided by the penalty, negative ones multiplied (Keskar et al., arXiv:1909.05858), once however
+    often the token occurs. This is the rule of mlx-lm's `make_repetition_penalty`.
+    """
+
+    def __init__(self, histories: Sequence[TokenList], penalties: Sequence[float], contexts: Sequence[int]) -> None:
+        # A row without a penalty needs one column, whatever it says.
+        self._contexts = np.array([c if p != 1.0 else 1 for c, p in zip(contexts, penalties, strict=True)])
+        last = [np.asarray(h[-c:], np.int32) for h, c in zip(histories, self._contexts, strict=True)]
+        self._lengths = np.array([len(tokens) for tokens in last])
+        width = max(1, int(self._lengths.max()))
+        self._tokens = mx.array(np.stack([np.pad(tokens, (width - len(tokens), 0)) for tokens in last]))
+        self._penalties = np.array(penalties, np.float32)[:, None]
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Return `logits [R, V] float32` with the tokens of each row's context penalised."""
+        width = self._tokens.shape[1]
+        tokens = self._tokens
+        in_context = np.arange(width) >= width - self._lengths[:, None]
+        if not in_context.all():
+            tokens = mx.where(mx.array(in_context), tokens, tokens[:, -1:])
+        penalties = mx.array(np.where(self._lengths[:, None] > 0, self._penalties, np.float32(1.0)))
+        chosen = mx.take_along_axis(logits, tokens, axis=1)
+        penalised = mx.where(chosen < 0, chosen * penalties, chosen / penalties)
+        return mx.put_along_axis(logits, tokens, penalised, axis=1)
+
+    def append(self, tokens: mx.array) -> None:
+        """Add the tokens `[R] int32` that were just sampled to the histories."""
+        self._tokens = mx.concatenate([self._tokens, tokens[:, None]], axis=1)[:, -int(self._contexts.max()) :]
+        self._lengths = np.minimum(self._lengths + 1, self._contexts)
+
+
+class CountPenalty:
+    """Lowers the logits of all tokens generated so far, as the OpenAI API defines it.
+
+    `logit -= count * frequency + (count > 0) * presence`, where `count` is how often the answer has the token already.
+    """
+
+    def __init__(self, outputs: Sequence[TokenList], presence: Sequence[float], frequency: Sequence[float]) -> None:
+        wanted = [p != 0.0 or f != 0.0 for p, f in zip(presence, frequency, strict=True)]
+        counted = [
+            np.unique(np.asarray(output if asked else (), np.int32), return_counts=True)
+            for output, asked in zip(outputs, wanted, strict=True)
+        ]
+        self._tokens = mx.array(_rectangle([tokens for tokens, _ in counted], np.int32))
+        self._counts = mx.array(_rectangle([counts for _, counts in counted], np.int32))
+        self._presence = mx.array(np.array(presence, np.float32)[:, None])
+        self._frequency = mx.array(np.array(frequency, np.float32)[:, None])
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """Return `logits [R, V] float32` less the penalties of the tokens generated so far."""
+        penalties = self._counts * self._frequency + (self._counts > 0) * self._presence
+        penalised = mx.take_along_axis(logits, self._tokens, axis=1) - penalties
+        return mx.put_along_axis(logits, self._tokens, penalised, axis=1)
+
+    def append(self, tokens: mx.array) -> None:
+        """Count the tokens `[R] int32` that were just sampled."""
+        tokens = tokens[:, None]
+        same = self._tokens == tokens
+        counts = self._counts + same
+        seen = mx.max(mx.where(same, counts, 1), axis=1, keepdims=True)
+        self._tokens = mx.concatenate([self._tokens, tokens], axis=1)
+        self._counts = mx.concatenate([counts, seen], axis=1)
+
+
+def _rectangle(rows: Sequence[npt.NDArray[np.generic]], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    """Return rows of different lengths as `[R, width >= 1]`, filled up with their first entry, or with zeros."""
+    filled = np.zeros((len(rows), max(1, *(len(row) for row in rows))), dtype)
+    for line, row in zip(filled, rows, strict=True):
+        if len(row):
+            line[: len(row)] = row
+            line[len(row) :] = row[0]
+    return filled
+
+
+# Logits processors: functions of the caller that change a row's logits before its token is chosen.
+#
+# The signature is mlx-lm's, so its functions and those written for it work here:
+#
+# def processor(tokens: mx.array, logits: mx.array) -> mx.array
+#
+# `tokens [n] int32` are prompt and answer so far, of which the newest may be lazy. `logits` are `[1, V] float32`. A
+# request's functions are called in their order, after its bias and penalties.
+
+
+_LARGEST = 1e38
+"""Replaces +inf, with which a processor chooses a token: differences of infinities are NaN."""
+
+
+class LogitsProcessors:
+    """The processors of the rows of a batch, and the tokens of those rows."""
+
+    def __init__(self, processors: Sequence[Sequence[LogitsProcessor]], tokens: Sequence[Sequence[int]]) -> None:
+        """`processors` are the functions of each row, and `tokens` the tokens of the rows that have functions."""
+        asking = {index: functions for index, functions in enumerate(processors) if functions}
+        self._rows = {index: _Row(functions, tokens[index]) for index, functions in asking.items()}
+
+    def apply(
+        self, logits: mx.array, live: Sequence[bool] | None = None
+    ) -> tuple[mx.array, dict[int, LogitsProcessorError]]:
+        """Return `logits [R, V] float32` with each live row changed by its processors, and the errors, by row. A row
+        with an error keeps its logits. The processors of a row that is not `live`, or has failed before, are not
+        called.
+        """
+        # Begun at once: it runs while the rows' own operations are built, and what those raise stays theirs.
+        mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        parts, failures, end = [], {}, 0
+        for index, row in self._rows.items():
+            if row.failed or (live is not None and not live[index]):
+                continue
+            try:
+                processed = row.processed(logits[index : index + 1])
+            except LogitsProcessorError as error:
+                failures[index] = _without_frames(error)
+                row.failed = True
+                continue
+            parts += [logits[end:index], processed]
+            end = index + 1
+        return mx.concatenate([*parts, logits[end:]]), failures
+
+    def append(self, tokens: mx.array) -> None:
+        """Add the tokens `[R] int32` that were just sampled to the rows' tokens."""
+        for index, row in self._rows.items():
+            row.newer.append(tokens[index : index + 1])
+
+
+class _Row:
+    """One row: its functions, the tokens that were known at first, and those sampled since, each `[1]`."""
+
+    def __init__(self, functions: Sequence[LogitsProcessor], tokens: Sequence[int]) -> None:
+        self.functions = functions
+        self.known = mx.array(np.array(tokens, np.int32))
+        self.newer: list[mx.array] = []
+        self.failed = False
+
+    def processed(self, logits: mx.array) -> mx.array:
+        """Return `logits [1, V] float32` after all functions. Raises LogitsProcessorError. A refusal of memory is
+        raised unchanged, so that the step begins again with less.
+        """
+        for function in self.functions:
+            name = getattr(function, "__qualname__", None) or type(function).__qualname__
+            before = self.known.size + len(self.newer)
+            try:
+                # An array of its own for each call, which it may change.
+                result = function(mx.concatenate([self.known, *self.newer]), logits[:])
+                _check(result, logits.shape)
+                result = mx.minimum(result.astype(mx.float32), _LARGEST)
+                mx.async_eval(result)  # type: ignore[no-untyped-call]  # what only evaluation raises, is raised here
+            except BaseException as error:  # whatever it is, it is of this row alone
+                if is_refusal(error):
+                    raise
+                raise LogitsProcessorError(
+                    f"logits processor {name} failed after {before} tokens: {type(error).__name__}: {error}"
+                ) from error
+            logits = result
+        return logits
+
+
+def _without_frames(error: LogitsProcessorError) -> LogitsProcessorError:
+    """Return the error with its traceback as a note. Frames hold the step, its arrays and the model, and would keep
+    them as long as the caller keeps the error.
+    """
+    assert error.__cause__ is not None
+    error.add_note("".join(format_exception(error.__cause__)).rstrip())
+    for each in with_causes(error):
+        each.__traceback__ = None
+    return error
+
+
+def _check(result: object, shape: tuple[int, ...]) -> None:
+    wanted = f"it must return float logits of shape {list(shape)}, as it was given"
+    if not isinstance(result, mx.array):
+        raise TypeError(f"{wanted}, but returned {type(result).__name__}")
+    if result.shape != shape or not mx.issubdtype(result.dtype, mx.floating):
+        kind = dtype_name(result.dtype)
+        raise ValueError(f"{wanted}, but returned {kind} of shape {list(result.shape)}")

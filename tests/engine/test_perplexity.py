@@ -160,7 +160,7 @@ def test_a_window_that_fails_is_the_error(engine: Engine, monkeypatch: pytest.Mo
     def broken(*_: Any) -> Any:
         raise RuntimeError("no scores today")
 
-    monkeypatch.setattr("cortexmlx.execution.kept_states.scores_of", broken)
+    monkeypatch.setattr("cortexmlx.execution.prompt_scores.scores_of", broken)
     with pytest.raises(CortexError, match="no scores today"):
         engine.perplexity(TEXT, context=16)
 

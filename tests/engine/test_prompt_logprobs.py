@@ -16,8 +16,8 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
 from cortexmlx.cli.start import run
 from cortexmlx.errors import PromptTooLong
-from cortexmlx.execution import kept_states
-from cortexmlx.execution.serial import runner as serial_module
+from cortexmlx.execution import prompt_scores as kept_states
+from cortexmlx.execution import serial as serial_module
 from cortexmlx.kv.arena import Quantization
 from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, PromptTooLong
-from cortexmlx.execution.serial.caches import OwnCaches
+from cortexmlx.execution.serial import OwnCaches
 from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
 from support.engine.held import hold_long_answers

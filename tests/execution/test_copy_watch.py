@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution import copy_watch
-from cortexmlx.execution.copy_watch import CopyWatch, Moment
+from cortexmlx.execution import paged as copy_watch
+from cortexmlx.execution.paged import CopyWatch, Moment
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup

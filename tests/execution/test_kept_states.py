@@ -9,8 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.kept_states import KeptStates, PromptResults, kept_rows
-from cortexmlx.execution.scores import rows_at_once
+from cortexmlx.execution.prompt_scores import KeptStates, PromptResults, kept_rows, rows_at_once
 from cortexmlx.scheduling.plan import Pooling, Scoring
 
 WIDTH, VOCAB = 6, 9

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.scores import rows_at_once, scores_of
+from cortexmlx.execution.prompt_scores import rows_at_once, scores_of
 
 
 @pytest.mark.parametrize("top", [0, 3, 40])

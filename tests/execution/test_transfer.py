@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.disk.tier import STATE, PieceLoad
+from cortexmlx.execution.paged import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.execution.states import Batch, StateStore
-from cortexmlx.execution.transfer import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 

@@ -20,7 +20,7 @@ def layer_sizes(engine: Engine, targets: Sequence[str]) -> dict[str, tuple[int, 
     """Return the inputs and outputs of the layers whose names end with one of the `targets`, by name."""
 
     def sizes(core: Any) -> dict[str, tuple[int, int]]:
-        from cortexmlx.execution.adapters.places import linear_layers, linear_size
+        from cortexmlx.execution.adapters import linear_layers, linear_size
 
         layers = linear_layers(core.loaded.model)
         return {

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from cortexmlx.execution.adapters.places import adapted, in_place, linear_layers, linear_size, refusals
+from cortexmlx.execution.adapters import adapted, in_place, linear_layers, linear_size, refusals
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.execution.adapters.route import GATHERED, LONG_RUN, Route, route_of
+from cortexmlx.execution.adapters import GATHERED, LONG_RUN, Route, route_of
 
 
 def slots_of(route: Route) -> list[int]:

@@ -14,8 +14,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from cortexmlx.errors import AdapterRefused
-from cortexmlx.execution.adapters.served import ServedAdapters
-from cortexmlx.execution.adapters.tables import SlotTable
+from cortexmlx.execution.adapters import ServedAdapters, SlotTable
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.products.served import QuantizedProducts

@@ -8,8 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution.adapters.route import route_of
-from cortexmlx.execution.adapters.tables import SlotTable
+from cortexmlx.execution.adapters import SlotTable, route_of
 
 INS, OUTS = 12, 20
 

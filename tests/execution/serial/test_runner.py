@@ -9,7 +9,7 @@ import pytest
 from mlx_lm.generate import generate_step
 
 from cortexmlx.errors import KVBlockError
-from cortexmlx.execution.serial import runner
+from cortexmlx.execution import serial as runner
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 

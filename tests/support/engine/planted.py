@@ -28,8 +28,8 @@ MODULES = (
     "cortexmlx.kv.arena",
     "cortexmlx.execution.paged",
     "cortexmlx.execution.states",
-    "cortexmlx.execution.transfer",
-    "cortexmlx.execution.adapters.tables",
+    "cortexmlx.execution.paged",
+    "cortexmlx.execution.adapters",
     "cortexmlx.execution.runner",
 )
 

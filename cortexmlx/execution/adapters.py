@@ -7,8 +7,11 @@ are never changed, so quantized layers stay quantized, and rows with other adapt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +20,9 @@ import numpy as np
 
 from cortexmlx.attention.state.dispatch import StateStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
-from cortexmlx.execution.adapters.places import in_place, linear_layers, linear_size, refusals, restore
-from cortexmlx.execution.adapters.route import Route, route_of
-from cortexmlx.execution.adapters.tables import SlotTable
 from cortexmlx.execution.boundary import refusable
 from cortexmlx.execution.logit_rows import own_modules
-from cortexmlx.models.adapters.low_rank import AS_MODEL, LowRank
+from cortexmlx.models.adapters.low_rank import AS_MODEL, LowRank, Matrix
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.types.arrays import IntArray
 
@@ -278,3 +278,266 @@ _ADVICE = AS_MODEL[0].upper() + AS_MODEL[1:] + "."
 def _rounded(rank: int) -> int:
     """Return the rank of a table for an adapter: the next power of two, at least 8."""
     return max(_LEAST_RANK, 1 << (rank - 1).bit_length())
+
+
+# Where an adapter can be added to a model's modules, found by a pass that is never evaluated.
+
+
+_ALL, _PICKED = 3, (0, 2)
+"""Tokens of that pass, and those that get logits."""
+
+
+@cache
+def adapted(kind: type[Any]) -> type[Any]:
+    """Return a class of modules like `kind` whose output goes through the module's own `add_adapter`."""
+    own = kind.__call__
+
+    def call(module: Any, x: mx.array) -> Any:
+        return module.add_adapter(x, own(module, x))
+
+    return type(f"Adapted{kind.__name__}", (kind,), {"__call__": call, "unadapted": kind})
+
+
+def restore(modules: Iterable[nn.Module]) -> None:
+    """Undo what an exception that was thrown into `in_place` left in place."""
+    for module in modules:
+        if (kind := getattr(type(module), "unadapted", None)) is not None:
+            object.__setattr__(module, "__class__", kind)
+
+
+@contextmanager
+def in_place(modules: Iterable[nn.Module], made: Callable[[Any], type[Any]] = adapted) -> Iterator[None]:
+    """Make each module an instance of `made(its class)` in this context."""
+    kinds: list[tuple[nn.Module, Any]] = [(module, type(module)) for module in modules]
+    become = object.__setattr__  # nn.Module's own takes ten times as long, and this happens in each step
+    try:
+        for module, kind in kinds:
+            become(module, "__class__", made(kind))
+        yield
+    finally:
+        for module, kind in kinds:
+            become(module, "__class__", kind)
+
+
+def linear_size(module: nn.Module) -> tuple[int, int] | None:
+    """Return the inputs and outputs of a linear layer, quantized or not; None for any other module."""
+    if isinstance(module, nn.QuantizedLinear):
+        outs, words = module.weight.shape
+        return words * 32 // module.bits, outs
+    if isinstance(module, nn.Linear):
+        outs, ins = module.weight.shape
+        return ins, outs
+    return None
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear layers of a model by name. A module that has two names is under both."""
+    return {name: module for name, module in own_modules(model) if linear_size(module) is not None}
+
+
+def refusals(
+    modules: Mapping[str, nn.Module], lazy_pass: Callable[[mx.array, Sequence[int]], object]
+) -> dict[str, str]:
+    """Return why an adapter cannot be added to some of the `modules`, by name. `lazy_pass(tokens, rows)` builds a pass
+    over flat tokens `[T, 1]` of which `rows` get logits. Nothing is evaluated.
+
+    A layer that the pass does not use at all may have one: it has no effect there, as with mlx-lm.
+    """
+    seen = {id(module): _Seen() for module in modules.values()}
+    with in_place({id(module): module for module in modules.values()}.values(), partial(_noted, seen)):
+        lazy_pass(mx.zeros((_ALL, 1), mx.int32), _PICKED)
+    found = {}
+    for name, module in modules.items():
+        if seen[id(module)].read:
+            found[name] = "the model's code reads its weights, and does not only call it"
+        elif any(count != _ALL for count in seen[id(module)].tokens):
+            found[name] = "it does not get all tokens of a step, as the layer that gives the logits, or an expert"
+    return found
+
+
+@dataclass
+class _Seen:
+    """What a pass did with a module."""
+
+    tokens: list[int] = field(default_factory=list)
+    """How many tokens each call had."""
+    read: bool = False
+    """Whether its arrays were read outside of its calls."""
+    calling: bool = False
+
+
+def _noted(seen: Mapping[int, _Seen], kind: type[Any]) -> type[Any]:
+    """Return a class of modules like `kind` that note what happens to them in `seen`, by their ids."""
+
+    def call(module: Any, x: mx.array) -> Any:
+        mine = seen[id(module)]
+        mine.tokens.append(x.size // x.shape[-1])
+        mine.calling = True
+        try:
+            return kind.__call__(module, x)
+        finally:
+            mine.calling = False
+
+    def read(module: Any, name: str) -> Any:
+        value = kind.__getattr__(module, name)
+        if isinstance(value, mx.array) and not seen[id(module)].calling:
+            seen[id(module)].read = True
+        return value
+
+    def item(module: Any, name: str) -> Any:
+        value = kind.__getitem__(module, name)
+        if isinstance(value, mx.array) and not seen[id(module)].calling:
+            seen[id(module)].read = True
+        return value
+
+    return type(f"Noted{kind.__name__}", (kind,), {"__call__": call, "__getattr__": read, "__getitem__": item})
+
+
+# Route: which tokens of a module's input get which slot's product. It is made once per step, for all modules.
+#
+# The scheduler orders a step's rows by adapter, so the tokens of an adapter are runs. A long run is one product. Short
+# runs are gathered: each token is multiplied with its own slot's matrices, in one call for all of them.
+
+
+NO_SLOT = 0
+"""The slot of zeros."""
+
+GATHERED = 32
+"""Up to so many tokens, all of them are gathered, unless one slot has them all: fewer calls are faster."""
+
+LONG_RUN = 8
+"""From so many tokens on, a run is a product of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Consecutive tokens `begin .. end` of a module's input. All of them have `slot`, or each has its own of `slots`
+    `[end - begin] uint32`.
+    """
+
+    begin: int
+    end: int
+    slot: int
+    slots: mx.array | None = None
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing is added to these tokens."""
+        return self.slots is None and self.slot == NO_SLOT
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """The parts of `tokens` tokens, in order."""
+
+    tokens: int
+    parts: tuple[Part, ...]
+
+
+def route_of(slots: IntArray) -> Route | None:
+    """Return the route of tokens with these `slots` `[T]`; None if no token has one."""
+    if not slots.any():
+        return None
+    runs = list(_runs(slots))
+    if len(runs) == 1:
+        return Route(len(slots), (Part(0, len(slots), int(slots[0])),))
+    if len(slots) <= GATHERED:
+        return Route(len(slots), (_gathered(slots, 0, len(slots)),))
+    parts: list[Part] = []
+    begin = 0  # of the short runs that are not in a part yet
+    for first, end in runs:
+        if end - first < LONG_RUN:
+            continue
+        if begin < first:
+            parts.append(_gathered(slots, begin, first))
+        parts.append(Part(first, end, int(slots[first])))
+        begin = end
+    if begin < len(slots):
+        parts.append(_gathered(slots, begin, len(slots)))
+    return Route(len(slots), tuple(parts))
+
+
+def _gathered(slots: IntArray, begin: int, end: int) -> Part:
+    mine = slots[begin:end]
+    same = bool((mine == mine[0]).all())
+    return Part(begin, end, int(mine[0]), None if same else mx.array(mine.astype(np.uint32)))
+
+
+def _runs(slots: IntArray) -> Iterator[tuple[int, int]]:
+    """Yield where runs of equal slots begin and end."""
+    edges = [0, *(np.flatnonzero(np.diff(slots)) + 1).tolist(), len(slots)]
+    yield from pairwise(edges)
+
+
+# SlotTable: the matrices of several adapters beside one linear layer, and the products with them.
+
+
+class SlotTable:
+    """The matrices A `[slots, in, rank]` and B `[slots, rank, out]` of a layer, of one type. Slot 0 holds zeros.
+
+    A product is computed in the table's type. Arrays are never changed in place, so steps in flight keep theirs.
+    """
+
+    def __init__(self, ins: int, outs: int, rank: int, dtype: mx.Dtype) -> None:
+        self._dtype = dtype
+        self._set(mx.zeros((1, ins, rank), dtype), mx.zeros((1, rank, outs), dtype))
+
+    def _set(self, a: mx.array, b: mx.array) -> None:
+        # Views: a slice of consecutive slots shares the table's memory, and an index would copy.
+        views = [(a[slot : slot + 1].squeeze(0), b[slot : slot + 1].squeeze(0)) for slot in range(a.shape[0])]
+        mx.eval(views)
+        self.a, self.b, self._views = a, b, views  # last: the system may refuse the memory
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return int(self.a.nbytes + self.b.nbytes)
+
+    def append(self, slots: int, a: Matrix, b: Matrix) -> None:
+        """Add a slot after the first `slots`, with A `[in, r]` and B `[r, out]`, filled up with zeros to the table's
+        rank. Slots behind those go.
+        """
+        rank, r = self.a.shape[-1], a.shape[1]
+        one = mx.pad(mx.array(a), [(0, 0), (0, rank - r)]).astype(self._dtype)
+        other = mx.pad(mx.array(b), [(0, rank - r), (0, 0)]).astype(self._dtype)
+        self._set(mx.concatenate([self.a[:slots], one[None]]), mx.concatenate([self.b[:slots], other[None]]))
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are, slot 0 included."""
+        return int(self.a.shape[0])
+
+    def copy(self, slot: int, to: int) -> None:
+        """Make the matrices of one slot those of another slot `to` before it, too."""
+        a, b = (mx.concatenate([each[:to], each[slot : slot + 1], each[to + 1 :]]) for each in (self.a, self.b))
+        self._set(a, b)
+
+    def keep(self, slots: int) -> None:
+        """Keep only the first `slots`, of which there are at least two: slot 0 and another."""
+        if slots < self.slots:
+            # Of two parts: one slice would share the memory of all slots.
+            a, b = (mx.concatenate([each[:1], each[1:slots]]) for each in (self.a, self.b))
+            self._set(a, b)
+
+    def added(self, route: Route, x: mx.array, out: mx.array) -> mx.array:
+        """Return a layer's output `[..., out]` for `x` `[..., in]`, with what the slots of its tokens add. The tokens
+        are those of the route, in order, whatever the leading axes.
+        """
+        if len(route.parts) == 1:
+            return self._part(route.parts[0], x, out)
+        rows, results = x.reshape(-1, x.shape[-1]), out.reshape(-1, out.shape[-1])
+        parts = []
+        for part in route.parts:
+            mine = results[part.begin : part.end]
+            parts.append(mine if part.untouched else self._part(part, rows[part.begin : part.end], mine))
+        return mx.concatenate(parts).reshape(out.shape)
+
+    def _part(self, part: Part, x: mx.array, out: mx.array) -> mx.array:
+        if part.slots is None:
+            a, b = self._views[part.slot]
+            if x.dtype == out.dtype == self._dtype:
+                return mx.addmm(out, x @ a, b)
+            return out + ((x.astype(self._dtype) @ a) @ b).astype(out.dtype)
+        rows = x.reshape(-1, 1, x.shape[-1]).astype(self._dtype)
+        thin = mx.gather_mm(rows, self.a, rhs_indices=part.slots)
+        return out + mx.gather_mm(thin, self.b, rhs_indices=part.slots).reshape(out.shape).astype(out.dtype)
