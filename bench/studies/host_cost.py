@@ -27,7 +27,7 @@ from mlx_lm.models.cache import BatchKVCache, make_prompt_cache  # noqa: E402
 
 from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.attention.metal import MetalAttention  # noqa: E402
-from cortexmlx.attention.selfcheck.problem import DecodeProblem, make_problem  # noqa: E402
+from cortexmlx.attention.selfcheck_problems import DecodeProblem, make_problem  # noqa: E402
 from cortexmlx.core.config import EngineConfig  # noqa: E402
 from cortexmlx.core.core import EngineCore  # noqa: E402
 from cortexmlx.core.handle import RequestHandle  # noqa: E402

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.choices.jobs import attention_jobs
-from cortexmlx.attention.choices.layer import LayerAttention
+from cortexmlx.attention.choices import attention_jobs
+from cortexmlx.attention.ways import LayerAttention
 from cortexmlx.bench.suites.kernels import Shape
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import TimedChoice

@@ -174,7 +174,7 @@ def _attention() -> Iterator[Check]:
         yield Check("attention", Verdict.OK, f"{name} (the kernels need an Apple GPU)")
         return
     yield Check("attention", Verdict.OK, name)
-    from cortexmlx.attention.selfcheck.check import check_all
+    from cortexmlx.attention.selfcheck import check_all
     from cortexmlx.metal.kernels import KernelFactory
 
     for check in check_all(cast(KernelFactory, mx.fast.metal_kernel)):

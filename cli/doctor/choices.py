@@ -16,7 +16,7 @@ _SECONDS = 30.0
 def kept_choices() -> Iterator[Check]:
     """Yield the choices of earlier runs on this machine."""
     from cortexmlx.attention.backends import automatic
-    from cortexmlx.attention.choices.identity import identity_here
+    from cortexmlx.attention.choices import identity_here
     from cortexmlx.timed_choice.chooser import kept
     from cortexmlx.timed_choice.table import ChoiceTable
 

@@ -9,13 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.choices.decode import ChoosingBackend, ReferenceAttention
-from cortexmlx.attention.choices.kernel_ways import KernelChoosing
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.attention.probe import attention_calls
-from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
+from cortexmlx.attention.ways import ChoosingBackend, KernelChoosing, ReferenceAttention
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.system.developer_parts import developer_part

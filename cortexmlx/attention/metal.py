@@ -13,23 +13,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
+import numpy as np
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.choices.kernel_ways import KernelWays, OfLayer, shape_of
-from cortexmlx.attention.choices.layer import LayerKey, layer_key
-from cortexmlx.attention.choices.ways import AttendRows, Way
-from cortexmlx.attention.metal_prefill import MetalPrefill, whole_blocks
-from cortexmlx.attention.paged import AttentionCall, PagedKV
-from cortexmlx.attention.selfcheck.check import Approval, KernelCheck
-from cortexmlx.attention.token_rows import TokenRows
+from cortexmlx.attention.paged import AttentionCall, Derived, PagedKV
+from cortexmlx.attention.selfcheck import Approval, KernelCheck, check_prefill
+from cortexmlx.attention.ways import AttendRows, KernelWays, LayerKey, OfLayer, Way, layer_key, shape_of
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
-from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.kv.step import GroupStep
+from cortexmlx.kv.spec import AttentionWindow, LayerGroup
+from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels, KernelFactory
-from cortexmlx.metal.prefill import PrefillVariant
+from cortexmlx.metal.prefill import PrefillInputs, PrefillKernel, PrefillVariant, refusal, why_ours
 from cortexmlx.metal.rules import Variant
-from cortexmlx.metal.work import SMALL, padded_tables, work_list
+from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
 
 _SETTLED = 2
 """The step of a decode window at which the slabs are checked. Whatever wrote them before the window has finished by
@@ -294,3 +291,160 @@ def _require_rows(layer: int, slab: Slab) -> None:
                 f"layer {layer}'s {name} {array.shape} have strides of {strides} bytes, which the kernels "
                 "do not read: this is a fault of the arena, please report it; attention='reference' reads them"
             )
+
+
+# Prefill on the tiled kernel: which layers it serves, and its inputs, made once per step for all layers.
+
+
+@dataclass(frozen=True)
+class _Work_metal_prefill:
+    """A work list on the device."""
+
+    items: int
+    plan: mx.array
+    tables: mx.array
+
+
+class PrefillStep:
+    """The work lists of a GroupStep's pieces, by block size and tile."""
+
+    def __init__(self, step: GroupStep) -> None:
+        self._step = step
+        self._lists: dict[tuple[int, int], _Work_metal_prefill] = {}
+
+    def work(self, block_size: int, tile: int) -> _Work_metal_prefill:
+        """The list for tiles of `tile` tokens."""
+        if (block_size, tile) not in self._lists:
+            work = prefill_list(self._step.pieces, block_size, self._step.attention_window, tile)
+            self._lists[block_size, tile] = _Work_metal_prefill(work.items, mx.array(work.plan), mx.array(work.tables))
+        return self._lists[block_size, tile]
+
+
+class MetalPrefill:
+    """The prefill kernel, made by `factory`, for the layers of which `why_ours` says so and `approval` approves."""
+
+    def __init__(self, factory: KernelFactory, approval: Approval, *, matrix_units: bool) -> None:
+        self._kernel = PrefillKernel(factory)
+        self._approval = approval
+        self._matrix_units = matrix_units
+        self._approved: dict[tuple[PrefillVariant, bool], bool] = {}
+
+    @property
+    def served(self) -> bool:
+        """Whether the kernel has served a layer."""
+        return any(self._approved.values())
+
+    def reconsider(self) -> None:
+        """Ask for every approval again."""
+        self._approved.clear()
+
+    def serves(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the kernel serves a layer. Otherwise MLX's attention does."""
+        if not self.wanted(variant, attention_window):
+            return False
+        whole = whole_blocks(variant, attention_window)
+        if (variant, whole) not in self._approved:
+            self._approved[variant, whole] = self.approve(variant, attention_window)
+        return self._approved[variant, whole]
+
+    def wanted(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the kernel is better than MLX's attention for a layer."""
+        return why_ours(variant, attention_window, matrix_units=self._matrix_units) is not None
+
+    def approve(self, variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+        """Return whether the kernel may serve a layer. Any thread may ask, once for each variant."""
+        reason = refusal(variant)
+        if not whole_blocks(variant, attention_window):
+            reason = f"chunks of {attention_window.tokens} tokens are not of whole blocks"
+        return self._approval.of(variant, reason, lambda: check_prefill(self._kernel, variant))
+
+    def attend(
+        self, variant: PrefillVariant, queries: mx.array, kv: PagedKV, factors: mx.array, sinks: mx.array
+    ) -> mx.array:
+        """Return the attention of all pieces, `[tokens, query_heads, 1, value_dim]`, for the pieces' `queries` alone.
+        `factors` and `sinks` are as in DecodeInputs.
+        """
+        work = kv.derived.get(PrefillStep, kv.step).work(variant.block_size, variant.tile)
+        keys, values = kv.arena.slab(kv.layer)
+        inputs = PrefillInputs(mx.contiguous(queries), keys, values, work.tables, work.plan, factors, sinks)
+        return self._kernel(variant, work.items, inputs)
+
+
+def whole_blocks(variant: PrefillVariant, attention_window: AttentionWindow) -> bool:
+    """Return whether chunks consist of whole blocks, if there are chunks."""
+    return not attention_window.chunked or (attention_window.tokens or 0) % variant.block_size == 0
+
+
+# The shortest pieces of a step as rows of one token each, for the decode kernels.
+#
+# A row that verifies a few drafts is such a piece. As rows, all of them and the decoding rows are one launch, which
+# cuts a row into partitions, reads any blocks and knows every window and option. Each token gets the bits that it would
+# get if it were decoded alone. The price: the keys and values of a row are read once for each of its tokens.
+
+
+FEW = 4
+"""The most tokens of a piece that become rows. Tiles of a prefill kernel have 8 queries or more, and would be half
+empty. More rows would read more than what they save.
+"""
+
+
+class TokenRows:
+    """A step whose pieces of up to `FEW` tokens are rows."""
+
+    def __init__(self, step: GroupStep) -> None:
+        self._whole = step
+        self._few = [piece for piece in step.pieces if piece.end - piece.begin <= FEW]
+        self._others = [piece for piece in step.pieces if piece.end - piece.begin > FEW]
+        self._step: GroupStep | None = None
+        self._order: mx.array | None = None
+        self._back: mx.array | None = None
+        self.derived = Derived()
+        self._put_in_order()
+
+    def __bool__(self) -> bool:
+        """Whether there are such pieces."""
+        return bool(self._few)
+
+    def step(self, block_size: int, null_block: int) -> GroupStep:
+        """Return the step. Its queries are in the order of `taken`."""
+        if self._step is None:
+            self._step = self._made(block_size, null_block)
+        return self._step
+
+    def taken(self, queries: mx.array) -> mx.array:
+        """Return the flat queries of the whole step in the order of this one."""
+        return queries if self._order is None else queries[self._order]
+
+    def put_back(self, attended: mx.array) -> mx.array:
+        """Return results of this step in the order of the whole one."""
+        return attended if self._back is None else attended[self._back]
+
+    def _put_in_order(self) -> None:
+        flat = [np.arange(piece.begin, piece.end) for piece in (*self._few, *self._others)]
+        order = np.concatenate([np.arange(self._whole.rows), *flat]).astype(np.int32)
+        if (np.diff(order) != 1).any():
+            self._order, self._back = mx.array(order), mx.array(np.argsort(order).astype(np.int32))
+
+    def _made(self, block_size: int, null_block: int) -> GroupStep:
+        whole = self._whole
+        counts = [piece.end - piece.begin for piece in self._few]
+        blocks = [piece.blocks(block_size) for piece in self._few]
+        width = max(whole.tables.shape[1], *map(len, blocks))
+        tables = np.full((whole.rows + sum(counts), width), null_block, np.int32)
+        tables[: whole.rows, : whole.tables.shape[1]] = whole.tables
+        begin = whole.rows
+        for count, own in zip(counts, blocks, strict=True):
+            tables[begin : begin + count, : len(own)] = own
+            begin += count
+        lengths = [np.arange(piece.first + 1, piece.tokens + 1) for piece in self._few]
+        others: list[PrefillPiece] = []
+        for piece in self._others:
+            others.append(replace(piece, begin=begin, end=begin + piece.end - piece.begin))
+            begin = others[-1].end
+        return replace(
+            whole,
+            tables=tables,
+            lengths=np.concatenate([whole.lengths, *lengths]).astype(np.int32),
+            runs=(*whole.runs, *[None] * sum(counts)),
+            pieces=tuple(others),
+        )

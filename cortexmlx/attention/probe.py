@@ -15,7 +15,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from cortexmlx.attention import patches
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.paged import AttentionCall
-from cortexmlx.attention.state.probe import A_STEP, NotedState, RecurrentProbe, is_state
+from cortexmlx.attention.recurrent import A_STEP, NotedState, RecurrentProbe, is_state
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.spec import AttentionWindow, KVSpec
 from cortexmlx.types.arrays import dtype_name

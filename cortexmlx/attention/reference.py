@@ -26,8 +26,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.piece_batches import CutPieces
-from cortexmlx.attention.reference_step import ReferenceStep, RowIndex
+from cortexmlx.attention.reference_step import CutPieces, ReferenceStep, RowIndex
 from cortexmlx.attention.softmax import Softmax, as_mlx, divided
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import PARTS, Quantization, Slab

@@ -19,7 +19,7 @@ import numpy as np
 from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, YarnRoPE
 
 from cortexmlx.attention.probe import decode_pass
-from cortexmlx.attention.selfcheck.check import Approval, KernelCheck, check_tail_write
+from cortexmlx.attention.selfcheck import Approval, KernelCheck, check_tail_write
 from cortexmlx.kv.arena import Slab
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, TailWriteKernel, Turning, places_of, refusal

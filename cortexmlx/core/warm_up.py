@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.core.threads import Task
 from cortexmlx.types.progress import OnProgress, Progress
 

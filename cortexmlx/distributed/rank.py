@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.probe import NotPaged, probe
-from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.distributed.disk.part_identity import PartIdentity
 from cortexmlx.distributed.disk.rank_store import RankStore, Tell

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from cortexmlx.attention.state.dispatch import StateStep, TokenSpan
+from cortexmlx.attention.recurrent import StateStep, TokenSpan
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.boundary import refusable
 from cortexmlx.execution.logit_rows import own_modules

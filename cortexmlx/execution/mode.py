@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from cortexmlx.attention.backends import Backend, choose_backend
 from cortexmlx.attention.probe import NotPaged, probe
-from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, granted
 from cortexmlx.execution.runner import ModelRunner

@@ -15,7 +15,7 @@ import mlx.nn as nn
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches, take_sent
 from cortexmlx.attention.paged import Attend, Derived, PagedKV
 from cortexmlx.attention.probe import lazy_pass
-from cortexmlx.attention.state.probe import is_state
+from cortexmlx.attention.recurrent import is_state
 from cortexmlx.attention.tail_write import TailWriter, Written
 from cortexmlx.cpu import swiglu
 from cortexmlx.cpu.feed import Feed

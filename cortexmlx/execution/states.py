@@ -16,7 +16,7 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan
+from cortexmlx.attention.recurrent import StateLeaf, StateStep, TokenSpan
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.snapshots import Row, Save, StateOps
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan

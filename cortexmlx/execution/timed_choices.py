@@ -10,9 +10,8 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from cortexmlx.attention.backends import Backend
-from cortexmlx.attention.choices.identity import identity_here
-from cortexmlx.attention.choices.jobs import attention_jobs, fixed_jobs, take_choices
-from cortexmlx.attention.choices.layer import layers_of
+from cortexmlx.attention.choices import attention_jobs, fixed_jobs, identity_here, take_choices
+from cortexmlx.attention.ways import layers_of
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.products.choices import OURS, ProductChoices, product_jobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.attention.selfcheck.check import UNWRITTEN, VariantCheck, checked, difference, written
+from cortexmlx.attention.selfcheck import UNWRITTEN, VariantCheck, checked, difference, written
 from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.products.shape import ProductShape, refusal
 from cortexmlx.products.problem import make_problem

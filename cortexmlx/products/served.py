@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
-from cortexmlx.attention.selfcheck.check import Approval
+from cortexmlx.attention.selfcheck import Approval
 from cortexmlx.metal.kernels import KernelFactory
 from cortexmlx.metal.products.kernel import ProductKernel, Weights
 from cortexmlx.metal.products.shape import Product, ProductShape, refusal, split

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from cortexmlx.attention.alibi import alibi_slopes
+from cortexmlx.attention.selfcheck_problems import alibi_slopes
 
 
 def test_eight_heads_have_the_slopes_that_the_paper_prints() -> None:

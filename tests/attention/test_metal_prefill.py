@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.attention.metal_prefill import PrefillStep
+from cortexmlx.attention.metal import MetalAttention, PrefillStep
 from cortexmlx.attention.paged import Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, take_sent
-from cortexmlx.attention.state.dispatch import StateLeaf
+from cortexmlx.attention.recurrent import StateLeaf
 from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
 from cortexmlx.models.sharding.ways import PlannedGroup
 from tests.architectures.configurations import configuration

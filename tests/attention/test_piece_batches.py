@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.attention import piece_batches, reference
+from cortexmlx.attention import reference
+from cortexmlx.attention import reference_step as piece_batches
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.piece_batches import SHORT, CutPieces, is_short
 from cortexmlx.attention.reference import attend
+from cortexmlx.attention.reference_step import SHORT, CutPieces, is_short
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.attention.metal import FEW, MetalAttention, TokenRows
 from cortexmlx.attention.paged import Derived, PagedKV
-from cortexmlx.attention.token_rows import FEW, TokenRows
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup

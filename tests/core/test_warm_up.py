@@ -14,7 +14,7 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.attention import backends
 from cortexmlx.attention.backends import kernel_backend
 from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.attention.selfcheck.check import KernelCheck
+from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
 from cortexmlx.core.threads import Task
 from cortexmlx.core.warm_up import THREADS, WarmUp

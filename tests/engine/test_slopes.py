@@ -16,7 +16,7 @@ import mlx_lm.models.llama
 import numpy as np
 import pytest
 
-from cortexmlx.attention.alibi import alibi_slopes
+from cortexmlx.attention.selfcheck_problems import alibi_slopes
 from cortexmlx.metal.lab import sim
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE

@@ -12,10 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.choices.jobs import attention_jobs
-from cortexmlx.attention.choices.layer import layers_of
-from cortexmlx.attention.choices.ways import Way
+from cortexmlx.attention.choices import attention_jobs
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.ways import Way, layers_of
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import LayerGroup

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.attention.backends import Backend
-from cortexmlx.attention.choices.problem import TimedProblem
+from cortexmlx.attention.choices import TimedProblem
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.opened_model import OpenedModel
 from cortexmlx.execution import timed_choices

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CLASSES, TIMED_ON = "cortexmlx/attention/choices/batch_class.py", "cortexmlx/attention/choices/problem.py"
-PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/choices/ways.py", "cortexmlx/attention/choices/row_by_row.py"
-KERNEL_WAYS, DECODE = "cortexmlx/attention/choices/kernel_ways.py", "cortexmlx/attention/choices/decode.py"
+CLASSES, TIMED_ON = "cortexmlx/attention/ways.py", "cortexmlx/attention/choices.py"
+PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/ways.py", "cortexmlx/attention/ways.py"
+KERNEL_WAYS, DECODE = "cortexmlx/attention/ways.py", "cortexmlx/attention/ways.py"
 TIMING, TABLE, CHOOSER = (f"cortexmlx/timed_choice/{name}.py" for name in ("timing", "table", "chooser"))
 OPENED = "cortexmlx/execution/timed_choices.py"
 

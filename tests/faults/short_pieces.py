@@ -10,8 +10,8 @@ TESTS = (
     "attention/test_reference_step.py",
 )
 
-STEP, BATCHES = "cortexmlx/attention/reference_step.py", "cortexmlx/attention/piece_batches.py"
-ROWS, BACKEND = "cortexmlx/attention/token_rows.py", "cortexmlx/attention/metal.py"
+STEP, BATCHES = "cortexmlx/attention/reference_step.py", "cortexmlx/attention/reference_step.py"
+ROWS, BACKEND = "cortexmlx/attention/metal.py", "cortexmlx/attention/metal.py"
 
 FAULTS = (
     Fault(

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cortexmlx.attention.alibi import alibi_slopes
+from cortexmlx.attention.selfcheck_problems import alibi_slopes
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel

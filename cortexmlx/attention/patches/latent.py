@@ -21,8 +21,8 @@ import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, ProbeKV, attend
 from cortexmlx.attention.paged import Derived, PagedKV
-from cortexmlx.attention.piece_batches import is_short
 from cortexmlx.attention.reference import rounds_coarsely
+from cortexmlx.attention.reference_step import is_short
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.arena import Slab
 from cortexmlx.kv.step import GroupStep, PrefillPiece

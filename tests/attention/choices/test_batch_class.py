@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.attention.choices.batch_class import ROWS, TOKENS, BatchClass, classes
 from cortexmlx.attention.paged import Derived
+from cortexmlx.attention.ways import ROWS, TOKENS, BatchClass, classes
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep

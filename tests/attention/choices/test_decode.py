@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.choices import decode
-from cortexmlx.attention.choices.batch_class import BatchClass
-from cortexmlx.attention.choices.decode import ReferenceAttention, reproducible_way
-from cortexmlx.attention.choices.layer import LayerAttention, layer_key
-from cortexmlx.attention.choices.ways import PLAIN, Way
+from cortexmlx.attention import ways as decode
 from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.ways import (
+    PLAIN,
+    BatchClass,
+    LayerAttention,
+    ReferenceAttention,
+    Way,
+    layer_key,
+    reproducible_way,
+)
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup

@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 
 import cortexmlx.metal
-from cortexmlx.attention.choices import identity
-from cortexmlx.attention.choices.identity import identity_here, kernel_digest
+from cortexmlx.attention import choices as identity
+from cortexmlx.attention.choices import identity_here, kernel_digest
 
 
 def test_the_identity_names_machine_and_versions() -> None:

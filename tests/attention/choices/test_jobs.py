@@ -9,13 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.choices import jobs as made
-from cortexmlx.attention.choices.batch_class import BatchClass
-from cortexmlx.attention.choices.decode import ReferenceAttention
-from cortexmlx.attention.choices.jobs import attention_jobs, fixed_jobs, take_choices
-from cortexmlx.attention.choices.layer import LayerAttention
-from cortexmlx.attention.choices.problem import Slabs
-from cortexmlx.attention.choices.ways import AttendRows, Way
+from cortexmlx.attention import choices as made
+from cortexmlx.attention.choices import Slabs, attention_jobs, fixed_jobs, take_choices
+from cortexmlx.attention.ways import AttendRows, BatchClass, LayerAttention, ReferenceAttention, Way
 from cortexmlx.errors import MemoryRefused
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import ChoiceSource

@@ -10,13 +10,9 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.choices.batch_class import BatchClass
-from cortexmlx.attention.choices.decode import ChoosingBackend
-from cortexmlx.attention.choices.kernel_ways import KernelChoosing
-from cortexmlx.attention.choices.layer import LayerAttention
-from cortexmlx.attention.choices.problem import Slabs, TimedProblem
-from cortexmlx.attention.choices.ways import KERNELS, PLAIN, Way
+from cortexmlx.attention.choices import Slabs, TimedProblem
 from cortexmlx.attention.metal import MetalAttention
+from cortexmlx.attention.ways import KERNELS, PLAIN, BatchClass, ChoosingBackend, KernelChoosing, LayerAttention, Way
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
@@ -91,7 +87,7 @@ def test_a_chosen_kernel_that_is_refused_later_leaves_the_rules_choice(caplog: p
 
 def test_a_variant_is_checked_once_until_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    from cortexmlx.attention.choices import kernel_ways
+    from cortexmlx.attention import ways as kernel_ways
 
     real = kernel_ways.check_variant
     monkeypatch.setattr(kernel_ways, "check_variant", lambda *given: (checked.append(given[1]), real(*given))[1])

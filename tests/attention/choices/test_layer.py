@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.choices.layer import LayerAttention, layer_key, layers_of
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.ways import LayerAttention, layer_key, layers_of
 from cortexmlx.kv.spec import KVSpec
 from support.engine.core_driver import Driver
 from support.models.tiny import write_tiny

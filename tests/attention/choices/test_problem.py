@@ -9,11 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.choices import problem
-from cortexmlx.attention.choices.batch_class import BatchClass
-from cortexmlx.attention.choices.layer import LayerAttention
-from cortexmlx.attention.choices.problem import Slabs, TimedProblem, times_together
-from cortexmlx.attention.choices.ways import PLAIN, Way, plain_ways
+from cortexmlx.attention import choices as problem
+from cortexmlx.attention.choices import Slabs, TimedProblem, times_together
+from cortexmlx.attention.ways import PLAIN, BatchClass, LayerAttention, Way, plain_ways
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.timed_choice.job import CannotServe
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.attention.choices import row_by_row
-from cortexmlx.attention.choices.decode import ReferenceAttention
+from cortexmlx.attention import ways as row_by_row
 from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.ways import ReferenceAttention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup

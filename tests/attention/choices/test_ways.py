@@ -10,12 +10,9 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.attention import reference
-from cortexmlx.attention.choices import ways
-from cortexmlx.attention.choices.batch_class import BatchClass
-from cortexmlx.attention.choices.layer import LayerAttention
-from cortexmlx.attention.choices.ways import MOST_COPIED, PLAIN, Way, plain_ways
+from cortexmlx.attention import reference, ways
 from cortexmlx.attention.paged import Attend, PagedKV
+from cortexmlx.attention.ways import MOST_COPIED, PLAIN, BatchClass, LayerAttention, Way, plain_ways
 from cortexmlx.kv.spec import KVSpec
 from support.kernels.attention_case import Case
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck.check import check_all, check_prefill, check_variant
+from cortexmlx.attention.selfcheck import check_all, check_prefill, check_variant
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
@@ -204,7 +204,7 @@ def test_an_interrupt_is_no_result() -> None:
 def test_all_variants_are_checked_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Shape] = []
     for name in ("check_variant", "check_prefill", "check_tail_write"):
-        monkeypatch.setattr(f"cortexmlx.attention.selfcheck.check.{name}", lambda kernels, v: checked.append(v) or v)
+        monkeypatch.setattr(f"cortexmlx.attention.selfcheck.{name}", lambda kernels, v: checked.append(v) or v)
     results = check_all(sim.metal_kernel)
     assert next(results) == VARIANTS[0] and len(checked) == 1, "whoever shows progress sees each as it comes"
     assert [VARIANTS[0], *results] == [*VARIANTS, *PREFILL_VARIANTS, *WRITES] == checked

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck.problem import (
+from cortexmlx.attention.selfcheck_problems import (
     PIECES,
     PREFILL_WINDOW,
     TAIL_TOKENS,

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck.tail_problem import make_tail_problem
+from cortexmlx.attention.selfcheck_problems import make_tail_problem
 from cortexmlx.metal.tail_write import Norm, TailWrite, Turning
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from cortexmlx.attention.state.dispatch import StateLeaf, StateStep, TokenSpan, install
+from cortexmlx.attention.recurrent import StateLeaf, StateStep, TokenSpan, install
 from cortexmlx.errors import ModelUnsupported
 
 

@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
 
 from cortexmlx.attention.probe import probe
-from cortexmlx.attention.state.probe import RecurrentProbe
+from cortexmlx.attention.recurrent import RecurrentProbe
 from cortexmlx.errors import ModelUnsupported
 from support.models.recurrent import RECURRENT
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from cortexmlx.attention.state.watch import running_modules
+from cortexmlx.attention.recurrent import running_modules
 
 
 class Inner(nn.Module):  # type: ignore[misc]

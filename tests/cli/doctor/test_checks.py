@@ -90,9 +90,9 @@ def test_a_kernel_that_does_not_compile_is_a_line_here_and_whole_in_json(monkeyp
     monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M4"})
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
     monkeypatch.setattr(mx.fast, "metal_kernel", raising(RuntimeError(COMPILE_ERROR)))
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.VARIANTS", VARIANTS[:1])
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
-    monkeypatch.setattr("cortexmlx.attention.selfcheck.check.WRITES", WRITES[:1])
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.VARIANTS", VARIANTS[:1])
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.PREFILL_VARIANTS", PREFILL_VARIANTS[:1])
+    monkeypatch.setattr("cortexmlx.attention.selfcheck.WRITES", WRITES[:1])
     backend, *kernels = CHECKS["attention"]()
     assert backend.detail == "metal" and [check.verdict for check in kernels] == [Verdict.WARN] * 3
     for check, variant in zip(kernels, (VARIANTS[0], PREFILL_VARIANTS[0], WRITES[0]), strict=True):

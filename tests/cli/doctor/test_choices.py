@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.attention.choices.identity import identity_here
+from cortexmlx.attention.choices import identity_here
 from cortexmlx.cli.doctor.check import Verdict
 from cortexmlx.cli.doctor.choices import kept_choices, line
 from cortexmlx.cli.start import run

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.selfcheck.check import check_variant
+from cortexmlx.attention.selfcheck import check_variant
 from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.lab.agx.kernel_files import CHECKED, file_name, kernel_texts, main, metal_file, preamble
 from cortexmlx.metal.lab.sim.toolchain import find_compiler, mlx_headers

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.selfcheck.problem import make_problem
+from cortexmlx.attention.selfcheck_problems import make_problem
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.cuda import dialect as cuda

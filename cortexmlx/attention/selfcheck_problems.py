@@ -14,13 +14,13 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.attention.alibi import alibi_slopes
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.kernels import DecodeInputs
 from cortexmlx.metal.prefill import PrefillInputs, PrefillVariant
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import PARTITION
+from cortexmlx.metal.tail_write import NewTokens, Norm, TailWrite, places_of
 from cortexmlx.metal.work import SMALL, padded_tables, prefill_list, work_list
 
 LENGTHS = (2 * PARTITION + 37, 31, 1, PARTITION - 3)
@@ -271,3 +271,91 @@ def _attention(
     shares = (weights / total).reshape(len(keys), group, -1)
     attended: npt.NDArray[np.float64] = (shares @ values.astype(np.float64)).reshape(heads, -1)
     return attended
+
+
+# A small problem for the kernel that writes the tail, and its answer in float64 by NumPy.
+
+
+_POSITIONS = np.array([0, 5, 77], np.int32)
+_COLUMNS_tail_problem, _COLUMN = 16, 6
+_QUERY_HEADS, _KV_HEADS_tail_problem = 3, 2
+_EPS = 1e-5
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TailProblem:
+    """The kernel's inputs, and `wanted`: what it returns, in float64."""
+
+    new: NewTokens
+    tail: tuple[mx.array, ...]
+    columns: int
+    places: mx.array
+    wanted: tuple[Numbers, ...]
+
+
+def make_tail_problem(variant: TailWrite) -> TailProblem:
+    """Return rows at several positions, whose tails have a token in every other column."""
+    random = np.random.default_rng(11)
+    rows, turning = len(_POSITIONS), variant.turning
+    half = turning.dims // 2
+
+    def draw(*shape: int) -> tuple[mx.array, Numbers]:
+        numbers = random.integers(-16, 17, shape) / 32  # every dtype holds them
+        return mx.array(numbers.astype(np.float32)).astype(getattr(mx, variant.dtype)), numbers
+
+    (queries, q), (keys, k), (values, v) = (
+        draw(rows, heads, dim)
+        for heads, dim in (
+            (_QUERY_HEADS, variant.key_dim),
+            (_KV_HEADS_tail_problem, variant.key_dim),
+            (_KV_HEADS_tail_problem, variant.value_dim),
+        )
+    )
+    weight, w = draw(variant.key_dim)
+    old_keys, new_keys = draw(rows, _KV_HEADS_tail_problem, _COLUMNS_tail_problem, variant.key_dim)
+    old_values, new_values = draw(rows, _KV_HEADS_tail_problem, _COLUMNS_tail_problem, variant.value_dim)
+    frequencies = (turning.base or 10000.0) ** (np.arange(half) / half)
+    angle = (_POSITIONS[:, None] * turning.scale / frequencies)[:, None]
+
+    def turned(x: Numbers, norm: bool) -> Numbers:
+        if norm:
+            x = x / np.sqrt((x**2).mean(-1, keepdims=True) + _EPS) * w
+        pairs = np.arange(turning.dims).reshape((half, 2) if turning.traditional else (2, half))
+        first, second = pairs.T if turning.traditional else pairs
+        out = x.copy()
+        out[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
+        out[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
+        return out
+
+    new_keys[:, :, _COLUMN], new_values[:, :, _COLUMN] = turned(k, variant.key_norm), v
+    norm = Norm(weight, _EPS)
+    new = NewTokens(
+        queries,
+        keys,
+        values,
+        norm if variant.query_norm else None,
+        norm if variant.key_norm else None,
+        turning,
+        None if turning.base is not None else mx.array(frequencies.astype(np.float32)),
+    )
+    places = mx.array(places_of(_COLUMNS_tail_problem, _COLUMN, _POSITIONS))
+    wanted = (turned(q, variant.query_norm)[:, :, None], new_keys, new_values)
+    return TailProblem(new, (old_keys, old_values), _COLUMNS_tail_problem, places, wanted)
+
+
+# The slopes of ALiBi, attention with linear biases: Press, Smith and Lewis, "Train Short, Test Long" (2022).
+
+
+def alibi_slopes(heads: int) -> npt.NDArray[np.float32]:
+    """Return what each query head subtracts from a logit per token of distance, `[heads]`: `2 ** (-8 * h / heads)` for
+    h from 1, as section 3 of the paper says for powers of 2.
+
+    Other numbers of heads get the slopes of the next smaller power of 2, and then the first, third, ... slopes of the
+    next larger one, as in the authors' code and the BLOOM and MPT models.
+    """
+    whole = 1 << heads.bit_length() - 1
+    between = -4 * np.arange(1, 2 * (heads - whole), 2) / whole
+    exponents = np.concatenate([-8 * np.arange(1, whole + 1) / whole, between])
+    return np.array(np.exp2(exponents), np.float32)

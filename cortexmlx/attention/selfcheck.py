@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from cortexmlx.attention.selfcheck.problem import (
+from cortexmlx.attention.selfcheck_problems import (
     PREFILL_WINDOW,
     WHOLE_LENGTHS,
     WINDOW,
@@ -24,8 +24,8 @@ from cortexmlx.attention.selfcheck.problem import (
     concealed,
     make_prefill_problem,
     make_problem,
+    make_tail_problem,
 )
-from cortexmlx.attention.selfcheck.tail_problem import make_tail_problem
 from cortexmlx.metal import prefill, tail_write
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
