@@ -17,7 +17,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import parse_size
-from cortexmlx.models.hub.names import hub_names
+from cortexmlx.models.hub import hub_names
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.types.sampling_params import SamplingParams

@@ -56,7 +56,7 @@ def plan_hosts(
     """Return what each of `hosts` machines like `machine` has. `kv` are the bits and the group size of quantized keys
     and values. `here` says in which form a machine has the weights.
     """
-    from cortexmlx.models.sharding.ways import Way, choose_way, hosts_that_fit
+    from cortexmlx.models.sharding import Way, choose_way, hosts_that_fit
     from cortexmlx.models.weights import weight_bytes
 
     why = skeleton.refusal or (skeleton.notes[0] if skeleton.most_rows is not None else None)
@@ -108,7 +108,7 @@ def _tensor_part(model: Any, hosts: int) -> Any:
     """Return what a host has if every layer is cut. It can be called for its shapes."""
     import mlx.core as mx
 
-    from cortexmlx.models.sharding.ways import PlannedGroup
+    from cortexmlx.models.sharding import PlannedGroup
 
     part = _copied(model)
     part.shard(PlannedGroup(0, hosts))
@@ -122,7 +122,7 @@ def _tensor_part(model: Any, hosts: int) -> Any:
 
 def _pipeline_part(model: Any, hosts: int, rank: int) -> tuple[Any, range]:
     """Return what a host has if the layers are divided, and which layers those are."""
-    from cortexmlx.models.sharding.ways import PlannedGroup, pipelined_part
+    from cortexmlx.models.sharding import PlannedGroup, pipelined_part
 
     part = _copied(model)
     inner = pipelined_part(part)

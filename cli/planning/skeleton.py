@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import row_bytes
 from cortexmlx.kv.spec import ITEMSIZE, KVSpec, LayerGroup, group_layers, quantized, unquantized
-from cortexmlx.models.context import UNSTATED_CONTEXT, language_configs, stated_context
+from cortexmlx.models.folder_config import UNSTATED_CONTEXT, language_configs, stated_context
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:

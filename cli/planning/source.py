@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
-from cortexmlx.models.folder_config import read_config
+from cortexmlx.models.folder_config import read_config, read_json_object
 from cortexmlx.models.inventory import stored_bytes
-from cortexmlx.models.json_file import read_json_object
 from cortexmlx.models.resolve import SourceKind, resolve
 from cortexmlx.models.safetensors_check import check_weights
 
@@ -68,10 +67,9 @@ def _of_folder(name: str, folder: Path, config: Mapping[str, Any]) -> PlanSource
 
 
 def _from_gguf(name: str, path: Path) -> PlanSource:
-    from cortexmlx.models.gguf.blocks import GROUP, PACKED
     from cortexmlx.models.gguf.config import activation_type, describe
-    from cortexmlx.models.gguf.parts import read_model_header
-    from cortexmlx.models.gguf.tensors import memory_bytes
+    from cortexmlx.models.gguf.file import read_model_header
+    from cortexmlx.models.gguf.tensors import GROUP, PACKED, memory_bytes
 
     header = read_model_header(path)
     description = describe(header)
@@ -85,7 +83,7 @@ def _from_gguf(name: str, path: Path) -> PlanSource:
 
 
 def _from_hub(repo: str) -> PlanSource:
-    from cortexmlx.models.hub.fetch import fetch_config
+    from cortexmlx.models.hub import fetch_config
 
     folder = fetch_config(repo)
     return _of_folder(repo, folder, read_config(folder))

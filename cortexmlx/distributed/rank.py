@@ -27,8 +27,7 @@ from cortexmlx.execution.shared_choice import SharedChoice
 from cortexmlx.execution.timed_choices import choose
 from cortexmlx.kv.spec import LayerGroup, group_layers, paged, quantized
 from cortexmlx.models.loaded import LoadedModel, check_logits
-from cortexmlx.models.sharding.part import load_part
-from cortexmlx.models.sharding.ways import Way
+from cortexmlx.models.sharding import Way, load_part
 from cortexmlx.system.machine import working_set_bytes
 
 log = logging.getLogger("cortexmlx")

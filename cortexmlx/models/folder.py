@@ -9,8 +9,7 @@ from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
-from cortexmlx.models.embedding.backbone import lacks_head, load_options
-from cortexmlx.models.embedding.files import MODULES
+from cortexmlx.models.embedding import MODULES, lacks_head, load_options
 from cortexmlx.models.folder_config import (
     check_layers,
     end_ids,

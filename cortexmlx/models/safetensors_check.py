@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ModelCorrupt
-from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.folder_config import read_json_object
 from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, unreadable_message
 
 INDEX = "model.safetensors.index.json"

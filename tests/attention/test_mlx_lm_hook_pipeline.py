@@ -10,7 +10,7 @@ import pytest
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, take_sent
 from cortexmlx.attention.recurrent import StateLeaf
 from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
-from cortexmlx.models.sharding.ways import PlannedGroup
+from cortexmlx.models.sharding import PlannedGroup
 from tests.architectures.configurations import configuration
 
 

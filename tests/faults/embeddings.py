@@ -14,10 +14,10 @@ KEPT, ROWS = "cortexmlx/execution/prompt_scores.py", "cortexmlx/execution/logit_
 REQUESTS, ANSWERS = "cortexmlx/core/open_requests.py", "cortexmlx/core/answers.py"
 TEXTS, CALLS = "cortexmlx/core/embedding/texts.py", "cortexmlx/core/embedding/calls.py"
 AHEAD, SUPPORT = "cortexmlx/core/embedding/pooled_requests.py", "cortexmlx/core/embedding/support.py"
-FILES, LAYERS = "cortexmlx/models/embedding/files.py", "cortexmlx/models/embedding/layers.py"
-CAUSAL, RERANKER = "cortexmlx/models/embedding/causal.py", "cortexmlx/models/embedding/reranker.py"
+FILES, LAYERS = "cortexmlx/models/embedding.py", "cortexmlx/models/embedding.py"
+CAUSAL, RERANKER = "cortexmlx/models/embedding.py", "cortexmlx/models/embedding.py"
 FIRST = "cortexmlx/core/embedding/first_tokens.py"
-BACKBONE = "cortexmlx/models/embedding/backbone.py"
+BACKBONE = "cortexmlx/models/embedding.py"
 
 TESTS = (
     "scheduling/test_scheduler_pooled.py",

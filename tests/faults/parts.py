@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CHOICE, WAYS = "cortexmlx/execution/shared_choice.py", "cortexmlx/models/sharding/ways.py"
-PART, RANK = "cortexmlx/models/sharding/part.py", "cortexmlx/distributed/rank.py"
+CHOICE, WAYS = "cortexmlx/execution/shared_choice.py", "cortexmlx/models/sharding.py"
+PART, RANK = "cortexmlx/models/sharding.py", "cortexmlx/distributed/rank.py"
 HOOK = "cortexmlx/attention/mlx_lm_hook.py"
 
 TESTS = (

@@ -37,7 +37,7 @@ def hub(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> I
     import huggingface_hub.constants as constants
 
     with serving(tiny=large_model(tmp_path / "published")) as hub:
-        monkeypatch.setattr("cortexmlx.models.hub.weights._FIRST_WAIT_SECONDS", 0.01)
+        monkeypatch.setattr("cortexmlx.models.hub._FIRST_WAIT_SECONDS", 0.01)
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

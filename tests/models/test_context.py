@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.models.context import stated_context, unserved_window
+from cortexmlx.models.folder_config import stated_context, unserved_window
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.models import SourceKind, list_models
-from cortexmlx.models.hub.cache import cached_folder
+from cortexmlx.models.hub import cached_folder
 from cortexmlx.models.inventory import stored_bytes
 from support.folders import CONFIG, cached_model
 from support.gguf.models import write_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.errors import ModelCorrupt
-from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.folder_config import read_json_object
 
 
 def test_an_object_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.file import read_header
-from cortexmlx.models.gguf.metadata import Metadata
+from cortexmlx.models.gguf.file import Metadata, read_header
 
 POOLING = {"word_embedding_dimension": 0, "pooling_mode_lasttoken": True, "include_prompt": True}
 MODULES = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]

@@ -20,9 +20,7 @@ from cortexmlx.core.handle import NotCopyable
 from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.execution.boundary import Vector
 from cortexmlx.kv.prefix import common_length
-from cortexmlx.models.embedding.files import EmbeddingFiles
-from cortexmlx.models.embedding.layers import normalized
-from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION
+from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, EmbeddingFiles, normalized
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Pooled, Reranking
 

@@ -10,8 +10,7 @@ from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.models.embedding.files import EmbeddingFiles, read_embedding
-from cortexmlx.models.embedding.reranker import Reranker, read_reranker
+from cortexmlx.models.embedding import EmbeddingFiles, Reranker, read_embedding, read_reranker
 from cortexmlx.models.loaded import LoadedModel
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.embeddings import EmbeddingInfo

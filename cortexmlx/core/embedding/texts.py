@@ -16,7 +16,7 @@ from cortexmlx.core.arguments import is_list
 from cortexmlx.core.embedding.first_tokens import at_least, first_tokens
 from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.kv.prefix import common_length
-from cortexmlx.models.embedding.files import EmbeddingFiles
+from cortexmlx.models.embedding import EmbeddingFiles
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.embeddings import EmbeddingInfo, Pooled
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,3 +286,138 @@ def _check_overlap(reader: _Reader, tensors: dict[str, TensorInfo]) -> None:
     for before, after in itertools.pairwise(placed):
         if before.offset + before.nbytes > after.offset:
             raise reader.fail(f"tensors {before.name!r} and {after.name!r} overlap")
+
+
+# Typed look-ups in a GGUF header. A missing or wrong value is one clear error.
+
+
+class Metadata:
+    """Typed look-ups in a GGUF header's metadata. The methods with `arch_` put the architecture's name before the
+    key.
+    """
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self.header = header
+        self.file = header.path.name
+        self.architecture = self.text("general.architecture")
+
+    def _missing(self, key: str) -> ModelCorrupt:
+        return ModelCorrupt(f"{self.file} lacks the metadata {key!r}. Convert it again with a current converter.")
+
+    def _wrong(self, key: str, wanted: str) -> ModelCorrupt:
+        found = self.header.metadata.get(key)
+        shown = f"a list of {len(found)}" if isinstance(found, list) else repr(found)
+        return ModelCorrupt(f"{self.file}: the metadata {key!r} is {shown}, not {wanted}.")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.header.metadata.get(key, default)
+        if value is None:
+            raise self._missing(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a text")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int | None:
+        value = self.header.metadata.get(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self._wrong(key, "a whole number")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.header.metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def items(self, key: str, kind: type) -> list[Any]:
+        value = self.header.metadata.get(key, [])
+        if not isinstance(value, list) or (value and not isinstance(value[0], kind)):
+            raise self._wrong(key, f"a list of {kind.__name__}")
+        return value
+
+    def arch_integer(self, key: str, default: int | None = None) -> int:
+        full = f"{self.architecture}.{key}"
+        if isinstance(self.header.metadata.get(full), list):
+            raise ModelUnsupported(f"{self.file}: {full!r} differs from layer to layer, which is not served here.")
+        value = self.integer(full, default)
+        if value is None:
+            raise self._missing(full)
+        if not 0 < value < 1 << 31:
+            raise self._wrong(full, "a sensible positive number")
+        return value
+
+    def arch_number(self, key: str, default: float | None = None) -> float:
+        full = f"{self.architecture}.{key}"
+        value = self.header.metadata.get(full, default)
+        if value is None:
+            raise self._missing(full)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self._wrong(full, "a positive number")
+        return float(value)
+
+    def arch_has(self, key: str) -> bool:
+        return f"{self.architecture}.{key}" in self.header.metadata
+
+
+# A model in one GGUF file, or split into several files: `NAME-00001-of-00003.gguf` and so on.
+
+
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+def read_model_header(path: Path) -> GGUFHeader:
+    """Return the header of the model that begins in `path`: the metadata of that file, and the tensors of all its
+    parts.
+
+    Raises ModelNotFound for a missing part, and for a `path` that is not the first part. Raises ModelCorrupt for parts
+    that do not belong together. Raises what `read_header` raises.
+    """
+    first = read_header(path)
+    meta = Metadata(first)
+    count = meta.integer("split.count") or 1
+    if count == 1:
+        return first
+    if meta.integer("split.no", 0):
+        raise ModelNotFound(f"{path.name} is not the first of its {count} parts: give {_name(path, 1, count)} instead.")
+    tensors: dict[str, TensorInfo] = {}
+    for header in (first, *(_part(path, number, count) for number in range(2, count + 1))):
+        twice = tensors.keys() & header.tensors.keys()
+        if twice:
+            raise ModelCorrupt(f"tensor {min(twice)!r} is in two parts of {path.name}. Download the files again.")
+        tensors |= header.tensors
+    wanted = meta.integer("split.tensors.count", len(tensors))
+    if wanted != len(tensors):
+        raise ModelCorrupt(f"{path.name} says its parts hold {wanted} tensors, they hold {len(tensors)}.")
+    return GGUFHeader(path, first.metadata, tensors)
+
+
+def part_files(path: Path) -> list[Path]:
+    """Return the file of a model, or all its parts that exist. Only the files' names count."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = int(found[3])
+    parts = [path.with_name(_name(path, number, count)) for number in range(1, count + 1)]
+    return [path, *(part for part in parts if part != path and part.is_file())]
+
+
+def _name(path: Path, number: int, count: int) -> str:
+    found = _PART.fullmatch(path.name)
+    if found is None or int(found[3]) != count:
+        raise ModelCorrupt(
+            f"{path.name} is one of {count} parts, whose names end in -00001-of-{count:05}.gguf and so on: rename it."
+        )
+    return f"{found[1]}-{number:05}-of-{count:05}.gguf"
+
+
+def _part(first: Path, number: int, count: int) -> GGUFHeader:
+    path = first.with_name(_name(first, number, count))
+    if not path.is_file():
+        raise ModelNotFound(
+            f"{first.name} is one of {count} parts, and {path.name} is not beside it: download it, too."
+        )
+    header = read_header(path)
+    stated = header.metadata.get("split.no"), header.metadata.get("split.count")
+    if stated != (number - 1, count):
+        raise ModelCorrupt(f"{path.name} does not say that it is part {number} of {count}. Download it again.")
+    return header

@@ -7,7 +7,7 @@ loading takes the memory of the loaded model and of its largest tensor.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,199 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.gguf.blocks import GROUP, PACKED, WIDENED, Bytes
 from cortexmlx.models.gguf.file import TENSOR_TYPES, TensorInfo
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+GROUP = 32
+_LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)
+_JOINING = (
+    (3, 0x001F001F001F001F, 0x03E003E003E003E0),
+    (6, 0x000003FF000003FF, 0x000FFC00000FFC00),
+    (12, 0x00000000000FFFFF, 0x000000FFFFF00000),
+)
+"""Each row is a shift and two masks: the bits of every other value that stay, and the bits of the value after it that
+are shifted down to them.
+"""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of 32 values."""
+
+    codes: Bytes
+    """`[groups, 4 * bits] uint8`, the first value in the lowest bits, as MLX packs them."""
+    scales: NDArray[Any]
+    """`[groups] float32`; in the mode mxfp4 `[groups] uint8`, exponents."""
+    biases: Floats | None
+    """`[groups] float32`; None in the mode mxfp4."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a tensor type stays packed."""
+
+    bits: int
+    """Bits of a code."""
+    mode: str
+    """MLX's quantization mode."""
+    groups: Callable[[Bytes], Groups]
+    """Makes groups of blocks `[n, bytes]`."""
+
+
+def _half(columns: Bytes) -> Floats:
+    """Return `[n, 2]` bytes as `[n]` float32."""
+    return np.ascontiguousarray(columns).view("<f2").astype(np.float32)[:, 0]
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """Repack `[n, 8k]` bytes: all low halves are the first 8k values and all high halves the next 8k. In the result
+    neighbours share a byte.
+    """
+    words = np.ascontiguousarray(packed).view("<u8")
+    sides = (words & _LOW_HALVES, words >> np.uint64(4) & _LOW_HALVES)
+    for side in sides:
+        side |= side >> np.uint64(4)
+    return np.concatenate([side.view(np.uint8)[:, ::2] for side in sides], axis=1)
+
+
+def _halves(packed: Bytes) -> Bytes:
+    """Return `[n, k]` bytes as `[n, 2k]` values of 4 bits, all low halves first."""
+    return np.concatenate([packed & np.uint8(15), packed >> np.uint8(4)], axis=1)
+
+
+def _five_bits(codes: Bytes) -> Bytes:
+    """Return `[n, 32]` values below 32 as `[n, 20]` bytes. Every eight values become 40 bits, joined in steps of two,
+    four and eight.
+    """
+    words = np.ascontiguousarray(codes).view("<u8")
+    for shift, kept, moved in _JOINING:
+        words = words & np.uint64(kept) | words >> np.uint64(shift) & np.uint64(moved)
+    return words.view(np.uint8).reshape(-1, 4, 8)[:, :, :5].reshape(-1, 20)
+
+
+def _q4_0(blocks: Bytes) -> Groups:
+    """d, qs[16]: d * (q - 8)."""
+    scale = _half(blocks[:, :2])
+    return Groups(_nibbles(blocks[:, 2:]), scale, -8 * scale)
+
+
+def _q4_1(blocks: Bytes) -> Groups:
+    """d, m, qs[16]: d * q + m."""
+    return Groups(_nibbles(blocks[:, 4:]), _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+
+
+def _with_fifth_bits(high: Bytes, packed: Bytes) -> Bytes:
+    bits = np.unpackbits(np.ascontiguousarray(high), axis=1, bitorder="little")
+    return _five_bits(_halves(packed) | bits << np.uint8(4))
+
+
+def _q5_0(blocks: Bytes) -> Groups:
+    """d, qh[4], qs[16]: d * (q - 16), the fifth bit of value j being bit j of qh."""
+    scale = _half(blocks[:, :2])
+    return Groups(_with_fifth_bits(blocks[:, 2:6], blocks[:, 6:]), scale, -16 * scale)
+
+
+def _q5_1(blocks: Bytes) -> Groups:
+    """d, m, qh[4], qs[16]: d * q + m."""
+    return Groups(_with_fifth_bits(blocks[:, 4:8], blocks[:, 8:]), _half(blocks[:, :2]), _half(blocks[:, 2:4]))
+
+
+def _q8_0(blocks: Bytes) -> Groups:
+    """d, qs[32] signed: d * q. MLX's codes are unsigned, so 128 is added to each and taken off again by the bias."""
+    scale = _half(blocks[:, :2])
+    return Groups(blocks[:, 2:] ^ np.uint8(0x80), scale, -128 * scale)
+
+
+def _mxfp4(blocks: Bytes) -> Groups:
+    """An exponent, qs[16] of 4-bit floating-point numbers: the codes and the exponent are those of MLX."""
+    return Groups(_nibbles(blocks[:, 1:]), np.ascontiguousarray(blocks[:, 0]), None)
+
+
+def _scales_and_minima(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Layout: d, dmin, scales[12]. Return the scale and the bias of each of the 8 groups of a block of Q4_K or Q5_K.
+
+    Twelve bytes hold 8 multipliers of d and 8 of dmin, 6 bits each. Those of groups 0 to 3 are the low 6 bits of bytes
+    0 to 3 and 4 to 7. Those of groups 4 to 7 are the low and high halves of bytes 8 to 11, with the two spare bits of
+    the former.
+    """
+    packed = blocks[:, 4:16]
+    first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    of_scale = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
+    of_minimum = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)
+    scales = _half(blocks[:, :2])[:, None] * of_scale.astype(np.float32)
+    minima = _half(blocks[:, 2:4])[:, None] * of_minimum.astype(np.float32)
+    return scales.reshape(-1), -minima.reshape(-1)
+
+
+def _q4_k(blocks: Bytes) -> Groups:
+    """d, dmin, scales[12], qs[128]: 32 bytes hold two groups, in their low and their high halves."""
+    return Groups(_nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, 16), *_scales_and_minima(blocks))
+
+
+def _q5_k(blocks: Bytes) -> Groups:
+    """d, dmin, scales[12], qh[32], qs[128]: as Q4_K, the fifth bit of value l of group g being bit g of qh[l]."""
+    codes = _halves(blocks[:, 48:].reshape(-1, 32)).reshape(-1, 8, 32)
+    fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    return Groups(_five_bits((codes | fifth << np.uint8(4)).reshape(-1, 32)), *_scales_and_minima(blocks))
+
+
+PACKED: dict[str, Packing] = {
+    "Q4_0": Packing(4, "affine", _q4_0),
+    "Q4_1": Packing(4, "affine", _q4_1),
+    "Q5_0": Packing(5, "affine", _q5_0),
+    "Q5_1": Packing(5, "affine", _q5_1),
+    "Q8_0": Packing(8, "affine", _q8_0),
+    "Q4_K": Packing(4, "affine", _q4_k),
+    "Q5_K": Packing(5, "affine", _q5_k),
+    "MXFP4": Packing(4, "mxfp4", _mxfp4),
+}
+
+
+def _pairs_of_bits(packed: Bytes) -> Bytes:
+    """Return `[n, 64]` bytes as `[n, 2, 4, 32]` values of 2 bits. Each half of the bytes gives all its lowest bits
+    first.
+    """
+    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    return packed.reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)
+
+
+def _scaled(scales: Floats, codes: NDArray[Any]) -> Floats:
+    """Return `[n, 16]` scales times the 16 values that each belongs to, `[n, 16, 16]`."""
+    return scales[:, :, None] * codes.reshape(-1, 16, 16).astype(np.float32)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    """scales[16], qs[64], d, dmin: d * (low half of the scale) * q - dmin * (high half)."""
+    scales = _half(blocks[:, 80:82])[:, None] * (blocks[:, :16] & 15).astype(np.float32)
+    minima = _half(blocks[:, 82:84])[:, None] * (blocks[:, :16] >> 4).astype(np.float32)
+    return (_scaled(scales, _pairs_of_bits(blocks[:, 16:80])) - minima[:, :, None]).reshape(-1, 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    """hmask[32], qs[64], scales[12], d: d * (s - 32) * q, where q is 2 bits, less 4 where its bit in hmask is not set.
+
+    The low 4 bits of the 16 scales are in scales[0..7], first all low halves; their high 2 bits in scales[8..11].
+    """
+    low = _halves(blocks[:, 96:104])
+    high = (blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(-1, 16)
+    scales = _half(blocks[:, 108:])[:, None] * ((low | high << 4).astype(np.float32) - 32)
+    kept = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 256)
+    codes = _pairs_of_bits(blocks[:, 32:96]).reshape(-1, 256).astype(np.int8) - 4 * (1 - kept.astype(np.int8))
+    return _scaled(scales, codes).reshape(-1, 256)
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    """ql[128], qh[64], scales[16] signed, d: d * scale * (q - 32), 4 bits of q in ql and 2 in qh."""
+    low = _halves(blocks[:, :128].reshape(-1, 64)).reshape(-1, 256)
+    codes = (low | _pairs_of_bits(blocks[:, 128:192]).reshape(-1, 256) << 4).astype(np.int8) - 32
+    scales = _half(blocks[:, 208:])[:, None] * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return _scaled(scales, codes).reshape(-1, 256)
+
+
+WIDENED: dict[str, Callable[[Bytes], Floats]] = {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k}
+
 
 FLOATS = ("F32", "F16", "BF16")
 READ_TYPES = frozenset((*FLOATS, *PACKED, *WIDENED))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from cortexmlx.errors import ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.file import GGUFHeader
-from cortexmlx.models.gguf.metadata import Metadata
+from cortexmlx.models.gguf.file import GGUFHeader, Metadata
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, pre_tokenizer
-from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
-from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType, bpe_model
+from cortexmlx.models.tokenizers.sentencepiece import PieceType, SentencePieceTokenizer, bpe_model
 from cortexmlx.models.tokenizers.turn_ends import named_ends
 
 # The control tokens of Phi 3 that keep the spaces after them. The file does not state this.

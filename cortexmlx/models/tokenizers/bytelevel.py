@@ -17,7 +17,7 @@ from cortexmlx.models.tokenizers.alphabet import token_bytes
 from cortexmlx.models.tokenizers.base import SpecialTokens, Tokenizer
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer, Detokenizer
 from cortexmlx.models.tokenizers.least_tokens import LeastTokens, least_of_core
-from cortexmlx.models.tokenizers.sentencepiece_proto import PieceType
+from cortexmlx.models.tokenizers.sentencepiece import PieceType
 
 if TYPE_CHECKING:
     import tokenizers

@@ -6,17 +6,29 @@ What cannot be read is refused with the name of its file, and with what can be r
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
 from cortexmlx.mlx_lm.package import mlx_lm_utils
-from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.folder_config import read_json_object
 from cortexmlx.models.messages import logged, one_line
+from cortexmlx.models.tokenizers.alphabet import token_bytes
+from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.bytelevel import encode_with
-from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
-from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
-from cortexmlx.models.tokenizers.templates import use_default_template
+from cortexmlx.models.tokenizers.detokenize import (
+    ByteDetokenizer,
+    Detokenizer,
+    LeadingSpace,
+    Piece,
+    PieceDetokenizer,
+    WindowDetokenizer,
+)
+from cortexmlx.models.tokenizers.least_tokens import parts_of
+from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
+from cortexmlx.models.tokenizers.templates import find_template, use_default_template
 from cortexmlx.models.tokenizers.turn_ends import template_ends
 
 _PLAIN = "glm4"
@@ -177,3 +189,160 @@ def _is_config_error(folder: Path, error: Exception) -> bool:
     except Exception as again:  # a configuration's class raises anything
         return "trust_remote_code" not in str(again) and str(again) == str(error)
     return False
+
+
+# The tokenizer of a folder that has `tokenizer.model` and no `tokenizer.json`.
+#
+# transformers guesses a tokenizer class for such folders, and a wrong guess loses spaces without an error. Here
+# sentencepiece itself tokenizes. The folder's settings only say which special tokens are around and within the text.
+
+
+_TIKTOKEN_sentencepiece_folder = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+"""How a tiktoken file begins: a token's bytes in base64, and its rank."""
+
+_NAMED = ("bos_token", "eos_token", "pad_token")
+
+
+def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceTokenizer:
+    """Return the tokenizer of `folder`. `eos_ids` are the ids that end a generation by the model's configuration.
+
+    Raises ModelCorrupt if the model or a settings file cannot be read, and ModelUnsupported if the model is of another
+    kind.
+    """
+    settings = _settings(folder, "tokenizer_config.json")
+    named = {name: _content(settings.get(name)) for name in _NAMED}
+    for name, value in _settings(folder, "special_tokens_map.json").items():
+        if name in _NAMED and named[name] is None:
+            named[name] = _content(value)
+    from sentencepiece import SentencePieceProcessor
+
+    model = (folder / "tokenizer.model").read_bytes()
+    try:
+        core = SentencePieceProcessor(model_proto=model)
+    except Exception as error:  # the library raises RuntimeError and others, all from parsing
+        if _TIKTOKEN_sentencepiece_folder.match(model):
+            raise ModelUnsupported(
+                f"{folder / 'tokenizer.model'} is a tiktoken vocabulary, not a sentencepiece model, and needs Python "
+                "code to cut text into words. Take a folder with tokenizer.json."
+            ) from error
+        raise ModelCorrupt(f"{folder / 'tokenizer.model'} cannot be read: {one_line(error)}") from error
+    added = dict(_added(folder, settings))
+    pieces = core.vocab_size()
+    for text in [*named.values(), *map(_content, settings.get("additional_special_tokens") or [])]:
+        if text and text not in added:
+            index = core.piece_to_id(text)
+            if index != core.unk_id():
+                added[text] = index
+    added = {text: index for text, index in added.items() if index != core.unk_id()}
+    if any(index > pieces + 100_000 for index in added.values()):
+        raise ModelCorrupt(f"an added token of {folder} has an id far beyond the vocabulary of {pieces}.")
+
+    def id_of(name: str, default: int) -> int | None:
+        text = named[name]
+        index = default if text is None else added.get(text, -1)
+        return index if index >= 0 else None
+
+    bos_id = id_of("bos_token", core.bos_id())
+    special = SpecialTokens(
+        bos_id=bos_id,
+        eos_id=id_of("eos_token", core.eos_id()),
+        unk_id=core.unk_id(),
+        pad_id=id_of("pad_token", core.pad_id()),
+        eos_ids=frozenset(eos_ids),
+        add_bos=bool(settings.get("add_bos_token", True)) and bos_id is not None,
+        add_eos=bool(settings.get("add_eos_token", False)),
+    )
+    legacy = settings.get("legacy")
+    return SentencePieceTokenizer(
+        model, special, find_template(folder).text, added, prefix_after_added=legacy is None or bool(legacy)
+    )
+
+
+def _settings(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a special token, which is written as text or as an object with a `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _added(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the tokens that stand for one id wherever they occur, from both files that may list them."""
+    for text, index in _settings(folder, "added_tokens.json").items():
+        if text and isinstance(index, int) and index >= 0:
+            yield text, index
+    decoder = settings.get("added_tokens_decoder")
+    for index, token in (decoder if isinstance(decoder, dict) else {}).items():
+        content = _content(token)
+        if content and str(index).isdecimal():
+            yield content, int(index)
+
+
+# Exact text for mlx-lm's tokenizer wrapper: precisely what its tokenizer decodes.
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+def use_exact_detokenizer(tokenizer: Any) -> Any:
+    """Give a TokenizerWrapper our detokenizers, for the kinds of tokens that are known here. Return the same wrapper.
+
+    mlx-lm's detokenizers have these faults:
+
+    - The one for byte-level tokens loses the first space of an answer, which is part of a continued text. It shows NUL
+      bytes as another character, and fails on ids that a vocabulary leaves out. It takes longer per token as a run of
+      broken UTF-8 gets longer.
+    - The one for sentencepiece's tokens fails on ids beyond the vocabulary, which a padded embedding can produce.
+    - The one for all other tokens loses the space at the beginning of a line.
+    - It is chosen by the decoder in tokenizer.json. Some files have the decoder of another kind of vocabulary: then
+      answers have U+0120 or U+2581 for each space. What encodes the spaces says how the tokens write them.
+    """
+    exact = _detokenizer(tokenizer)
+    if exact is not None:
+        tokenizer._detokenizer = exact  # copied and reset for every request
+    return tokenizer
+
+
+def _detokenizer(tokenizer: Any) -> Detokenizer | None:
+    from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetokenizer, SPMStreamingDetokenizer
+
+    theirs = tokenizer.detokenizer
+    core = getattr(getattr(tokenizer, "_tokenizer", None), "backend_tokenizer", None)
+    written = [] if core is None else [*parts_of(core.normalizer), *parts_of(core.pre_tokenizer)]
+    read = [] if core is None else list(parts_of(core.decoder))
+    marking = [part for part in written if _marks(part)]
+    bytewise = any(part["type"] == "ByteLevel" for part in written) and not marking
+    others = len(read) > 1 and any(part["type"] == "ByteLevel" for part in read)
+    if (bytewise and not others) or (isinstance(theirs, BPEStreamingDetokenizer) and not marking):
+        return ByteDetokenizer([b"" if token is None else token_bytes(token) for token in _tokens(tokenizer)])
+    if isinstance(theirs, SPMStreamingDetokenizer):
+        return _of_pieces(tokenizer, theirs.trim_space)
+    if marking and not any(map(_marks, read)):
+        added = (part["type"] != "Replace" and part.get("prepend_scheme") != "never" for part in marking)
+        return _of_pieces(tokenizer, any(added))
+    return WindowDetokenizer(tokenizer.decode) if isinstance(theirs, NaiveStreamingDetokenizer) else None
+
+
+def _marks(part: dict[str, Any]) -> bool:
+    """Return whether a part of a core writes U+2581 for a space, or reads it as one."""
+    return part["type"] in ("Metaspace", "Replace", "Prepend") and _SPACE in json.dumps(part, ensure_ascii=False)
+
+
+def _of_pieces(tokenizer: Any, trim_space: bool) -> PieceDetokenizer:
+    leading = LeadingSpace.DROP_ONE if trim_space else LeadingSpace.KEEP
+    return PieceDetokenizer([_piece(token or "") for token in _tokens(tokenizer)], leading)
+
+
+def _tokens(tokenizer: Any) -> list[str | None]:
+    tokens: list[str | None] = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    return tokens
+
+
+def _piece(token: str) -> Piece:
+    byte = _BYTE.fullmatch(token)
+    text = token.replace(_SPACE, " ")
+    return Piece(text, marked=text.startswith(" "), byte=int(byte[1], 16) if byte else None)

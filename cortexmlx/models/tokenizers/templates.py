@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.mlx_lm.package import without_side_effects
-from cortexmlx.models.json_file import read_json_object
+from cortexmlx.models.folder_config import read_json_object
 from cortexmlx.models.messages import one_line
 from cortexmlx.structured.calls.find import format_of
 from cortexmlx.structured.calls.format import CallFormat

@@ -20,7 +20,7 @@ from support.models.published import QWEN3_8B
 def test_of_a_hub_id_only_the_configuration_is_fetched(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from cortexmlx.models.hub import fetch
+    from cortexmlx.models import hub as fetch
 
     def download(repo: str, files: list[str]) -> Path:
         assert (repo, files) == ("org/Qwen3-8B", ["config.json"])

@@ -14,7 +14,7 @@ import pytest
 from cortexmlx import EmbeddingRefused, Engine, InvalidRequest, Reranking
 from cortexmlx.core.embedding.first_tokens import LONG
 from cortexmlx.core.embedding.texts import PooledText, TextReader
-from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION
+from cortexmlx.models.embedding import DEFAULT_INSTRUCTION
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.embedding.models import write_embedding, write_reranker
 from support.embedding.numpy_transformer import NumpyTransformer

@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.core.embedding.first_tokens import LONG
 from cortexmlx.core.embedding.texts import TextReader
 from cortexmlx.errors import EmbeddingRefused
-from cortexmlx.models.embedding.files import read_embedding
+from cortexmlx.models.embedding import read_embedding
 from cortexmlx.models.folder import read_folder
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.types.embeddings import Pooled

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from cortexmlx.core.text.stops import Stops, StopTable
 from cortexmlx.core.text.stream import CallsInThoughts, TextDelta, TextStream
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
-from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
+from cortexmlx.models.tokenizers.folder import use_exact_detokenizer
 from cortexmlx.structured.calls.format import Calls
 from cortexmlx.structured.calls.json_formats import Hermes
 from cortexmlx.structured.output import Thoughts

@@ -10,7 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from cortexmlx.errors import ModelCorrupt
-from cortexmlx.models.embedding.backbone import lacks_head
+from cortexmlx.models.embedding import lacks_head
 from cortexmlx.models.folder import load_folder
 from support.embedding.models import flatten, write_embedding
 from support.models.tiny import write_tiny

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import EmbeddingRefused
-from cortexmlx.models.embedding.causal import check_causal
+from cortexmlx.models.embedding import check_causal
 
 
 @pytest.mark.parametrize(

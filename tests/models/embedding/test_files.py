@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
-from cortexmlx.models.embedding.files import EmbeddingFiles, LogitScore, read_embedding, read_logit_score, read_modules
-from cortexmlx.models.embedding.layers import Dense, Normalize
+from cortexmlx.models.embedding import (
+    Dense,
+    EmbeddingFiles,
+    LogitScore,
+    Normalize,
+    read_embedding,
+    read_logit_score,
+    read_modules,
+)
 from support.embedding.models import INSTRUCTION, POOLING_FLAGS, write_embedding, write_json, write_modules
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import EmbeddingRefused, ModelCorrupt
-from cortexmlx.models.embedding.layers import Normalize, normalized, read_dense
+from cortexmlx.models.embedding import Normalize, normalized, read_dense
 from support.embedding import numpy_transformer
 from support.embedding.models import write_dense, write_json
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import EmbeddingRefused
-from cortexmlx.models.embedding.reranker import DEFAULT_INSTRUCTION, Reranker, read_reranker
+from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, Reranker, read_reranker
 from cortexmlx.models.folder import read_folder
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.embedding.models import write_embedding, write_json, write_reranker

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.architectures import ARCHITECTURES, MIXTRAL
+from cortexmlx.models.gguf.config import ARCHITECTURES, MIXTRAL
 from cortexmlx.models.gguf.tensors import READ_TYPES
 from cortexmlx.models.tokenizers.bytelevel import PRE_TOKENIZERS
 from support.gguf.export import export, logits_of, tiny

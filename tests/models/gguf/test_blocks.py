@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cortexmlx.models.gguf.blocks import GROUP, PACKED, WIDENED
 from cortexmlx.models.gguf.file import TENSOR_TYPES
+from cortexmlx.models.gguf.tensors import GROUP, PACKED, WIDENED
 from support.gguf.blocks import BLOCK_BYTES, HALVES, decode_blocks, random_blocks
 
 HALF_BITS = (0x0000, 0x0001, 0x03FF, 0x8001, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.layers import FineEmbedding, FineLinear, FineSwitchLinear, packed_layer
+from cortexmlx.models.gguf.load import FineEmbedding, FineLinear, FineSwitchLinear, packed_layer
 from cortexmlx.models.gguf.tensors import PackedArrays
 from support.gguf.export import export, logits_of, tiny
 

@@ -11,7 +11,7 @@ from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.config import describe
 from cortexmlx.models.gguf.file import read_header
-from cortexmlx.models.gguf.layout import parameter_names
+from cortexmlx.models.gguf.load import parameter_names
 from support.gguf.models import metadata, tensors, write_model
 from support.gguf.writer import write_gguf
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelUnsupported
-from cortexmlx.models.gguf.file import GGUFHeader
-from cortexmlx.models.gguf.metadata import Metadata
+from cortexmlx.models.gguf.file import GGUFHeader, Metadata
 
 
 def meta(**values: Any) -> Metadata:

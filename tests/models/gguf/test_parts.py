@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound
 from cortexmlx.models import load_model
-from cortexmlx.models.gguf.parts import read_model_header
+from cortexmlx.models.gguf.file import read_model_header
 from support.gguf.export import logits_of
 from support.gguf.models import metadata, tensors, write_model
 from support.gguf.writer import Uint32, write_gguf

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.gguf.blocks import PACKED, WIDENED
 from cortexmlx.models.gguf.file import TensorInfo, read_header
-from cortexmlx.models.gguf.tensors import PackedArrays, TensorFiles, read_floats
+from cortexmlx.models.gguf.tensors import PACKED, WIDENED, PackedArrays, TensorFiles, read_floats
 from support.gguf.blocks import decode_blocks, random_blocks
 from support.gguf.writer import encode, write_gguf
 from support.patience import PATIENCE

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cortexmlx.models.hub.background import DownloadProgress, DownloadStopped, run_in_background
+from cortexmlx.models.hub import DownloadProgress, DownloadStopped, run_in_background
 from cortexmlx.types.progress import Progress
 from support.patience import PATIENCE, soon
 

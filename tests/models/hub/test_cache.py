@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cortexmlx.models.hub.cache import cached_folder
+from cortexmlx.models.hub import cached_folder
 from support.folders import cached_model
 
 

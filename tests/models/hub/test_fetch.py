@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.errors import ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models import load_model
-from cortexmlx.models.hub.fetch import fetch
+from cortexmlx.models.hub import fetch
 from support.folders import write_folder
 from support.models.hub import Hub
 

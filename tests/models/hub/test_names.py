@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.errors import ModelNotFound
-from cortexmlx.models.hub.names import did_you_mean, hub_names
+from cortexmlx.models.hub import did_you_mean, hub_names
 from cortexmlx.models.resolve import resolve
 
 

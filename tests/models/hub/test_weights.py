@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from cortexmlx.errors import DownloadFailed
-from cortexmlx.models.hub import weights
-from cortexmlx.models.hub.fetch import fetch
+from cortexmlx.models import hub as weights
+from cortexmlx.models.hub import fetch
 from cortexmlx.types.progress import Progress
 from support.models.hub import Hub
 from support.patience import PATIENCE, soon

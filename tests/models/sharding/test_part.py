@@ -14,8 +14,7 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.errors import HostRefused, ModelCorrupt
 from cortexmlx.models import load_model
-from cortexmlx.models.sharding.part import load_part
-from cortexmlx.models.sharding.ways import PlannedGroup, Way
+from cortexmlx.models.sharding import PlannedGroup, Way, load_part
 from support.hosts.models import write
 
 

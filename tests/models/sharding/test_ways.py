@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.errors import HostRefused
 from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
-from cortexmlx.models.sharding.ways import (
+from cortexmlx.models.sharding import (
     PlannedGroup,
     Way,
     choose_way,

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
-from cortexmlx.models.tokenizers.exact_text import use_exact_detokenizer
+from cortexmlx.models.tokenizers.folder import use_exact_detokenizer
 
 
 def wrapped(kind: Any, core: Tokenizer | None = None) -> TokenizerWrapper:

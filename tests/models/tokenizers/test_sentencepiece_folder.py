@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.errors import ModelCorrupt
-from cortexmlx.models.tokenizers.sentencepiece_folder import load_sentencepiece_folder
+from cortexmlx.models.tokenizers.folder import load_sentencepiece_folder
 from support.models.sentencepieces import TEXTS, judge, trained
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 
-from cortexmlx.models.tokenizers.sentencepiece_proto import (
+from cortexmlx.models.tokenizers.sentencepiece import (
     PieceType,
     bpe_model,
     keeps_bytes,

@@ -1,0 +1,530 @@
+"""Fetch a model from the hub. Nothing is printed."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import fcntl
+import hashlib
+import os
+import queue
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+from cortexmlx.errors import CortexError, DownloadFailed, ModelCorrupt, ModelNotFound
+from cortexmlx.kv.sizing import format_bytes
+from cortexmlx.models.messages import logged, one_line
+from cortexmlx.models.safetensors_check import check_weights
+from cortexmlx.system.waits import take_from
+from cortexmlx.types.progress import OnProgress, Progress
+
+
+def _ignore_progress(progress: Progress) -> None:
+    """Do nothing."""
+
+
+def _accept_any(folder: Path) -> None:
+    """Accept all settings."""
+
+
+def fetch(repo: str, on_progress: OnProgress = _ignore_progress, check: Callable[[Path], None] = _accept_any) -> Path:
+    """Return the folder of `repo` in the hub's cache, and download the needed files that are missing.
+
+    A complete copy is used without the network. `on_progress` is called ten times a second, on this thread, with the
+    bytes of all weights. If it raises, the download ends at once. Received bytes are kept, and the next download
+    continues after them.
+
+    The small files are downloaded first. `check(folder)` may refuse them before gigabytes are fetched.
+
+    Raises ModelNotFound for an unknown or closed repository, and without a network. Raises DownloadFailed if the
+    download breaks.
+    """
+    if (folder := cached_folder(repo)) is not None:
+        return folder
+    small = [pattern for pattern in NEEDED_FILES if pattern != WEIGHTS]
+    folder = run_in_background(lambda tally: _snapshot(repo, small), on_progress)
+    check(folder)
+    return run_in_background(lambda tally: _fetch_weights(repo, folder, tally), on_progress)
+
+
+def fetch_config(repo: str) -> Path:
+    """Return a folder in the hub's cache that has at least the config.json of `repo`. Raises ModelNotFound as `fetch`
+    does.
+    """
+    return cached_folder(repo) or run_in_background(lambda tally: _snapshot(repo, ["config.json"]), _ignore_progress)
+
+
+def _fetch_weights(repo: str, folder: Path, tally: DownloadProgress) -> Path:
+    """Download the large files into the hub's cache. The hub's library finds them there when it completes the
+    snapshot.
+    """
+    with _hub_errors(repo), logged("huggingface_hub"):
+        large = list_large(repo, folder.name)
+        WeightsDownload(repo, folder.name, folder.parent.parent / "blobs", tally).fetch(large)
+    return _snapshot(repo, NEEDED_FILES, folder.name)
+
+
+def _snapshot(repo: str, files: list[str], commit: str | None = None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    with _hub_errors(repo), logged("huggingface_hub"):
+        folder = Path(snapshot_download(repo, allow_patterns=files, revision=commit, tqdm_class=_silent_bar()))
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(
+            f"the hub's {repo!r} has no config.json. If it holds GGUF files, download one and give its path: "
+            f"`hf download {repo} FILE.gguf`."
+        )
+    return folder
+
+
+@contextmanager
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Turn errors of the hub, its library and the network into ours, which name the next step."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        yield
+    except CortexError:
+        raise
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"{repo} asks for consent first: accept its terms on {constants.ENDPOINT}/{repo}, then `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the hub has no model {repo!r} (or it is private: `hf auth login`)."
+            f"{did_you_mean(repo, hub_names()) or ' Check the spelling.'}"
+        ) from error
+    except HFValidationError as error:
+        raise ModelNotFound(f"{repo!r} cannot be a hub id: {one_line(error)}") from error
+    except Exception as error:
+        raise _not_reached(repo, error) from error
+
+
+def _not_reached(repo: str, error: Exception) -> ModelNotFound:
+    """Return the error for a hub that could not be reached, or that gave another answer than the requested one."""
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    answered = next((e for e in (error, error.__cause__) if getattr(e, "response", None) is not None), None)
+    status = getattr(getattr(answered, "response", None), "status_code", None)
+    if status in (401, 403):
+        return ModelNotFound(f"the hub refuses {repo!r} to you ({status}): `hf auth login` with a token that may.")
+    if status == 429:
+        return DownloadFailed(f"the hub has had too many requests from here (429): try {repo!r} again in some minutes.")
+    if status is not None:
+        return DownloadFailed(f"the hub answers {status} for {repo!r}: try again later.")
+    network = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+    if network or isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
+        near = did_you_mean(repo, hub_names())
+        return ModelNotFound(
+            f"{repo!r} is not on this machine, or not all of it, and the hub cannot be reached.{near} Connect "
+            "to the network, or see `cortexmlx models` for what is here."
+        )
+    return DownloadFailed(f"downloading {repo!r} failed: {one_line(error)}. Try again.")
+
+
+def _silent_bar() -> type[Any]:
+    """Return a progress bar for the hub's library that shows nothing."""
+    from huggingface_hub.utils import tqdm
+
+    class SilentBar(tqdm):  # type: ignore[misc]
+        """Counts nothing."""
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})
+
+    return SilentBar
+
+
+# Download a model's large files straight into the hub's cache.
+#
+# The hub's library discards a partial file when it is stopped. Here the partial file stays, and the next download
+# continues after it.
+
+
+MOST_BYTES = 50 * 10**9
+"""A larger file is not served in one piece. It is left to the hub's library."""
+
+_AT_ONCE = 4
+_TRIES = 5
+"""How often the same byte is requested."""
+
+_TIMEOUT_SECONDS = 10.0
+_FIRST_WAIT_SECONDS = 0.5
+_MOST_WAIT_SECONDS = 60.0
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class LargeFile:
+    """A file of a repository."""
+
+    name: str
+    size: int
+    """Bytes of the file."""
+    sha256: str
+    """The SHA-256 of the file, which is its name in the cache."""
+
+
+def list_large(repo: str, commit: str) -> list[LargeFile]:
+    """Return the weights of `repo` at `commit` that the hub stores as large files, the largest first."""
+    from huggingface_hub import HfApi
+
+    found = []
+    for entry in HfApi().list_repo_tree(repo, revision=commit):
+        name, lfs = entry.path, getattr(entry, "lfs", None)
+        if lfs is not None and name.startswith("model") and name.endswith(".safetensors") and lfs.size <= MOST_BYTES:
+            found.append(LargeFile(name, lfs.size, lfs.sha256))
+    return sorted(found, key=lambda file: -file.size)
+
+
+class WeightsDownload:
+    """A download of the large files of one commit into `blobs`, the folder of the cache that names files by their
+    SHA-256.
+    """
+
+    def __init__(self, repo: str, commit: str, blobs: Path, tally: DownloadProgress) -> None:
+        self._repo, self._commit, self._blobs, self._tally = repo, commit, blobs, tally
+
+    def fetch(self, files: Sequence[LargeFile]) -> None:
+        """Download the missing files of `files`, several at once. Raises DownloadFailed, or an error of the hub's
+        library.
+        """
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        missing = [(file, self._partial_bytes(file)) for file in files if not (self._blobs / file.sha256).is_file()]
+        for file, received in missing:
+            self._tally.expect(file.size, received)
+        self._check_room(sum(file.size - received for file, received in missing))
+        waiting: queue.SimpleQueue[tuple[LargeFile, int]] = queue.SimpleQueue()
+        for each in missing:
+            waiting.put(each)
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                while True:
+                    self._fetch(*waiting.get_nowait())
+            except queue.Empty:
+                ended.put(None)
+            except BaseException as error:
+                ended.put(error)
+
+        threads = min(_AT_ONCE, len(missing))
+        for _ in range(threads):
+            threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
+        for _ in range(threads):
+            if (error := take_from(ended)) is not None:
+                self._tally.stop()
+                raise error
+
+    def _partial(self, file: LargeFile) -> Path:
+        return self._blobs / f"{file.sha256}.incomplete"  # the hub's tools know this suffix, and remove such files
+
+    def _partial_bytes(self, file: LargeFile) -> int:
+        try:
+            size = self._partial(file).stat().st_size
+        except OSError:
+            return 0
+        return size if size <= file.size else 0
+
+    def _check_room(self, needed: int) -> None:
+        if needed > shutil.disk_usage(self._blobs).free:
+            raise self._no_room(needed)
+
+    def _no_room(self, needed: int) -> DownloadFailed:
+        free = format_bytes(shutil.disk_usage(self._blobs).free)
+        return DownloadFailed(
+            f"the disk is too full for {self._repo}: it takes {format_bytes(needed)} more, and {free} are free in "
+            f"{self._blobs}. What has come stays there: free some, or set HF_HOME to a folder on a larger disk, and "
+            "try again."
+        )
+
+    def _fetch(self, file: LargeFile, counted: int) -> None:
+        target = self._blobs / file.sha256
+        with self._locked_partial(file) as stream:
+            if target.is_file():  # another process was faster
+                self._tally.add(file.size - counted)
+                self._partial(file).unlink(missing_ok=True)
+                return
+            try:
+                digest = self._receive(file, stream)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise self._no_room(file.size - stream.tell()) from error
+                raise
+            if digest != file.sha256:
+                self._partial(file).unlink()
+                raise DownloadFailed(
+                    f"{file.name} of {self._repo} came damaged: its SHA-256 is {digest[:12]}..., and not "
+                    f"{file.sha256[:12]}... as the hub says. It is not kept: try again."
+                )
+            self._partial(file).replace(target)
+
+    @contextmanager
+    def _locked_partial(self, file: LargeFile) -> Iterator[BinaryIO]:
+        """Open the partial file at its end, locked. Wait for another process that downloads the same file."""
+        while True:
+            with self._partial(file).open("ab", buffering=0) as stream:
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._tally.pause(0.2)
+                    continue
+                if (self._blobs / file.sha256).is_file() or _is_at(stream, self._partial(file)):
+                    yield cast(BinaryIO, stream)
+                    return
+
+    def _receive(self, file: LargeFile, stream: BinaryIO) -> str:
+        """Append the missing bytes of a file to `stream`. Return the SHA-256 of the whole file."""
+        if not self._partial_bytes(file):
+            stream.truncate(0)
+        digest, failures = hashlib.sha256(), 0
+        with self._partial(file).open("rb") as written:
+            while data := written.read(_READ_BYTES):
+                digest.update(data)
+                self._tally.add(0)
+        while (begin := stream.tell()) < file.size:
+            why, wait = "the connection was closed", _FIRST_WAIT_SECONDS * 2**failures
+            try:
+                for data in self._response(file, begin):
+                    stream.write(data)
+                    digest.update(data)
+                    self._tally.add(len(data))
+            except Exception as error:
+                if not _is_transient(error):
+                    raise
+                why, wait = one_line(error), max(wait, _retry_after(error))
+            failures = 0 if stream.tell() > begin else failures + 1
+            if failures == _TRIES:
+                raise DownloadFailed(
+                    f"{file.name} of {self._repo} stopped at {format_bytes(stream.tell())} of "
+                    f"{format_bytes(file.size)}: {why}. What has come stays: try again to go on there."
+                )
+            if stream.tell() < file.size:
+                self._tally.pause(wait)
+        return digest.hexdigest()
+
+    def _response(self, file: LargeFile, begin: int) -> Iterator[bytes]:
+        """Yield the bytes of a file from `begin` on, as they arrive."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+        url = hf_hub_url(self._repo, file.name, revision=self._commit)
+        # Count and hash the bytes of the file, not those that a proxy may have compressed.
+        headers = build_hf_headers() | {"Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
+        with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as response:
+            if response.status_code >= 400:
+                response.read()
+                hf_raise_for_status(response)
+            whole = response.status_code != 206
+            size = _file_size(response.headers, whole)
+            if size is not None and size != file.size:
+                raise DownloadFailed(
+                    f"the hub sends {size:,} bytes for {file.name} of {self._repo}, which has {file.size:,}: try again "
+                    "later."
+                )
+            skip, left = begin if whole else 0, file.size - begin  # a server that ignores ranges sends the whole file
+            for data in response.iter_bytes():
+                self._tally.add(0)
+                new = data[skip:][:left]
+                skip, left = max(skip - len(data), 0), left - len(new)
+                if new:
+                    yield new
+
+
+def _file_size(headers: Mapping[str, str], whole: bool) -> int | None:
+    """Return the size of the whole file that a response states; None if it states none."""
+    stated = headers.get("Content-Length") if whole else headers.get("Content-Range", "").rpartition("/")[2]
+    return _parse_count(stated)
+
+
+def _is_at(stream: FileIO, path: Path) -> bool:
+    """Return whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_transient(error: Exception) -> bool:
+    """Return whether another try may succeed: after a broken connection, or if the hub was busy."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    # The hub's library changes its HTTP package. The error of a broken connection keeps its name.
+    return status in _TRANSIENT or any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+
+
+def _retry_after(error: Exception) -> float:
+    """Return the seconds that the hub asks to wait."""
+    stated = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
+    return min(float(_parse_count(stated) or 0), _MOST_WAIT_SECONDS)
+
+
+def _parse_count(stated: str | None) -> int | None:
+    """Return the number that a header states; None if it states none."""
+    return int(stated) if stated and re.fullmatch("[0-9]{1,18}", stated) else None
+
+
+# Network work on a background thread, so that Ctrl-C never waits for the network.
+
+
+T = TypeVar("T")
+
+_EVERY_SECONDS = 0.1
+_RATE_SECONDS = 5.0
+"""The rate is the mean over this many seconds."""
+
+
+class DownloadStopped(Exception):
+    """The caller has stopped the download. Raised in the download's own threads only."""
+
+
+class DownloadProgress:
+    """The bytes that a download has received. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._total = self._done = self._cached = 0
+        self._lately: deque[tuple[float, int]] = deque()
+
+    def expect(self, size: int, cached: int) -> None:
+        """Add a file of `size` bytes to the download. `cached` of them are on this machine already."""
+        with self._lock:
+            self._total += size
+            self._done += cached
+            self._cached += cached
+
+    def add(self, size: int) -> None:
+        """Count `size` received bytes. A negative size takes back bytes that cannot be used. Raises DownloadStopped."""
+        with self._lock:
+            self._done += size
+            self._cached = min(self._cached, self._done)
+        if self._stopped.is_set():
+            raise DownloadStopped
+
+    def stop(self) -> None:
+        """Make the download's threads end at their next call of `add` or `pause`."""
+        self._stopped.set()
+
+    def pause(self, seconds: float) -> None:
+        """Wait for `seconds`. Raises DownloadStopped."""
+        if self._stopped.wait(seconds):
+            raise DownloadStopped
+
+    def progress(self) -> Progress:
+        """Return the progress so far, with the recent rate."""
+        now = time.monotonic()
+        with self._lock:
+            came = self._done - self._cached
+            if not self._total:
+                return Progress("downloading", 0, 0)
+            self._lately.append((now, came))
+            while now - self._lately[0][0] > _RATE_SECONDS:
+                self._lately.popleft()
+            since, before = self._lately[0]
+            rate = max(0.0, (came - before) / (now - since)) if now > since else 0.0
+            return Progress("downloading", self._done, self._total, self._cached, rate)
+
+
+def run_in_background(work: Callable[[DownloadProgress], T], on_progress: OnProgress) -> T:
+    """Call `work` on a thread of its own and return its result. Meanwhile call `on_progress` on this thread, ten times
+    a second.
+
+    An exception in this thread ends the waiting at once. The work then ends at its next byte.
+    """
+    tally = DownloadProgress()
+    outcome: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((work(tally), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, name="cortexmlx-download", daemon=True).start()
+    try:
+        while True:
+            try:
+                result, error = outcome.get(timeout=_EVERY_SECONDS)
+                break
+            except queue.Empty:
+                on_progress(tally.progress())
+        if error is None and (last := tally.progress()).total:
+            on_progress(last)
+    except BaseException:
+        tally.stop()
+        raise
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+# The hub's cache on this machine, read without the network.
+
+
+WEIGHTS = "model*.safetensors"
+
+NEEDED_FILES = ["*.json", WEIGHTS, "*.model", "*.tiktoken", "*.txt", "*.jsonl", "*.jinja"]
+"""The files of a model folder that mlx-lm reads. Code is excluded, because it is never run."""
+
+
+def cached_folder(repo: str) -> Path | None:
+    """Return the folder of `repo` in the hub's cache if all its weights are there; None otherwise. Does not use the
+    network.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repo, allow_patterns=NEEDED_FILES, local_files_only=True))
+        return folder if (folder / "config.json").is_file() and check_weights(folder) else None
+    except (OSError, ValueError, ModelCorrupt):
+        return None
+
+
+# Suggestions for a model name that was not found: similar names and files.
+
+
+def hub_names() -> list[str]:
+    """Return the names of the models of which the hub's cache holds some file, sorted. Only the list of folders is
+    read.
+    """
+    from huggingface_hub import constants
+
+    try:
+        folders = [path.name for path in Path(constants.HF_HUB_CACHE).iterdir() if path.name.startswith("models--")]
+    except OSError:
+        return []
+    return sorted(name.removeprefix("models--").replace("--", "/", 1) for name in folders)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the name that is closest to `name`, or an empty text if none is close. The
+    candidates are `names` and the models in the folder of `name`.
+    """
+    here = {each.lower(): each for each in (*_beside(Path(name)), *names)}
+    # Users often know a model's name but not its maker, so the part after the slash is also compared alone.
+    here |= {each.lower().rpartition("/")[2]: each for each in here.values() if "/" in each and "/" not in name}
+    close = difflib.get_close_matches(name.lower(), here, n=1, cutoff=0.75)
+    return f" Did you mean {here[close[0]]!r}?" if close and here[close[0]] != name else ""
+
+
+def _beside(path: Path) -> list[str]:
+    """Return the models in the folder of `path`, written as `path` is."""
+    try:
+        inside = path.expanduser().parent.iterdir()
+        others = [each for each in inside if each.suffix == ".gguf" or (each / "config.json").is_file()]
+    except (OSError, RuntimeError):
+        return []
+    prefix = str(path).removesuffix(path.name)
+    return [prefix + each.name for each in others]

@@ -1,1 +1,0 @@
-"""Models of the hub: find those on this machine, and download others."""
