@@ -1,5 +1,6 @@
 """Dynamic NTK scaling (bloc97, 2023) raises the rotary base when a sequence is longer than the model's positions. The
-engine's context ends there (`models/folder_config.py`), so the base is always the plain one, and each row has its own offset.
+engine's context ends there (`models/folder_config.py`), so the base is always the plain one, and each row has its own
+offset.
 """
 
 from __future__ import annotations
