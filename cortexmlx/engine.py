@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from cortexmlx.core import arguments
+from cortexmlx.core.arguments import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
 from cortexmlx.core.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.deadlines import check_timeout
-from cortexmlx.core.embedding.calls import EmbeddingCalls
+from cortexmlx.core.embedding import EmbeddingCalls
 from cortexmlx.core.engine_adapters import HasAdapters
 from cortexmlx.core.event_loop import on_a_thread, opens
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.keywords import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
+from cortexmlx.core.open_requests import check_timeout
 from cortexmlx.core.prompt import Prompt, tokenize
 from cortexmlx.core.streams import AsyncTokenStream, TokenStream, completion_of
 from cortexmlx.core.submitter import RequestOptions, Submitter

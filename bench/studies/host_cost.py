@@ -31,7 +31,7 @@ from cortexmlx.attention.selfcheck_problems import DecodeProblem, make_problem  
 from cortexmlx.core.config import EngineConfig  # noqa: E402
 from cortexmlx.core.core import EngineCore  # noqa: E402
 from cortexmlx.core.handle import RequestHandle  # noqa: E402
-from cortexmlx.core.text.stops import Stops  # noqa: E402
+from cortexmlx.core.text import Stops  # noqa: E402
 from cortexmlx.execution.runner import ModelRunner  # noqa: E402
 from cortexmlx.metal.kernels import REDUCE_ENTRY, DecodeKernels, kernel_text  # noqa: E402
 from cortexmlx.metal.results import whole  # noqa: E402

@@ -143,7 +143,7 @@ def _run(model: str, setting: Setting, rows: int) -> int:
     from cortexmlx.core.config import EngineConfig
     from cortexmlx.core.core import EngineCore
     from cortexmlx.core.handle import RequestHandle
-    from cortexmlx.core.text.stops import Stops
+    from cortexmlx.core.text import Stops
     from cortexmlx.types.request import QueuedRequest, RequestId
     from cortexmlx.types.sampling_params import SamplingParams
 

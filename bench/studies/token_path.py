@@ -22,7 +22,7 @@ from cortexmlx import SamplingParams  # noqa: E402
 from cortexmlx.core.config import EngineConfig  # noqa: E402
 from cortexmlx.core.core import EngineCore  # noqa: E402
 from cortexmlx.core.handle import RequestHandle  # noqa: E402
-from cortexmlx.core.text.stops import Stops  # noqa: E402
+from cortexmlx.core.text import Stops  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind  # noqa: E402
 from cortexmlx.types.request import QueuedRequest, RequestId  # noqa: E402
 

@@ -17,7 +17,7 @@ from cortexmlx.bench.measure.subject import Cortex
 from cortexmlx.bench.measure.trace import Figure, Stamp, Work, per_second
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text import Stops
 from cortexmlx.engine import Engine
 from cortexmlx.stats import EngineStats
 from cortexmlx.types.request import QueuedRequest, RequestId, TokenEvent

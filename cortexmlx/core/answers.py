@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.budget import ThinkingBudget, ThinkingLimit
-from cortexmlx.core.text.stream import TextDelta, TextStream
+from cortexmlx.core.text import TextDelta, TextStream, ThinkingBudget, ThinkingLimit
 from cortexmlx.errors import (
     CortexError,
     FormRefused,

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from enum import Enum
 
-from cortexmlx.core.arguments import is_list
+from cortexmlx.core.arguments import checked_params, is_list
 from cortexmlx.core.handle import NotCopyable, RequestHandle
-from cortexmlx.core.keywords import checked_params
 from cortexmlx.core.prompt import Prompt
 from cortexmlx.core.threads import forked
 from cortexmlx.core.worker import Submission

@@ -21,7 +21,7 @@ from cortexmlx.core.open_requests import OpenRequests
 from cortexmlx.core.recovery import Recovery
 from cortexmlx.core.report import engine_stats
 from cortexmlx.core.served_model import Call
-from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text import Stops
 from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.kv.pins import Pins

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import queue
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -10,11 +13,11 @@ from typing import Any
 import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
+from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.embedding.support import support_of
+from cortexmlx.core.embedding_support import support_of
 from cortexmlx.core.served_model import Call, check_prefix_cache, described, scheduling_of
-from cortexmlx.core.vocabulary import check_same_tokens
-from cortexmlx.core.warm_up import WarmUp
+from cortexmlx.core.threads import Task
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.pieces import LocalPieces
 from cortexmlx.disk.setup import StoreSetup
@@ -37,12 +40,14 @@ from cortexmlx.kv.sizing import (
     row_bytes,
 )
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.models import load_model, weights
+from cortexmlx.models import LoadedModel, load_model, weights
 from cortexmlx.models.loaded import check_logits
+from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.timed_choice.chooser import SECONDS
+from cortexmlx.types.progress import OnProgress, Progress
 
 
 class OpenedModel:
@@ -328,3 +333,127 @@ class OpenedModel:
         self.disk = self.draft = None
         for name in ("runner", "loaded", "_mode"):
             vars(self).pop(name, None)
+
+
+# WarmUp: compiles and checks attention kernels on threads of their own, while the engine's thread loads the model.
+
+
+log = logging.getLogger("cortexmlx")
+
+THREADS = 2
+"""How many kernels are worked on at a time.
+
+MLX's Metal device keeps compiled kernels in two maps for all threads. It builds a library, from the text, while it
+holds `library_mtx_` (`Device::get_library`), and then a pipeline while it holds `kernel_mtx_` (`Device::get_kernel_`).
+So two kernels can be in work at a time, one in each, and a third thread would wait. Every launch takes `kernel_mtx_`
+shared: the thread that loads waits while a pipeline is made, but not for a library.
+"""
+
+_LOOK_SECONDS = 0.1
+"""How often the waiting thread reports, so that it notices when the engine is closed."""
+
+
+class WarmUp:
+    """Carries out `checks`, from the first on. Each runs on one thread from its arrays to its result, because a lazy
+    array can only be evaluated on the thread that made it. A check that raises is made again at the kernel's first use.
+    """
+
+    def __init__(self, checks: Sequence[KernelCheck] = ()) -> None:
+        self._left: deque[KernelCheck] = deque()
+        self._total = 0
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._tasks: list[Task] = []
+        self.add(checks)
+
+    def add(self, checks: Sequence[KernelCheck]) -> None:
+        """Carry out more checks. Threads that are at work may be about to end, so these get their own."""
+        self._left.extend(checks)
+        self._total += len(checks)
+        for _ in range(min(THREADS, len(checks))):
+            task = Task(self._run)
+            try:
+                task.start()
+            except RuntimeError as error:  # the system starts no more threads
+                log.warning("attention kernels are compiled at their first use: %s", error)
+                return
+            self._tasks.append(task)
+
+    def finish(self, report: OnProgress) -> None:
+        """Wait until all checks have ended, and report how many have. Raises what `report` raises."""
+        done = 0
+        while done < self._total and any(task.running for task in self._tasks):
+            report(Progress("compiling", done, self._total))
+            with suppress(queue.Empty):
+                self._ended.get(timeout=_LOOK_SECONDS)
+                done += 1
+        if self._total:
+            report(Progress("compiling", self._total, self._total))
+
+    def stop(self) -> None:
+        """Begin no further check. Those that have begun end on their threads: nobody can interrupt a compiler."""
+        self._left.clear()
+
+    def _run(self, raised: BaseException | None) -> None:
+        """Carry out checks until none is left. `raised` is what an earlier call of this task raised."""
+        if raised is not None:
+            log.warning("a thread that compiles attention kernels was interrupted by %r", raised)
+        while self._left:
+            try:
+                check = self._left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                check.run()
+            except Exception:
+                log.exception("attention (%s) could not be checked, and is checked at its first use", check.label)
+            finally:
+                self._ended.put(None)
+
+
+# Whether two models mean the same by a token, so that one can draft for the other.
+
+
+def check_same_tokens(model: LoadedModel, draft: LoadedModel, size: int) -> None:
+    """Raise InvalidRequest, with the numbers, if one of the first `size` ids, which both models can choose, is another
+    token in each of them, or is special or ends an answer in one of them only.
+
+    Only ids that stand for something in both count: the rest pads embeddings, or is a special token that only one
+    tokenizer has.
+    """
+    mine, theirs = (_table(each, size) for each in (model, draft))
+    both = [i for i in range(size) if mine.pieces[i] and theirs.pieces[i]]
+    differ = [i for i in both if mine.pieces[i] != theirs.pieces[i]]
+    if differ or not both:
+        shown = "".join(f", such as {i}: {_shown(mine, i)} and {_shown(theirs, i)}" for i in differ[:1])
+        raise _refused(model, draft, f"{len(differ):,} of {len(both):,} ids stand for other texts{shown}")
+    for what, one, other in (
+        ("are special", mine.special, theirs.special),
+        ("end an answer", mine.ends, theirs.ends),
+    ):
+        if alone := sorted((one ^ other).intersection(both)):
+            name = model.name if alone[0] in one else draft.name
+            raise _refused(model, draft, f"{len(alone):,} ids {what} in one of them only, such as {alone[0]} in {name}")
+
+
+def _table(model: LoadedModel, size: int) -> TokenTable:
+    """Return what the first `size` tokens of a model stand for. Where their text depends on the tokens before them: by
+    themselves.
+    """
+    tokenizer = SharedTokenizer(model.tokenizer)
+    table = tokenizer.token_table(size)
+    if table is not None:
+        return table
+    special = frozenset(getattr(model.tokenizer, "all_special_ids", ()))
+    pieces = tuple(tokenizer.token_bytes(i) for i in range(size))
+    return TokenTable(pieces, special, tokenizer.eos_token_ids, drops_space=False)
+
+
+def _shown(table: TokenTable, token: int) -> str:
+    return repr(table.pieces[token].decode("utf-8", "backslashreplace")[:40])
+
+
+def _refused(model: LoadedModel, draft: LoadedModel, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{draft.name} cannot draft for {model.name}, whose tokens are others: {why}. Choose a draft model with the "
+        "same tokenizer, or none (--draft)"
+    )

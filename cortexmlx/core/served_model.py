@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.embedding.support import EmbeddingSupport
+from cortexmlx.core.embedding_support import EmbeddingSupport
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.boundary import AdapterTables, Runner

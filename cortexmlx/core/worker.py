@@ -15,7 +15,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text import Stops
 from cortexmlx.core.threads import Task, forked, require_mlx_threads
 from cortexmlx.errors import CortexError, EngineClosed, OutOfMemory, with_causes
 from cortexmlx.system.machine import is_refusal

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.embedding.support import no_support
+from cortexmlx.core.embedding_support import no_support
 from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.distributed.disk.group_store import GroupStore

@@ -10,8 +10,8 @@ from os import PathLike
 from pathlib import Path
 from weakref import ref
 
-from cortexmlx.core.interruptible import read_with_timeout
-from cortexmlx.core.keywords import checked_params
+from cortexmlx.core.arguments import checked_params
+from cortexmlx.core.event_loop import read_with_timeout
 from cortexmlx.core.prompt import Reader, calls_of
 from cortexmlx.core.streams import Listener
 from cortexmlx.errors import InvalidRequest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cortexmlx.core.prompt import ChatTokens, Reader, opened_thoughts, render, tail_of, thoughts_after
-from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter
+from cortexmlx.core.text import Kind, ThoughtSplitter
 from cortexmlx.errors import CortexError
 from cortexmlx.sessions.transcript import Encode, Transcript, common_length
 from cortexmlx.structured.calls.format import Calls

@@ -13,7 +13,7 @@ from cortexmlx.cli import options
 from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.start import run
-from cortexmlx.core.keywords import with_keywords
+from cortexmlx.core.arguments import with_keywords
 from cortexmlx.distributed.wire import sampling
 from cortexmlx.distributed.wire.codec import codec
 from cortexmlx.protocols import responses, simple

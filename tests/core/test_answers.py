@@ -12,8 +12,7 @@ import pytest
 from cortexmlx.core import answers as answers_module
 from cortexmlx.core.answers import Answer, RequestAnswers, logprob_of, scored, seed_of
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.stops import Stops
-from cortexmlx.core.text.stream import TextStream
+from cortexmlx.core.text import Stops, TextStream
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment
 from cortexmlx.types.progress import Progress

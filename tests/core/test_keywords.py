@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, SamplingParams
-from cortexmlx.core.keywords import SamplingKeywords, with_keywords
+from cortexmlx.core.arguments import SamplingKeywords, with_keywords
 from cortexmlx.errors import InvalidRequest
 
 

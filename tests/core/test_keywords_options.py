@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.core.arguments import takes_options_of
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.keywords import takes_options_of
 
 
 @dataclass

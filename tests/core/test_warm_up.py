@@ -16,8 +16,8 @@ from cortexmlx.attention.backends import kernel_backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
+from cortexmlx.core.opened_model import THREADS, WarmUp
 from cortexmlx.core.threads import Task
-from cortexmlx.core.warm_up import THREADS, WarmUp
 from cortexmlx.errors import EngineClosed
 from cortexmlx.metal.lab import sim
 from cortexmlx.types.progress import Progress

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text import Stops
 from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import EngineClosed
 from cortexmlx.types.request import QueuedRequest

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.core.answers import request_of_job
-from cortexmlx.core.text.stops import StopTable
+from cortexmlx.core.text import StopTable
 from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.request import QueuedRequest

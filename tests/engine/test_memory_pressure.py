@@ -23,7 +23,7 @@ PROMPT = tokens_of(30, seed=1)
 def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 8) -> Any:
     """A request of a client, straight into the scheduler's queue."""
     from cortexmlx.core.handle import RequestHandle
-    from cortexmlx.core.text.stops import Stops
+    from cortexmlx.core.text import Stops
     from cortexmlx.types.request import QueuedRequest
 
     handle = RequestHandle(1000 + len(driver.core.requests.by_id), driver.core.cancel)

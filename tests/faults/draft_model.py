@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/core/draft_model.py"
 CONFIG = "cortexmlx/core/config.py"
-VOCABULARY, OPENED = "cortexmlx/core/vocabulary.py", "cortexmlx/core/opened_model.py"
+VOCABULARY, OPENED = "cortexmlx/core/opened_model.py", "cortexmlx/core/opened_model.py"
 
 TESTS = ("speculation/test_draft_rows.py", "serving/drafting")
 """The tests that judge these faults."""

@@ -12,11 +12,11 @@ SCHEDULER, SHORTAGE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling
 CACHE, POOL, POOLS = "cortexmlx/kv/cache.py", "cortexmlx/kv/pools.py", "cortexmlx/kv/pools.py"
 KEPT, ROWS = "cortexmlx/execution/prompt_scores.py", "cortexmlx/execution/logit_rows.py"
 REQUESTS, ANSWERS = "cortexmlx/core/open_requests.py", "cortexmlx/core/answers.py"
-TEXTS, CALLS = "cortexmlx/core/embedding/texts.py", "cortexmlx/core/embedding/calls.py"
-AHEAD, SUPPORT = "cortexmlx/core/embedding/pooled_requests.py", "cortexmlx/core/embedding/support.py"
+TEXTS, CALLS = "cortexmlx/core/embedding.py", "cortexmlx/core/embedding.py"
+AHEAD, SUPPORT = "cortexmlx/core/embedding.py", "cortexmlx/core/embedding_support.py"
 FILES, LAYERS = "cortexmlx/models/embedding.py", "cortexmlx/models/embedding.py"
 CAUSAL, RERANKER = "cortexmlx/models/embedding.py", "cortexmlx/models/embedding.py"
-FIRST = "cortexmlx/core/embedding/first_tokens.py"
+FIRST = "cortexmlx/core/embedding.py"
 BACKBONE = "cortexmlx/models/embedding.py"
 
 TESTS = (

@@ -8,7 +8,7 @@ DRAFTS, JOB = "cortexmlx/scheduling/drafts.py", "cortexmlx/scheduling/job.py"
 SCHEDULER, GATE = "cortexmlx/scheduling/scheduler.py", "cortexmlx/scheduling/decode_window.py"
 BUILDER, RUNNING = "cortexmlx/scheduling/builder.py", "cortexmlx/scheduling/running.py"
 CACHE, REQUESTS = "cortexmlx/kv/cache.py", "cortexmlx/core/open_requests.py"
-MATCHER, BUDGET = "cortexmlx/structured/matcher.py", "cortexmlx/core/text/budget.py"
+MATCHER, BUDGET = "cortexmlx/structured/matcher.py", "cortexmlx/core/text.py"
 ANSWERS = "cortexmlx/core/answers.py"
 SERVED = "cortexmlx/core/served_model.py"
 

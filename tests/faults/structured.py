@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 CORE, REQUESTS = "cortexmlx/core/core.py", "cortexmlx/core/open_requests.py"
 MATCHER, COMPILER = "cortexmlx/structured/matcher.py", "cortexmlx/structured/compiler.py"
-ANSWERS, BUDGET = "cortexmlx/core/answers.py", "cortexmlx/core/text/budget.py"
+ANSWERS, BUDGET = "cortexmlx/core/answers.py", "cortexmlx/core/text.py"
 SOURCES, FORM = "cortexmlx/structured/compiler.py", "cortexmlx/structured/output.py"
 CLOSED = "cortexmlx/structured/schemas.py"
 

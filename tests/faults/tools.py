@@ -7,7 +7,7 @@ from tests.faults.planted import Fault
 FORMAT, READER = "cortexmlx/structured/calls/format.py", "cortexmlx/structured/calls/reader.py"
 FITTING = "cortexmlx/models/tokenizers/fitting.py"
 ROUNDS, DISPLAY = "cortexmlx/sessions/tool_rounds.py", "cli/chat/tools/calls.py"
-STREAM, TAGGED = "cortexmlx/core/text/stream.py", "cortexmlx/structured/calls/tagged.py"
+STREAM, TAGGED = "cortexmlx/core/text.py", "cortexmlx/structured/calls/tagged.py"
 
 TESTS = (
     "structured",

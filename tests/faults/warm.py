@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/warm_up.py"
+BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/opened_model.py"
 HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/core/opened_model.py"
 CALLS, TEXT = "metal/kernels.py", "metal/text.py"
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cortexmlx.cli.chat.view import MarkdownView, RawView
 from cortexmlx.cli.start import log_to_stderr
-from cortexmlx.core.text.thoughts import Kind, ThoughtSplitter
+from cortexmlx.core.text import Kind, ThoughtSplitter
 from cortexmlx.stats import BlockMap, GroupBlocks
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.request import TokenEvent

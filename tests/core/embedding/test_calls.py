@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import EmbeddingRefused, Engine, InvalidRequest, Reranking
-from cortexmlx.core.embedding.first_tokens import LONG
-from cortexmlx.core.embedding.texts import PooledText, TextReader
+from cortexmlx.core.embedding import LONG, PooledText, TextReader
 from cortexmlx.models.embedding import DEFAULT_INSTRUCTION
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from support.embedding.models import write_embedding, write_reranker

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.core.embedding import first_tokens as module
-from cortexmlx.core.embedding.first_tokens import LONG, first_tokens
+from cortexmlx.core import embedding as module
+from cortexmlx.core.embedding import LONG, first_tokens
 from support.models.sentencepieces import CORPUS, KINDS
 from tests.models.tokenizers.test_least_tokens import CORES, core_of, pieces, texts
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.core.embedding.pooled_requests import Asked, vectors_of
+from cortexmlx.core.embedding import Asked, vectors_of
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.open_requests import OpenRequests
 from cortexmlx.core.worker import Submission

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import EmbeddingRefused, Engine
-from cortexmlx.core.embedding.support import EmbeddingSupport, no_support
+from cortexmlx.core.embedding_support import EmbeddingSupport, no_support
 from support.embedding.models import write_embedding
 
 

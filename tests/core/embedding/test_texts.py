@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.core.embedding.first_tokens import LONG
-from cortexmlx.core.embedding.texts import TextReader
+from cortexmlx.core.embedding import LONG, TextReader
 from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.models.embedding import read_embedding
 from cortexmlx.models.folder import read_folder

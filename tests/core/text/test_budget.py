@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text.budget import Encode, ThinkingBudget, ThinkingLimit
-from cortexmlx.core.text.stops import Stops
-from cortexmlx.core.text.stream import TextStream
+from cortexmlx.core.text import Encode, Stops, TextStream, ThinkingBudget, ThinkingLimit
 from cortexmlx.structured.output import Thoughts
 from support.cli.cli_fakes import Words
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text.stops import Stops, StopStrings, StopTable
+from cortexmlx.core.text import Stops, StopStrings, StopTable
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import MOST_STOP_CHARACTERS, SamplingParams
 

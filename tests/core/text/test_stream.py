@@ -12,8 +12,7 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, NaiveStreamingDetoke
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from cortexmlx.core.text.stops import Stops, StopTable
-from cortexmlx.core.text.stream import CallsInThoughts, TextDelta, TextStream
+from cortexmlx.core.text import CallsInThoughts, Stops, StopTable, TextDelta, TextStream
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.models.tokenizers.folder import use_exact_detokenizer
 from cortexmlx.structured.calls.format import Calls

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cortexmlx.core.text.thoughts import WIDEST, Kind, TextPart, ThoughtSplitter, ThoughtTokens
+from cortexmlx.core.text import WIDEST, Kind, TextPart, ThoughtSplitter, ThoughtTokens
 from cortexmlx.structured.output import Thoughts
 
 PLAIN = Thoughts("<think>", "</think>")

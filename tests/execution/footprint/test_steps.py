@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text import Stops
 from cortexmlx.execution.footprint import steps
 from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
 from cortexmlx.execution.mode import execution_mode

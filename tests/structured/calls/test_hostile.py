@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cortexmlx.core.text.stops import Stops
-from cortexmlx.core.text.stream import TextStream
+from cortexmlx.core.text import Stops, TextStream
 from cortexmlx.models.tokenizers.detokenize import ByteDetokenizer
 from cortexmlx.structured.calls.find import format_of
 from cortexmlx.structured.calls.format import CallFormat, Calls

@@ -27,8 +27,7 @@ from cortexmlx.cli.terminal import signals
 from cortexmlx.core.as_completed import AsCompleted, paired
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.stops import Stops
-from cortexmlx.core.text.stream import TextStream
+from cortexmlx.core.text import Stops, TextStream
 from cortexmlx.errors import EngineClosed, InvalidRequest, KVCacheFull, ModelNotFound, PromptTooLong
 from cortexmlx.models.resolve import resolve
 from cortexmlx.models.tokenizers.templates import accepted_variables

@@ -13,8 +13,7 @@ from typing import Any
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.text.budget import ThinkingLimit
-from cortexmlx.core.text.stops import Stops
+from cortexmlx.core.text import Stops, ThinkingLimit
 from cortexmlx.execution import mode
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from cortexmlx.models import load_model

@@ -1,0 +1,495 @@
+"""The calls of an engine that have no answer: `embed` and `rerank`, and the same for asyncio."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cortexmlx.core.answers import NAN_ADVICE
+from cortexmlx.core.arguments import checked_client, checked_text, is_list
+from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.core.handle import NotCopyable, RequestHandle
+from cortexmlx.core.text import Stops
+from cortexmlx.core.worker import Submission
+from cortexmlx.errors import EmbeddingRefused
+from cortexmlx.execution.boundary import Vector
+from cortexmlx.kv.prefix import common_length
+from cortexmlx.models.embedding import DEFAULT_INSTRUCTION, EmbeddingFiles, normalized
+from cortexmlx.models.tokenizers.shared import SharedTokenizer
+from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Pooled, Reranking
+from cortexmlx.types.request import FinishReason, QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from cortexmlx.core.worker import Worker
+    from cortexmlx.stats import ModelInfo
+
+
+class EmbeddingCalls(NotCopyable):
+    """What an `Engine` can do with texts whose states or logits are asked for, and no answer."""
+
+    info: ModelInfo
+    _worker: Worker
+    _tokenizer: SharedTokenizer
+
+    def embed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Embeddings:
+        """Return the embeddings of texts, made as the model's own sentence-transformers files say. Many texts are
+        computed together, without padding, and beside running answers. An interrupt cancels them.
+
+        - `prompt`: the name of one of `info.embedding.prompts`, which is put before each text, such as "query". None:
+          the model's default, which most models do not have.
+        - `dimensions`: keep so many of the first numbers (Matryoshka), and normalize again if the model normalizes.
+        - `truncate`: cut off the end of a text that is longer than `info.embedding.max_tokens`. False refuses it.
+        - `client`: as for `submit`.
+
+        A text of token ids is taken as it is, without special tokens or a prompt. Raises EmbeddingRefused if the model
+        cannot embed, or an argument does not fit it; and what ends a request, such as EngineClosed.
+        """
+        self._worker.check_open()
+        support = self._worker.core.model.embedding
+        info, files = support.info, support.files
+        if info is None or files is None:
+            raise EmbeddingRefused(support.not_embedding)
+        kept = _checked_dimensions(dimensions, info)
+        listed = _checked_texts("texts", texts)
+        bound = support.bound(info.max_tokens)
+        reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate, bound)
+        divisors, counts, truncated = list[float](), list[int](), list[bool]()
+
+        def asked() -> Iterator[Asked]:
+            for place, text in enumerate(listed):
+                one = reader.read(place, text)  # type: ignore[arg-type]  # it says what is no text
+                divisors.append(one.divisor)
+                counts.append(one.count)
+                truncated.append(one.truncated)
+                yield Asked(one.tokens, one.pooled)
+
+        got = self._vectors(asked(), client)
+        return Embeddings(
+            _finished([each.vector for each in got], divisors, files, kept),
+            tuple(counts),
+            tuple(each.cached for each in got),
+            tuple(truncated),
+        )
+
+    async def aembed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Embeddings:
+        """`embed` for asyncio. A cancelled task cancels what has not been computed."""
+        embed = partial(self.embed, texts, prompt=prompt, dimensions=dimensions, truncate=truncate, client=client)
+        return await on_a_thread(embed, interruptible=True)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Reranking:
+        """Return how well documents answer a query, as Qwen3-Reranker judges them. The instruction and the query are
+        computed once for all documents.
+
+        - `instruction`: what counts as a good answer. None: that of the model card, for web searches.
+        - `truncate`: cut off the end of a document whose prompt is too long. False refuses it.
+        - `client`: as for `submit`.
+
+        Raises EmbeddingRefused if the model is no such reranker, or an argument is wrong or too long; and what ends a
+        request, such as EngineClosed.
+        """
+        self._worker.check_open()
+        support = self._worker.core.model.embedding
+        reranker = support.reranker
+        if reranker is None:
+            raise EmbeddingRefused(support.not_reranking)
+        query = _checked_plain("query", query)
+        instruction = DEFAULT_INSTRUCTION if instruction is None else _checked_plain("instruction", instruction)
+        listed = [_checked_plain(f"document {i}", d) for i, d in enumerate(_checked_texts("documents", documents))]
+        encode = partial(
+            first_tokens, partial(self._tokenizer.encode, add_special_tokens=False), most=support.max_tokens
+        )
+        least = reranker.least(encode, instruction, query)
+        if least >= support.max_tokens:
+            raise EmbeddingRefused(
+                f"instruction and query have {at_least(instruction, query)}{least} tokens with what is around them and "
+                f"without a document, and {support.bound(support.max_tokens)}: shorten them"
+            )
+        head, counts = reranker.shared(encode, instruction, query), list[int]()
+
+        def asked() -> Iterator[Asked]:
+            for place, document in enumerate(listed):
+                tokens, whole = reranker.tokens(encode, instruction, query, document, support.max_tokens)
+                if whole > len(tokens) and not truncate:
+                    said = at_least(instruction, query, document)
+                    raise EmbeddingRefused(
+                        f"document {place} has {said}{whole} tokens with the query and what is around it, and "
+                        f"{support.bound(support.max_tokens)}: shorten it, or cut off its end with `truncate`"
+                    )
+                counts.append(len(tokens))
+                shared = min(common_length(tokens, head), len(tokens) - 1)
+                yield Asked(tuple(tokens), Pooled(len(tokens) - 1, False, (reranker.yes, reranker.no), shared))
+
+        got = self._vectors(asked(), client)
+        scores = tuple(_probability(float(each.vector[0]) - float(each.vector[1])) for each in got)
+        return Reranking(scores, sum(counts), sum(each.cached for each in got))
+
+    async def arerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Reranking:
+        """`rerank` for asyncio. A cancelled task cancels what has not been computed."""
+        rerank = partial(self.rerank, query, documents, instruction=instruction, truncate=truncate, client=client)
+        return await on_a_thread(rerank, interruptible=True)
+
+    def _vectors(self, asked: Iterator[Asked], client: str) -> list[Got]:
+        named = checked_client(client) or None
+        ahead = 2 * self._worker.core.config.prefill_budget
+        with closing(vectors_of(asked, self._worker.submit, self, named, ahead)) as vectors:  # type: ignore[type-var]
+            return list(vectors)
+
+
+def _finished(sums: list[Vector], divisors: list[float], files: EmbeddingFiles, kept: int) -> Vector:
+    """Return the vectors `[n, kept]` that the model's layers make of the sums of states."""
+    if not sums:
+        return np.zeros((0, kept), np.float32)
+    if sums[0].shape != (files.width,):
+        raise EmbeddingRefused(
+            f"the model's states have {sums[0].size} numbers, and its 1_Pooling is made for {files.width}: take the "
+            "files of one model"
+        )
+    vectors = (np.stack(sums) / np.array(divisors)[:, None]).astype(np.float32)
+    for layer in files.layers:
+        vectors = layer(vectors)
+    if kept < vectors.shape[1]:
+        vectors = normalized(vectors[:, :kept]) if files.normalized else vectors[:, :kept]
+    return np.ascontiguousarray(vectors)
+
+
+def _probability(log_odds: float) -> float:
+    return 1 / (1 + math.exp(-log_odds)) if log_odds >= 0 else 1 - 1 / (1 + math.exp(log_odds))
+
+
+def _checked_dimensions(dimensions: int | None, info: EmbeddingInfo) -> int:
+    if dimensions is None:
+        return info.dimensions
+    whole = isinstance(dimensions, Integral) and not isinstance(dimensions, bool)
+    if not whole or not 1 <= dimensions <= info.dimensions:
+        raise EmbeddingRefused(
+            f"dimensions is {dimensions!r:.80}, but must be in 1..{info.dimensions}, the numbers of a whole vector"
+        )
+    return int(dimensions)
+
+
+def _checked_texts(name: str, texts: object) -> list[object]:
+    if isinstance(texts, str) or not is_list(texts):
+        raise EmbeddingRefused(f"{name} are a list of texts, not {texts!r:.80}: put a single one into a list")
+    return list(texts)
+
+
+def _checked_plain(name: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise EmbeddingRefused(f"{name} is {text!r:.80}, but must be a text")
+    return str(checked_text(name, text)).encode("utf-8", "replace").decode()
+
+
+# Submits requests without answers, some ahead of the one that is waited for, and collects their vectors in order.
+
+
+_PARAMS = SamplingParams(max_tokens=1)
+_STOPS = Stops.of(_PARAMS, (), None)
+
+_MOST_AHEAD = 512
+"""Requests that are submitted and not yet returned at most."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt, and what is asked of its states."""
+
+    tokens: tuple[int, ...]
+    pooled: Pooled
+
+
+@dataclass(frozen=True)
+class Got:
+    """What came of it: the sum of its states, or its logits, and how many of its tokens were found cached."""
+
+    vector: Vector
+    cached: int
+
+
+def vectors_of(
+    asked: Iterable[Asked],
+    submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
+    owner: object,
+    client: str | None,
+    tokens_ahead: int,
+) -> Iterator[Got]:
+    """Yield what comes of each prompt, in order. `submit` is that of `Worker`; the requests keep `owner` alive.
+
+    Requests of about `tokens_ahead` tokens are computed ahead of the one that is returned next. Whatever ends the
+    iteration early cancels the rest. Raises what `asked` raises, and what ends a request.
+    """
+    waiting: deque[tuple[RequestHandle, int]] = deque()
+    rest, more, ahead = iter(asked), True, 0
+    try:
+        while True:
+            group: list[Submission] = []
+            sizes: list[int] = []
+            while more and ahead < tokens_ahead and len(waiting) + len(group) < _MOST_AHEAD:
+                one = next(rest, None)
+                if one is None:
+                    more = False
+                    break
+                group.append(_submission(one, owner, client))
+                sizes.append(len(one.tokens))
+                ahead += sizes[-1]
+            _start(group, sizes, submit, waiting)
+            if not waiting:
+                return
+            handle, size = waiting[0]
+            done = handle.result()
+            waiting.popleft()
+            ahead -= size
+            vector = handle.pooled
+            if done.finish_reason is FinishReason.CANCELLED or vector is None:
+                raise EmbeddingRefused("the request was cancelled before its text was computed: ask again")
+            if not np.isfinite(vector).all():
+                raise EmbeddingRefused(f"the model's states are NaN or infinite. {NAN_ADVICE}")
+            yield Got(vector, done.usage.cached_tokens)
+    finally:
+        for handle, _ in waiting:
+            handle.cancel()
+
+
+def _start(
+    group: list[Submission],
+    sizes: list[int],
+    submit: Callable[[Iterable[Submission], list[RequestHandle]], None],
+    waiting: deque[tuple[RequestHandle, int]],
+) -> None:
+    handles: list[RequestHandle] = []
+    try:
+        if group:
+            submit(group, handles)
+    finally:  # what an interrupt finds submitted can be cancelled
+        waiting.extend(zip(handles, sizes, strict=False))
+
+
+def _submission(one: Asked, owner: object, client: str | None) -> Submission:
+    request = QueuedRequest(
+        one.tokens,
+        _PARAMS,
+        submitted=time.perf_counter(),
+        client=client,
+        background=True,
+        cache=one.pooled.shared > 0,
+        pooled=one.pooled,
+    )
+    return Submission(request, _STOPS, owner=owner)
+
+
+# Texts to be embedded, as tokens: with the prompt before each and special tokens around it, cut where that is wanted.
+#
+# It follows sentence-transformers: prompt and text are one text, without blanks around it, and a text that is too long
+# loses its end, but not its special tokens.
+
+
+@dataclass(frozen=True)
+class PooledText:
+    """A text that is ready to be computed."""
+
+    tokens: tuple[int, ...]
+    """Those that are computed."""
+    pooled: Pooled
+    divisor: float
+    """By what the sum of the states is divided."""
+    count: int
+    """Tokens of the text, also those after the last state that counts."""
+    truncated: bool
+
+
+class TextReader:
+    """Makes tokens of texts, with one prompt before all of them."""
+
+    def __init__(
+        self,
+        tokenizer: SharedTokenizer,
+        files: EmbeddingFiles,
+        info: EmbeddingInfo,
+        vocab_size: int,
+        prompt: str | None,
+        truncate: bool,
+        bound: str,
+    ) -> None:
+        """`prompt` is a name of the model's prompts; None: its default. With `truncate`, the end of a text that is too
+        long is cut off. `bound` says what bounds texts, for errors. Raises EmbeddingRefused for an unknown prompt.
+        """
+        self._tokenizer = tokenizer
+        self._files = files
+        self._most = info.max_tokens
+        self._vocab_size = vocab_size
+        self._asked = prompt
+        self._truncate = truncate
+        self._bound = bound
+        name = info.default_prompt if prompt is None else prompt
+        if name is not None and name not in info.prompts:
+            known = ", ".join(map(repr, sorted(info.prompts))) or "none"
+            raise EmbeddingRefused(f"the model has no prompt {name!r:.80}: its files name {known}")
+        self._prompt = "" if name is None else self._cased(info.prompts[name])
+        self._begin, self._end = _special_tokens(tokenizer)
+        self._head = [*self._begin, *self._encode(self._prompt.lstrip())] if self._prompt else []
+        self._unpooled = 0  # tokens at the beginning of each text whose states do not count
+        if self._prompt and not files.include_prompt:
+            self._unpooled = len(self._begin) + len(self._encode(self._prompt.strip()))
+
+    def read(self, place: int, text: str | Sequence[int]) -> PooledText:
+        """Return a text as tokens; `place` is its index, for errors. Token ids are taken as they are. Raises
+        EmbeddingRefused if it is none, is empty, or is too long.
+        """
+        if isinstance(text, str):
+            whole = self._cased(self._prompt + text.encode("utf-8", "replace").decode()).strip()
+            body, said = first_tokens(self._encode, whole, self._most), at_least(whole)
+        else:
+            body, said = self._ids(place, text), ""
+        begin, end = (self._begin, self._end) if isinstance(text, str) else ((), ())
+        count = len(begin) + len(body) + len(end)
+        if not count:
+            raise EmbeddingRefused(f"text {place} is empty, and has no vector")
+        truncated = count > self._most
+        if truncated and not self._truncate:
+            raise EmbeddingRefused(
+                f"text {place} has {said}{count} tokens, and {self._bound}: shorten it, or cut off its end with "
+                "`truncate`"
+            )
+        tokens = [*begin, *body[: max(self._most - len(begin) - len(end), 0)], *end][: self._most]
+        return self._pooled(place, tokens, truncated, self._unpooled if isinstance(text, str) else 0)
+
+    def _pooled(self, place: int, tokens: list[int], truncated: bool, first: int) -> PooledText:
+        """Return a text whose states count from its token `first` on."""
+        count, files = len(tokens), self._files
+        if first >= count:
+            raise EmbeddingRefused(f"text {place} has no tokens beside its prompt, and the prompt is not pooled")
+        divisor = 1.0
+        if files.pooling == "lasttoken":
+            first = count - 1
+        elif files.pooling == "cls":
+            tokens = tokens[: first + 1]
+        elif files.pooling == "weightedmean":
+            divisor = (first + 1 + count) * (count - first) / 2
+        else:
+            divisor = count - first if files.pooling == "mean" else sqrt(count - first)
+        weighted = files.pooling == "weightedmean"
+        shared = min(common_length(tokens, self._head), first)  # the states from there on must be computed anyway
+        return PooledText(tuple(tokens), Pooled(first, weighted, (), shared), divisor, count, truncated)
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._files.lowercase else text
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _ids(self, place: int, text: Any) -> list[int]:
+        ids: list[Any] = list(text) if is_list(text) else [None]
+        for each in ids:
+            whole = isinstance(each, Integral) and not isinstance(each, bool)
+            if not whole or not 0 <= int(each) < self._vocab_size:
+                raise EmbeddingRefused(
+                    f"text {place} is no text, and no list of token ids below {self._vocab_size}: {text!r:.80}"
+                )
+        if self._asked is not None:
+            raise EmbeddingRefused(
+                f"text {place} is token ids, which are taken as they are: no prompt is put before it"
+            )
+        return [int(each) for each in ids]
+
+
+def _special_tokens(tokenizer: SharedTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens that the tokenizer puts before a text, and those that it puts after it."""
+    bare, whole = (tokenizer.encode("a", add_special_tokens=special) for special in (False, True))
+    for begin in range(len(whole) - len(bare) + 1):
+        if whole[begin : begin + len(bare)] == bare:
+            return tuple(whole[:begin]), tuple(whole[begin + len(bare) :])
+    raise EmbeddingRefused("the tokenizer writes a text in another way if it puts special tokens around it")
+
+
+# The first tokens of a long text, without tokenizing all of it: that takes a minute and gigabytes for some 10 MB.
+#
+# Where a word ends, no token goes on, and what follows does not change the tokens before it. So the text is cut there,
+# at two places, and the tokens that are wanted must be the same for both. Where they are not, as in a run of letters
+# that only a longer token ends, the pieces grow.
+
+
+LONG = 1 << 16
+"""Characters from which on a text is not tokenized as a whole at once."""
+
+_CHARACTERS = 8
+"""Characters for each of the wanted tokens, more than words have, so that the first pieces are mostly enough."""
+
+_TRIES = 5
+"""How often the two pieces may differ. After that the longer is taken, so that no text takes memory without bound."""
+
+_WORD_END = re.compile(r"[A-Za-z](?= [A-Za-z])")
+
+Encode = Callable[[str], list[int]]
+"""Returns the tokens of a text without special tokens around it."""
+
+
+def first_tokens(encode: Encode, text: str, most: int) -> list[int]:
+    """Return the tokens of `text` if it has at most `most`, or is not LONG. Otherwise return more than `most` tokens,
+    with which the text begins.
+    """
+    size, tries = max(LONG, _CHARACTERS * (most + 1)), 0
+    while size < len(text):
+        long = encode(_piece(text, size))
+        if len(long) > most:
+            short = encode(_piece(text, size * 3 // 4 - 1))
+            tries += 1
+            if tries == _TRIES or short[: most + 1] == long[: most + 1]:
+                return long[: most + 1]
+        size *= 2
+    return encode(text)
+
+
+def at_least(*texts: str) -> str:
+    """Return what an error says before the number of tokens of texts that `first_tokens` may not have counted to the
+    end, together and with a few characters around them.
+    """
+    return "at least " if sum(map(len, texts)) > LONG // 2 else ""
+
+
+def _piece(text: str, most: int) -> str:
+    """Return the beginning of a text, at most `most` characters, that ends at a word's end if there is one nearby."""
+    ends = [match.end() for match in _WORD_END.finditer(text, most * 15 // 16, most)]
+    return text[: ends[-1] if ends else most]
