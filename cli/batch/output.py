@@ -19,7 +19,7 @@ from cortexmlx.cli.files.outputs import locked, unwritten, written_anew
 from cortexmlx.cli.terminal.text import to_json
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.batch import key_of_record
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 from cortexmlx.system.files import in_place_of
 
 _REST = "what it holds stays, and with --resume the rest is asked"

@@ -16,8 +16,7 @@ from cortexmlx.protocols.batch import INVALID, BadLine, BatchRequest, Recorder, 
 from cortexmlx.protocols.error_text import error_text
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
 from cortexmlx.protocols.openai.errors import is_refusal
-from cortexmlx.protocols.reply import Body
-from cortexmlx.protocols.request import Asked, Request
+from cortexmlx.protocols.request import Asked, Body, Request
 from cortexmlx.system.waits import LONGEST_SECONDS
 from cortexmlx.types.embeddings import Embeddings
 from cortexmlx.types.request import Completion, FinishReason

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from cortexmlx.cli.embed.texts import TextLine
 from cortexmlx.protocols.batch import INVALID, BadLine, Style, error_record
 from cortexmlx.protocols.openai.embeddings import written
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 
 if TYPE_CHECKING:
     import numpy as np

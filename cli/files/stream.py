@@ -12,7 +12,7 @@ from typing import TextIO
 from cortexmlx.cli.files.outputs import open_descriptor, unwritten
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.text import to_json
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 
 
 class RecordStream:

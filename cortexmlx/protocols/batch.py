@@ -20,8 +20,7 @@ from cortexmlx.protocols.error_text import bounded
 from cortexmlx.protocols.fields import Unserved, check_fields
 from cortexmlx.protocols.openai import chat_completions, completions, embeddings
 from cortexmlx.protocols.openai.embeddings import EmbeddingRequest
-from cortexmlx.protocols.reply import Body, ReplyInfo, TokenBytes
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, TokenBytes
 from cortexmlx.protocols.simple import no_adapter
 from cortexmlx.types.embeddings import Embeddings
 from cortexmlx.types.request import Completion

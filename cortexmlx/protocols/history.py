@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.protocols.error_text import note, tell_once
 from cortexmlx.protocols.fields import check_fields
-from cortexmlx.protocols.notes import note, tell_once
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.structured.tools import loaded
 from cortexmlx.types.messages import meant

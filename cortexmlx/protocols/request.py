@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.earlier import Earlier
+from cortexmlx.protocols.error_text import noted
 from cortexmlx.protocols.fields import Unserved
-from cortexmlx.protocols.notes import noted
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.types.messages import TemplateVars
+from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -112,3 +112,62 @@ def read_prompt(prompt: Any, what: str) -> Asked:
 def is_tokens(prompt: Any) -> bool:
     """Whether the prompt is a list of token ids with at least one of them."""
     return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
+
+
+# Metadata of a reply that every protocol needs.
+
+
+Body = dict[str, Any]
+"""A JSON object."""
+
+TokenBytes = Callable[[int], bytes]
+"""A function from a token id to its bytes: `Engine.token_bytes`."""
+
+Keep = Callable[[Request, Body], None]
+"""What keeps a reply."""
+
+
+@dataclass(frozen=True)
+class ReplyInfo:
+    """The fields that every body and every chunk of one reply repeats."""
+
+    id: str
+    """The id without the protocol's prefix."""
+    model: str
+    created: int
+    """Seconds since 1970."""
+    token_bytes: TokenBytes
+    repeatable: bool = False
+    """Whether to leave out what differs from run to run: how many tokens were cached, drafted and accepted."""
+    seal: Seal | None = None
+    """What proves to this client's later requests that thoughts are the model's own; None: nothing does."""
+    keep: Keep | None = None
+    """Called with a request and the whole body of its reply, before the end of the reply is sent; None: nothing is
+    kept.
+    """
+    progress: Callable[[], Progress | None] = lambda: None
+    """Returns how far the prompt is, with its tokens and those that were cached; None: it has not begun."""
+
+
+# What a reader may know of earlier responses of the same client.
+
+
+Item = dict[str, Any]
+"""An item of a response's input or output, as JSON."""
+
+
+class EarlierResponse(Protocol):
+    """A response that was kept."""
+
+    def items(self) -> list[Item]:
+        """Return what the model was given and wrote, up to the end of this response, without instructions."""
+
+
+class Earlier(Protocol):
+    """The kept responses of one client."""
+
+    def response(self, id: str) -> EarlierResponse | None:
+        """Return a kept response, or None."""
+
+    def item(self, id: str) -> Item | None:
+        """Return an item that the client sent or the model wrote, or None."""

@@ -9,7 +9,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai.embeddings import checked_text, truncates, usage_body
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 from cortexmlx.types.embeddings import Reranking
 
 URL = "/v1/rerank"

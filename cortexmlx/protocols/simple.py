@@ -12,8 +12,7 @@ from cortexmlx.protocols.openai.chat_completions import thoughts
 from cortexmlx.protocols.openai.choices import notes
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Asked, Defaults, Request, read_prompt, with_notes
+from cortexmlx.protocols.request import Asked, Body, Defaults, ReplyInfo, Request, read_prompt, with_notes
 from cortexmlx.types.messages import meant
 from cortexmlx.types.request import Completion
 

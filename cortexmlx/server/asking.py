@@ -18,8 +18,7 @@ from cortexmlx.core.event_loop import on_a_thread
 from cortexmlx.core.prompt import Prompt
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import Defaults, ReplyInfo
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.answering import Answering

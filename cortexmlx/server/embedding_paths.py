@@ -15,7 +15,7 @@ from starlette.responses import Response
 from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 from cortexmlx.server.asking import Asking
 from cortexmlx.server.loading.lease import Lease
 from cortexmlx.server.web.access import CLIENT

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cortexmlx.protocols.reply import Body
-from cortexmlx.protocols.request import Request
-from cortexmlx.protocols.responses.details import details_of
+from cortexmlx.protocols.request import Body, Request
+from cortexmlx.protocols.responses.reader import details_of
 from cortexmlx.server.web.http import dumped
 
 OVERHEAD = 1024

@@ -20,8 +20,7 @@ from typing import Any
 from cortexmlx import ChatPrompt, CortexError, Engine, InvalidRequest, RequestHandle, SamplingParams, TokenEvent
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.errors import error_body, is_refusal
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
 
 MOST_BYTES = 1 << 20
 """Of a request's body."""

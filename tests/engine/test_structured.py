@@ -25,8 +25,7 @@ from cortexmlx.core import open_requests
 from cortexmlx.models.tokenizers.shared import TokenTable
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import ReplyInfo, Request
 from cortexmlx.structured import matcher
 from cortexmlx.structured.compiler import GrammarCompiler
 from cortexmlx.structured.matcher import MOST_ITEMS, only

@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "calls of responses are lost",
-        "cortexmlx/protocols/responses/body.py",
+        "cortexmlx/protocols/responses/reply.py",
         "*_calls(answer, details, info),",
         "*_calls(answer, details, info)[:1],",
     ),

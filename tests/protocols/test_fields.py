@@ -11,7 +11,9 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import notes, peers, responses, simple
+from cortexmlx.protocols import error_text as notes
+from cortexmlx.protocols import fields as peers
+from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.batch import UNSERVED, Style
 from cortexmlx.protocols.fields import Fields, check_fields, checked, inside

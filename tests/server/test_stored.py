@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cortexmlx.protocols.request import Request
-from cortexmlx.protocols.responses.details import Details
+from cortexmlx.protocols.responses.reader import Details
 from cortexmlx.server.stored import OVERHEAD, ClientResponses, StoredResponses
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -7,7 +7,7 @@ import re
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, KVCacheFull, PromptTooLong, RequestTimeout
 from cortexmlx.protocols.error_text import error_text, field_of
 from cortexmlx.protocols.openai.errors import is_refusal
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 
 _BY_STATUS = {
     401: "authentication_error",

@@ -9,8 +9,7 @@ from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.anthropic.errors import error_body
 from cortexmlx.protocols.openai.choices import notes
 from cortexmlx.protocols.openai.tools import whole
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Body, ReplyInfo, Request
 from cortexmlx.structured.tools import CallDelta
 from cortexmlx.types.request import Completion, TokenEvent
 

@@ -10,8 +10,7 @@ from cortexmlx.protocols.anthropic import tools
 from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai import choices, forms, parameters
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request, with_notes
+from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, with_notes
 from cortexmlx.types.messages import EFFORT, THINKING, TemplateVars
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, FinishReason

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import peers
+from cortexmlx.protocols import fields as peers
 from cortexmlx.protocols.fields import Fields, checked
 from cortexmlx.protocols.openai import choices, parameters, tools
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request, with_notes
+from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, with_notes
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.tools import whole
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import Body, ReplyInfo, Request
 from cortexmlx.structured.tools import CallDelta
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.request import Completion, FinishReason, TokenEvent

@@ -10,8 +10,7 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, inside
 from cortexmlx.protocols.openai import choices, parameters
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Asked, Defaults, Request, is_tokens, read_prompt, with_notes
+from cortexmlx.protocols.request import Asked, Body, Defaults, ReplyInfo, Request, is_tokens, read_prompt, with_notes
 from cortexmlx.types.request import Completion, FinishReason
 
 URL = "/v1/completions"

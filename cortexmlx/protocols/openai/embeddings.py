@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, Unserved, checked, inside
 from cortexmlx.protocols.openai.parameters import flag
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 from cortexmlx.structured.schemas import NO_TEXT, is_text
 from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings
 from cortexmlx.types.messages import meant

@@ -11,7 +11,7 @@ from cortexmlx.errors import (
     UnknownAdapter,
 )
 from cortexmlx.protocols.error_text import error_text, field_of
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 
 
 class NotStored(InvalidRequest):

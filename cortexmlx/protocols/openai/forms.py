@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import peers
+from cortexmlx.protocols import fields as peers
 from cortexmlx.protocols.fields import check_fields, checked, inside
 from cortexmlx.structured.output import VLLM_OPTIONS, StructuredOutput
 

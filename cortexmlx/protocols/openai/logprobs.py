@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from cortexmlx.protocols.reply import Body, TokenBytes
+from cortexmlx.protocols.request import Body, TokenBytes
 from cortexmlx.types.logprobs import TokenLogprob
 
 LEAST = -9999.0

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import peers
+from cortexmlx.protocols import fields as peers
+from cortexmlx.protocols.error_text import note
 from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
-from cortexmlx.protocols.notes import note
 from cortexmlx.protocols.openai import forms, tools
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.types.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars, meant

@@ -13,7 +13,7 @@ from typing import Any
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import checked, inside
 from cortexmlx.protocols.history import known_fields, mend_tool
-from cortexmlx.protocols.reply import Body
+from cortexmlx.protocols.request import Body
 from cortexmlx.structured.tools import CHOICES, MOST_TOOLS, Tool
 
 LEFT_OUT = frozenset(

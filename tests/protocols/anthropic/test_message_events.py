@@ -15,8 +15,7 @@ from pydantic import TypeAdapter
 
 from cortexmlx.errors import InvalidRequest, KVCacheFull
 from cortexmlx.protocols.anthropic import message_events, messages
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import ReplyInfo, Request
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.progress import Progress

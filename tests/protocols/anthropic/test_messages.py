@@ -9,8 +9,7 @@ from anthropic.types import Message
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.anthropic import messages
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams

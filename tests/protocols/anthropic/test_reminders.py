@@ -12,8 +12,8 @@ from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.templates import render
 from cortexmlx.protocols.anthropic.conversation import read_conversation
 from cortexmlx.protocols.openai.messages import read_messages
-from cortexmlx.protocols.responses.items import messages_of, plain_items
 from cortexmlx.protocols.responses.offered import offered_tools
+from cortexmlx.protocols.responses.reader import messages_of, plain_items
 from support.models.loop_templates import ALL
 
 CALLS = 20

@@ -13,8 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from cortexmlx.errors import EngineClosed
 from cortexmlx.protocols.openai import chat_completions, completions
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Request
+from cortexmlx.protocols.request import ReplyInfo, Request
 from cortexmlx.types.logprobs import TokenLogprob
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage

@@ -8,8 +8,7 @@ import pytest
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.completions import Chunks, read
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import Defaults, ReplyInfo
 from cortexmlx.types.request import TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -14,8 +14,7 @@ from cortexmlx import Completion, FinishReason, SamplingParams, Timings, TokenEv
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.openai.tools import tool_values
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults
+from cortexmlx.protocols.request import Defaults, ReplyInfo
 from cortexmlx.structured.tools import CallDelta, ToolCall
 
 USER = {"role": "user", "content": "hi"}

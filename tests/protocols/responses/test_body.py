@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseFunctionToolCall, ResponseOutputText
 
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request
-from cortexmlx.protocols.responses.body import custom_input
+from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
+from cortexmlx.protocols.responses.reply import custom_input
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.logprobs import TokenLogprob

@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.reply import ReplyInfo
-from cortexmlx.protocols.request import Defaults, Request
+from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
 from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Timings, TokenEvent, Usage
 from cortexmlx.types.sampling_params import SamplingParams

@@ -10,9 +10,8 @@ from openai.types.responses import Response, ResponseReasoningItem
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.reply import Body, ReplyInfo
-from cortexmlx.protocols.request import Defaults
-from cortexmlx.protocols.responses.items import kept_form, plain_items
+from cortexmlx.protocols.request import Body, Defaults, ReplyInfo
+from cortexmlx.protocols.responses.reader import kept_form, plain_items
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols import responses
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.protocols.responses.details import details_of
+from cortexmlx.protocols.responses.reader import details_of
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.types.sampling_params import SamplingParams
 
