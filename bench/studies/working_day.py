@@ -238,7 +238,7 @@ def _write_models(folder: Path) -> dict[str, dict[str, Any]]:
 def _serving(day: Day, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str, dict[str, Engine]]]:
     """Serve the models, of which two are in memory at a time, and yield the address and the engines that are open."""
     from cortexmlx.server import ModelPool, ServedModel, app
-    from cortexmlx.server.web.listening import Listening, bound
+    from cortexmlx.server.listening import Listening, bound
 
     engines: dict[str, Engine] = {}
 

@@ -23,7 +23,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.protocols.batch import Recorder
-from cortexmlx.server.loading.open_engines import public_name
+from cortexmlx.server.model_pool import public_name
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.resolve import STARTER
+from cortexmlx.server.request_log import Logged
 from cortexmlx.server.settings import LOOPBACK, check_origins
-from cortexmlx.server.web.logged import Logged
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from cortexmlx.server.loading.pool import ModelPool
+    from cortexmlx.server.model_pool import ModelPool
 
 _USUAL_IDLE = 600.0
 """Seconds after which one of several models is unloaded, if nobody says otherwise."""
@@ -214,7 +214,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     needed = ("starlette", "uvicorn", "prometheus_client")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise CortexError(f"{' and '.join(missing)} not installed: pip install 'cortexmlx[server]'")
-    from cortexmlx.server.web.listening import bound
+    from cortexmlx.server.listening import bound
 
     return bound(host, port)
 
@@ -231,7 +231,7 @@ def tell_event(form: LogFormat, text: str) -> None:
 
 def listen(pool: ModelPool, application: Any, listener: socket.socket, grace: float, *, keyed: bool) -> None:
     """Say where the server is, and answer until the end."""
-    from cortexmlx.server.web.listening import Listening
+    from cortexmlx.server.listening import Listening
 
     listening = Listening(application, listener, grace)
     for each in says(pool, listening.url):

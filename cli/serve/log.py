@@ -8,7 +8,7 @@ from dataclasses import asdict
 from enum import StrEnum
 
 from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.request_log import Logged
 
 
 class LogFormat(StrEnum):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.server.loading.open_engines import public_name
+from cortexmlx.server.model_pool import public_name
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.server.loading.pool import ModelPool, ServedModel
+from cortexmlx.server.model_pool import ModelPool, ServedModel
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.errors import CortexError
-from cortexmlx.server.loading.pool import ModelPool, ServedModel
+from cortexmlx.server.model_pool import ModelPool, ServedModel
 from cortexmlx.server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cortexmlx.core.event_loop import on_a_thread
 from cortexmlx.errors import CortexError
 from cortexmlx.protocols.request import Request, is_tokens
-from cortexmlx.server.transcripts.reading import Reading
-from cortexmlx.server.transcripts.table import Table
-from cortexmlx.server.web.mailbox import Mailbox
+from cortexmlx.server.transcripts import Reading, Table
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, TokenEvent
@@ -20,6 +19,7 @@ from cortexmlx.types.request import Completion, TokenEvent
 if TYPE_CHECKING:
     from cortexmlx.core.handle import RequestHandle
     from cortexmlx.engine import Engine
+
 
 MOST_WAITING = 4096
 """Events of one request that may wait for a slow reader. With one more, the request is cancelled."""
@@ -141,3 +141,35 @@ class Answering:
         self.closed = True
         for handle in self._handles:
             handle.cancel()
+
+
+# Mailbox: events of the engine's thread for many streams of an event loop, with one wake-up for all that come together.
+
+
+Deliver = Callable[[TokenEvent], None]
+
+
+class Mailbox:
+    """Hands events from the engine's thread to an event loop. The engine never waits for the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting: deque[tuple[Deliver, TokenEvent]] = deque()
+        self._woken = False
+        self.wakeups = 0
+        """How often the loop was woken."""
+
+    def put(self, deliver: Deliver, event: TokenEvent) -> None:
+        """Have the loop call `deliver(event)`. Called on the engine's thread."""
+        self._waiting.append((deliver, event))
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+                self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._woken = False  # before the first event is taken: what is put after that wakes the loop again
+        self.wakeups += 1
+        while self._waiting:
+            deliver, event = self._waiting.popleft()
+            deliver(event)

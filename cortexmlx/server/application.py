@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -10,27 +11,56 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortexmlx.errors import CortexError
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import response_paths
+from cortexmlx.server.access import OPEN, Access
 from cortexmlx.server.asking import Asking, guarded
 from cortexmlx.server.embedding_paths import EmbeddingPaths
-from cortexmlx.server.loading.pool import ModelPool
+from cortexmlx.server.http import Refused, error_reply, json_reply
+from cortexmlx.server.model_pool import ModelPool
 from cortexmlx.server.models import Models
 from cortexmlx.server.protocols import PROTOCOLS
+from cortexmlx.server.request_log import RequestLog, path_in
 from cortexmlx.server.response_paths import ResponsePaths
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.server.watching import LIVE, Watching
-from cortexmlx.server.web.access import OPEN, Access
-from cortexmlx.server.web.http import Refused, error_reply, json_reply
-from cortexmlx.server.web.request_log import RequestLog
-from cortexmlx.server.web.usual_paths import UsualPaths
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
+
+
+_VERSION = "/v1"
+
+
+class UsualPaths:
+    """An ASGI middleware that serves them under the path that is meant. A redirection would lose the body."""
+
+    def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
+        self._app = app
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer."""
+        if scope["type"] == "http":
+            scope = {**scope, "path": scope.get("root_path", "") + self.meant(path_in(scope))}
+        await self._app(scope, receive, send)
+
+    def meant(self, path: str) -> str:
+        """Return the path that is served for this one: the same, if none is."""
+        plain = re.sub(r"/{2,}", "/", path)
+        plain = plain.rstrip("/") or "/"
+        bare = re.sub(rf"^(?:{_VERSION})+(?=/)", "", plain)
+        return next((each for each in (plain, _VERSION + bare, bare) if self._serves(each)), path)
+
+    def _serves(self, path: str) -> bool:
+        """Return whether a path is served, or is that of one thing of a list, such as a model."""
+        return path in self._paths or any(path.startswith(f"{each}/") for each in self._paths if each.startswith("/v1"))
+
 
 PATHS = (
     *PROTOCOLS,

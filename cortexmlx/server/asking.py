@@ -21,16 +21,9 @@ from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.request import Defaults, ReplyInfo
 from cortexmlx.protocols.request import Request as Asked
 from cortexmlx.protocols.seal import Seal
-from cortexmlx.server.answering import Answering
-from cortexmlx.server.models import Lease, Models
-from cortexmlx.server.places import BODIES, Places
-from cortexmlx.server.protocols import Protocol
-from cortexmlx.server.settings import ServerSettings
-from cortexmlx.server.stored import StoredResponses
-from cortexmlx.server.tally import Tally
-from cortexmlx.server.transcripts.tables import Tables
-from cortexmlx.server.web.access import CLIENT
-from cortexmlx.server.web.http import (
+from cortexmlx.server.access import CLIENT
+from cortexmlx.server.answering import Answering, Mailbox
+from cortexmlx.server.http import (
     BODY_BYTES,
     EventStream,
     by_size,
@@ -40,8 +33,14 @@ from cortexmlx.server.web.http import (
     json_reply,
     unless_gone,
 )
-from cortexmlx.server.web.logged import MODEL, TOKENS, tokens_of
-from cortexmlx.server.web.mailbox import Mailbox
+from cortexmlx.server.metrics import Tally
+from cortexmlx.server.models import Lease, Models
+from cortexmlx.server.places import BODIES, Places
+from cortexmlx.server.protocols import Protocol
+from cortexmlx.server.request_log import MODEL, TOKENS, tokens_of
+from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.stored import StoredResponses
+from cortexmlx.server.transcripts import Tables
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.request import TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams

@@ -16,11 +16,11 @@ from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.protocols.request import Body
+from cortexmlx.server.access import CLIENT
 from cortexmlx.server.asking import Asking
-from cortexmlx.server.loading.lease import Lease
-from cortexmlx.server.web.access import CLIENT
-from cortexmlx.server.web.http import BODY_BYTES, by_size, dumped, unless_gone
-from cortexmlx.server.web.logged import MODEL, TOKENS, Tokens
+from cortexmlx.server.http import BODY_BYTES, by_size, dumped, unless_gone
+from cortexmlx.server.model_pool import Lease
+from cortexmlx.server.request_log import MODEL, TOKENS, Tokens
 
 T = TypeVar("T")
 

@@ -14,11 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
-from cortexmlx.server.loading.lease import Lease, Served, Wait
-from cortexmlx.server.loading.open_engines import OpenEngines
-from cortexmlx.server.loading.pool import ModelPool
+from cortexmlx.server.http import Refused, error_reply, gone, json_reply
+from cortexmlx.server.model_pool import Lease, ModelPool, OpenEngines, Served, Wait
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.server.web.http import Refused, error_reply, gone, json_reply
 from cortexmlx.types.messages import meant as suggested
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cortexmlx.server.web.http import Refused
-from cortexmlx.server.web.json_text import SMALL
+from cortexmlx.server.http import SMALL, Refused
 
 SLOW_SECONDS = 5.0
 """A body that has been arriving for longer gives its place to another request of its client, if all are taken."""

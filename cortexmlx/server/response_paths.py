@@ -8,9 +8,9 @@ from starlette.responses import Response
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai.errors import NotStored
 from cortexmlx.protocols.responses import URL
+from cortexmlx.server.access import CLIENT
+from cortexmlx.server.http import json_reply
 from cortexmlx.server.stored import Kept, StoredResponses
-from cortexmlx.server.web.access import CLIENT
-from cortexmlx.server.web.http import json_reply
 
 ONE = f"{URL}/{{id}}"
 """The path of a stored response."""

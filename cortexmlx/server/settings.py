@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.request_log import Logged
 from cortexmlx.types.sampling_params import SamplingParams
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

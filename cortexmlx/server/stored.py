@@ -11,7 +11,7 @@ from typing import Any
 
 from cortexmlx.protocols.request import Body, Request
 from cortexmlx.protocols.responses.reader import details_of
-from cortexmlx.server.web.http import dumped
+from cortexmlx.server.http import dumped
 
 OVERHEAD = 1024
 """Bytes that count for a response besides its texts: for the objects that hold them."""

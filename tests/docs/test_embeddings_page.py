@@ -13,7 +13,7 @@ from cortexmlx.cli.embed.run import MOST_TEXTS
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import app
-from cortexmlx.server.web.listening import Listening, bound
+from cortexmlx.server.listening import Listening, bound
 from support.clients.reach import reach_by_openai
 from support.embedding.models import write_embedding, write_reranker
 from support.pages import blocks, read

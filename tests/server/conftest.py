@@ -14,7 +14,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.listening import Listening, bound
+from cortexmlx.server.listening import Listening, bound
 from support.engine.core_driver import finally_nothing_lost
 from support.models.calling import write_calling
 from support.patience import PATIENCE

@@ -22,8 +22,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import answering, app
+from cortexmlx.server.answering import Mailbox
 from cortexmlx.server.asking import guarded
-from cortexmlx.server.web.mailbox import Mailbox
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 

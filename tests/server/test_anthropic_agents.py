@@ -16,7 +16,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.listening import Listening, bound
+from cortexmlx.server.listening import Listening, bound
 from support.models.calling import write_calling
 from support.models.thinking import SWITCHED, dictated, write_thinking
 from support.patience import PATIENCE

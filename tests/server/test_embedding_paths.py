@@ -18,7 +18,7 @@ from server.conftest import listening
 
 from cortexmlx import EmbeddingRefused, Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.logged import Logged, Tokens
+from cortexmlx.server.request_log import Logged, Tokens
 from support.fakes.numbers import INFO, MadeUpNumbers, score_of, vector_of
 from support.patience import PATIENCE
 

@@ -12,9 +12,8 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cortexmlx import Engine, EngineClosed
-from cortexmlx.server.exposition import exposition
-from cortexmlx.server.tally import Tally
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.metrics import Tally, exposition
+from cortexmlx.server.request_log import Logged
 from cortexmlx.stats import DraftStats, SpeculationStats
 from cortexmlx.types.request import Completion
 

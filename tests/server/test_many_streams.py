@@ -14,8 +14,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.connection import ConnectionLimits
-from cortexmlx.server.web.listening import Listening, bound
+from cortexmlx.server.listening import ConnectionLimits, Listening, bound
 from support.engine.core_driver import finally_nothing_lost
 from support.patience import PATIENCE, soon
 

@@ -21,9 +21,9 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
-from cortexmlx.server.loading.retries import FIRST_SECONDS
-from cortexmlx.server.web.listening import Listening, bound
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.request_log import Logged
+from cortexmlx.server.residency import FIRST_SECONDS
 from support.models.calling import write_calling
 from support.patience import PATIENCE, soon
 

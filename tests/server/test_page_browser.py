@@ -15,9 +15,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from cortexmlx import Engine
-from cortexmlx.server.live import live
-from cortexmlx.server.page import page as the_page
-from cortexmlx.server.web.listening import Listening, bound
+from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.watching import live
+from cortexmlx.server.watching import page as the_page
 from cortexmlx.stats import BlockMap, GroupBlocks
 from support.browser import browser
 from support.patience import PATIENCE, soon

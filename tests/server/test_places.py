@@ -14,8 +14,8 @@ import httpx2 as httpx
 import pytest
 
 from cortexmlx.server import places
+from cortexmlx.server.http import Refused
 from cortexmlx.server.places import Place, Places
-from cortexmlx.server.web.http import Refused
 from support.patience import PATIENCE, soon
 
 SMALL: Any = {"prompt": "a", "max_tokens": 1}

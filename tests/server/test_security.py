@@ -14,7 +14,7 @@ from cortexmlx import Engine
 from cortexmlx.errors import FormRefused, InvalidRequest, StructuredOutputError
 from cortexmlx.server.answering import Answering
 from cortexmlx.server.protocols import PROTOCOLS
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.request_log import Logged
 from cortexmlx.types.request import TokenEvent
 from support.patience import PATIENCE, soon
 

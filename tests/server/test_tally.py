@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.server.tally import MOST_MODELS, OTHER, Answered, Histogram, Tally
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.metrics import MOST_MODELS, OTHER, Answered, Histogram, Tally
+from cortexmlx.server.request_log import Logged
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
 
 

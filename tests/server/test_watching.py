@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.request_log import Logged
 from support.patience import PATIENCE, soon
 
 HTML = {"Accept": "text/html,*/*;q=0.8"}

@@ -17,7 +17,7 @@ import pytest
 
 from cortexmlx.cli.serve import command
 from cortexmlx.cli.start import run
-from cortexmlx.server.web.listening import bound
+from cortexmlx.server.listening import bound
 from support.models.calling import write_calling
 from support.patience import PATIENCE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
-from cortexmlx.server.web.logged import Logged, Tokens
+from cortexmlx.server.request_log import Logged, Tokens
 
 
 def test_a_line_for_people() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest, ModelCorrupt, OutOfMemory
-from cortexmlx.server.loading.cannot_load import CannotLoad
-from cortexmlx.server.loading.pool import ModelPool, ServedModel
-from cortexmlx.server.loading.retries import FIRST_SECONDS
+from cortexmlx.server.model_pool import CannotLoad, ModelPool, ServedModel
+from cortexmlx.server.residency import FIRST_SECONDS
 from cortexmlx.types.progress import Progress
 from support.patience import PATIENCE, soon
 

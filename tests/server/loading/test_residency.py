@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
+from cortexmlx.server.residency import Load, Residency, State, Ticket, Unload
 
 NAMES = "abcd"
 names = strategies.sampled_from(NAMES)

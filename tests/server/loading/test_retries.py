@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cortexmlx.server.loading.retries import FIRST_SECONDS, MOST_SECONDS, Retries
+from cortexmlx.server.residency import FIRST_SECONDS, MOST_SECONDS, Retries
 
 
 def test_each_failure_in_a_row_doubles_the_wait_up_to_a_bound() -> None:

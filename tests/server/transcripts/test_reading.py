@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.templates import render
-from cortexmlx.server.transcripts.reading import Reading
-from cortexmlx.server.transcripts.table import Table
+from cortexmlx.server.transcripts import Reading, Table
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams

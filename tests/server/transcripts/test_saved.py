@@ -13,9 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.disk.folder import remove_transcripts
-from cortexmlx.server.transcripts.answered import Answered
-from cortexmlx.server.transcripts.saved import SavedTranscripts
-from cortexmlx.server.transcripts.table import Remembered, Table
+from cortexmlx.server.transcripts import Answered, Remembered, SavedTranscripts, Table
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.structured.tools import ToolCall
 from support.patience import PATIENCE
@@ -164,7 +162,7 @@ def test_what_cannot_be_read_now_is_not_removed(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("cortexmlx.server.transcripts.saved.open_plain", no_more)
+        patched.setattr("cortexmlx.server.transcripts.open_plain", no_more)
         assert shelf.read(LOTS) == []
     assert shelf.read(LOTS) == [("key", ONE)]
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from cortexmlx.server.transcripts import table as tables
-from cortexmlx.server.transcripts.answered import Answered
-from cortexmlx.server.transcripts.table import Remembered, Table
+from cortexmlx.server import transcripts as tables
+from cortexmlx.server.transcripts import Answered, Remembered, Table
 from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.structured.tools import ToolCall
 

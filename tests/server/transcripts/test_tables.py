@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.server.transcripts.answered import Answered
-from cortexmlx.server.transcripts.table import Remembered
-from cortexmlx.server.transcripts.tables import Tables
+from cortexmlx.server.transcripts import Answered, Remembered, Tables
 from cortexmlx.sessions.transcript import Transcript
 
 ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, Answered("b", "", (), "b", (2,), "$"))

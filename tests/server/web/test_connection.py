@@ -16,8 +16,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.connection import ConnectionLimits
-from cortexmlx.server.web.listening import Listening, bound, connections_that_fit
+from cortexmlx.server.listening import ConnectionLimits, Listening, bound, connections_that_fit
 from support.patience import PATIENCE, soon
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

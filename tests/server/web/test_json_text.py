@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.server.web.http import event
-from cortexmlx.server.web.json_text import MOST_DEPTH, MOST_VALUES, parsed
+from cortexmlx.server.http import MOST_DEPTH, MOST_VALUES, event, parsed
 
 TEXT = st.text(max_size=8)
 JSON = st.recursive(

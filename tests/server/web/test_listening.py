@@ -16,7 +16,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.errors import CortexError
 from cortexmlx.server import app
-from cortexmlx.server.web.listening import Listening, bound
+from cortexmlx.server.listening import Listening, bound
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 

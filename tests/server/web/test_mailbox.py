@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from cortexmlx.server.web.mailbox import Mailbox
+from cortexmlx.server.answering import Mailbox
 from cortexmlx.types.request import TokenEvent
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from cortexmlx.server.web.logged import Logged
+from cortexmlx.server.request_log import Logged
 from support.patience import PATIENCE, soon
 
 BODY: Any = {"messages": [{"role": "user", "content": "A secret question, quite long " * 9}], "max_tokens": 5}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from cortexmlx.server.web.listening import Listening
+from cortexmlx.server.listening import Listening
 from support.patience import PATIENCE
 
 

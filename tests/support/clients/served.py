@@ -13,8 +13,8 @@ from typing import Any
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.web.listening import Listening, bound
-from cortexmlx.server.web.logged import TOKENS, Tokens
+from cortexmlx.server.listening import Listening, bound
+from cortexmlx.server.request_log import TOKENS, Tokens
 from support.clients.scripted import Answer, Script
 from support.patience import PATIENCE
 

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from cortexmlx.errors import CortexError, EngineClosed, InvalidRequest
+from cortexmlx.errors import (
+    CortexError,
+    EngineClosed,
+    InvalidRequest,
+    KVCacheFull,
+    ModelCorrupt,
+    ModelNotFound,
+    ModelUnsupported,
+    OutOfMemory,
+)
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.server.loading.cannot_load import CannotLoad, cannot_load
-from cortexmlx.server.loading.lease import Lease
-from cortexmlx.server.loading.residency import Load, Residency, State, Ticket, Unload
-from cortexmlx.server.loading.retries import Retries
+from cortexmlx.server.residency import Load, Residency, Retries, State, Ticket, Unload
 from cortexmlx.system.machine import give_back_freed
 from cortexmlx.system.waits import LONGEST_SECONDS
 from cortexmlx.types.progress import OnProgress, Progress
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
+
 
 log = logging.getLogger("cortexmlx")
 
@@ -382,3 +393,164 @@ def _close(engine: Engine, name: str) -> None:
 
 def _closed() -> EngineClosed:
     return EngineClosed("the server ends: its models are closed")
+
+
+# OpenEngines: models whose engines a program has opened. They stay the program's to close.
+
+
+class OpenEngines:
+    """One engine, which has the name of its model, or several by their names."""
+
+    def __init__(self, engines: Engine | Mapping[str, Engine]) -> None:
+        self._given = engines
+        self._context: dict[str, int] = {}
+
+    @cached_property
+    def _engines(self) -> Mapping[str, Engine]:
+        given = self._given
+        return dict(given) if isinstance(given, Mapping) else {public_name(given.info.name): given}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in order."""
+        return tuple(self._engines)
+
+    def context_length(self, name: str) -> int:
+        """Return how many tokens a prompt and its answer may have."""
+        return self._context.setdefault(name, self._engines[name].longest_request)
+
+    def adapters(self, name: str) -> tuple[str, ...]:
+        """Return the names of the adapters that are loaded now."""
+        return tuple(self._engines[name].adapters)
+
+    def is_loaded(self, name: str) -> bool:
+        """Return True."""
+        return True
+
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return all engines by name."""
+        return list(self._engines.items())
+
+    def is_ready(self, name: str) -> bool:
+        """Return True."""
+        return True
+
+    def ask(self, name: str, settled: Callable[[], None]) -> _Settled:
+        """Return a wait that is settled."""
+        return _Settled(Lease(self._engines[name], name))
+
+
+class _Settled:
+    settled = True
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def lease(self) -> Lease:
+        return self._lease
+
+    def leave(self) -> None:
+        """Nothing ends: the engine is the program's."""
+
+
+def public_name(model: str | Path) -> str:
+    """Return what clients call a model: of a folder or a file the last part of its path, since the rest is nobody's
+    business.
+    """
+    path = Path(os.path.expanduser(model))
+    if path.is_absolute() or os.path.exists(path):  # which is False for what no path can be
+        return Path(os.path.abspath(path)).name.removesuffix(".gguf") or "model"
+    return str(model)
+
+
+# Lease: a model while a request needs it, and what hands them out.
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A model while a request needs it."""
+
+    engine: Engine
+    name: str
+    """The name that replies say."""
+    defaults: Defaults | None = None
+    """What a body does not set; None: as the server's settings say."""
+    adapter: str | None = None
+    """The name of the adapter that answers; None: the model alone does."""
+    end: Callable[[], None] = lambda: None
+
+    def release(self) -> None:
+        """Say that the request has ended. Safe to call again, from any thread."""
+        self.end()
+
+
+class Wait(Protocol):
+    """A request for a model, until it is `settled`."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether `lease` returns or raises now."""
+
+    def lease(self) -> Lease:
+        """Return the lease. Raises CortexError if the model cannot be had."""
+
+    def leave(self) -> None:
+        """End the request, or take it back. Safe to call again, from any thread."""
+
+
+class Served(Protocol):
+    """The models of a server, by name."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names, in order. The first model answers requests that name none."""
+
+    def context_length(self, name: str) -> int | None:
+        """Return how many tokens a prompt and its answer may have. It does not change once it is known; None: it is
+        not.
+        """
+
+    def adapters(self, name: str) -> tuple[str, ...]:
+        """Return the names of the adapters that requests for a model may name."""
+
+    def is_loaded(self, name: str) -> bool:
+        """Return whether a model is in memory."""
+
+    def loaded(self) -> list[tuple[str, Engine]]:
+        """Return the engines of the models that are in memory, by name. One may be closed meanwhile."""
+
+    def is_ready(self, name: str) -> bool:
+        """Return whether a request would get the model at once."""
+
+    def ask(self, name: str, settled: Callable[[], None]) -> Wait:
+        """Ask for a model. `settled` is called on any thread when the wait is settled, unless it is so at once."""
+
+
+# CannotLoad: what clients are told of a model that cannot be loaded.
+
+
+_WHY = (
+    (ModelNotFound, "its files are not there"),
+    (ModelCorrupt, "its files are damaged"),
+    (ModelUnsupported, "this version cannot run it"),
+    (OutOfMemory, "memory was refused"),
+    (KVCacheFull, "memory was refused"),
+    (InvalidRequest, "it does not fit the server's options"),
+)
+
+
+class CannotLoad(CortexError):
+    """A model cannot be loaded now. The message names it without its path: clients read it. It may be tried again after
+    `seconds`.
+    """
+
+    def __init__(self, message: str, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+def cannot_load(name: str, cause: BaseException, seconds: float) -> CannotLoad:
+    """Return the error that clients get for what loading a model raised, and the seconds until it is tried again."""
+    why = next((words for kind, words in _WHY if isinstance(cause, kind)), "see the server's log")
+    again = math.ceil(seconds)
+    return CannotLoad(f"the model {name!r} cannot be loaded: {why}. Ask again in {again} s", again)

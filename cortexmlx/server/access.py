@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cortexmlx.server.http import Refused, error_reply
+from cortexmlx.server.request_log import path_in
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.server.web.http import Refused, error_reply
-from cortexmlx.server.web.logged import path_in
 
 OPEN = ("/health", "/")
 """Paths that are answered without a key. They tell nothing but that the server runs; the page asks for the key."""
