@@ -23,8 +23,7 @@ from typing import Any, Protocol
 
 from cortexmlx.disk.folder import TRANSCRIPT, open_folder, open_plain
 from cortexmlx.models.tokenizers.fitting import named_ids
-from cortexmlx.sessions.transcript import Encode, Transcript, common_length
-from cortexmlx.sessions.turn import Render, anchor_of, said_tokens, text_or_none
+from cortexmlx.sessions.turn import Encode, Render, Transcript, anchor_of, common_length, said_tokens, text_or_none
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.structured.tools import Tool, ToolCall, loaded
 from cortexmlx.system.files import in_place_of, remove_unfinished

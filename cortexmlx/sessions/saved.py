@@ -15,11 +15,11 @@ from cortexmlx.core.arguments import checked_adapter, is_list
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.protocols.openai.messages import messages_in as openai_messages
 from cortexmlx.protocols.openai.messages import parsed
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Transcript
 from cortexmlx.stats import ModelInfo
 from cortexmlx.structured.output import StructuredOutput
 from cortexmlx.system.files import in_place_of
-from cortexmlx.types.messages import TemplateVars, checked_vars
+from cortexmlx.types.messages import TemplateVars, checked_vars, plain_message
 from cortexmlx.types.request import Message
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -247,3 +247,28 @@ def listed(messages: Sequence[Message]) -> tuple[Message, ...]:
             raise InvalidRequest(f'a message is a map with "role" and "content", not {message!r:.80}')
         copies.append(dict(message))
     return tuple(copies)
+
+
+# A conversation as Markdown, for people to read.
+
+
+def as_markdown(model: str, messages: Sequence[Message]) -> str:
+    """Return a heading for each message, and its text unchanged."""
+    parts = [f"# A conversation with {model}", *map(section, messages)]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(message: Message) -> str:
+    """Return one message: a heading, its text, and its tool calls."""
+    text = str(plain_message(message).get("content") or "").strip()
+    listed: Any = message.get("tool_calls")
+    said = [each.get("function") for each in listed if isinstance(each, Mapping)] if is_list(listed) else []
+    calls = [f"    {_call(function)}" for function in said if isinstance(function, Mapping)]
+    return "\n\n".join(part for part in (f"## {str(message['role']).capitalize()}", text, "\n".join(calls)) if part)
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    """Return a call as a line of code: `weather({"city": "Paris"})`."""
+    arguments = function.get("arguments", "")
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{function.get('name')}({' '.join(written.splitlines())})"

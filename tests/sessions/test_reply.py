@@ -13,8 +13,7 @@ import pytest
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.sessions.reply import AsyncReply, Reply, StartedTurn
-from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import Turn
+from cortexmlx.sessions.turn import Transcript, Turn
 from cortexmlx.types.request import Completion, FinishReason, RequestId, TokenEvent, Usage
 from support.patience import PATIENCE
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions import saved as files
 from cortexmlx.sessions.saved import SavedConversation, SavedModel, listed
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Transcript
 from cortexmlx.types.sampling_params import SamplingParams
 
 MODEL = SavedModel("tiny", "/models/tiny", "f00")

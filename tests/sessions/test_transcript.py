@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Transcript
 
 WORDS = {"<": 1, ">": 2, "a": 3, "b": 4, "ab": 5, "bb": 6, " ": 7}
 

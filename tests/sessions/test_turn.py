@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.sessions.transcript import Transcript
 from cortexmlx.sessions.turn import (
+    Transcript,
     Turn,
     anchor_of,
     place_that_leaves,

@@ -19,7 +19,7 @@ from cortexmlx.cli.terminal.console import is_terminal, print_indented, print_ro
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.inventory import list_models
-from cortexmlx.sessions.markdown import section
+from cortexmlx.sessions.saved import section
 from cortexmlx.types.messages import meant
 from cortexmlx.types.request import Message
 

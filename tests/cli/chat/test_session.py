@@ -14,8 +14,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import InvalidRequest, PromptTooLong
 from cortexmlx.sessions.reply import Reply, StartedTurn
-from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import Turn
+from cortexmlx.sessions.turn import Transcript, Turn
 from cortexmlx.types.request import Completion, FinishReason, RequestId, Timings, TokenEvent, Usage
 from support.cli.cli_fakes import FakeEngine, FakeInfo
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from cortexmlx.disk.folder import remove_transcripts
 from cortexmlx.server.transcripts import Answered, Remembered, SavedTranscripts, Table
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
 from support.patience import PATIENCE
 

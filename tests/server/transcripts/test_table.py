@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from cortexmlx.server import transcripts as tables
 from cortexmlx.server.transcripts import Answered, Remembered, Table
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
 
 CLIENTS = st.sampled_from(["", "a", "b"])

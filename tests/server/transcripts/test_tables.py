@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cortexmlx.server.transcripts import Answered, Remembered, Tables
-from cortexmlx.sessions.transcript import Transcript
+from cortexmlx.sessions.turn import Transcript
 
 ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, Answered("b", "", (), "b", (2,), "$"))
 

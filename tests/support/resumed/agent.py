@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from cortexmlx.core.prompt import tail_of
-from cortexmlx.sessions.transcript import Transcript
-from cortexmlx.sessions.turn import anchor_of
+from cortexmlx.sessions.turn import Transcript, anchor_of
 from cortexmlx.types.request import QueuedRequest
 from support.engine.core_driver import Driver
 from support.models.tiny import CONFIGS, write_tiny
