@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.core.config import EngineConfig
@@ -14,15 +17,15 @@ from cortexmlx.disk.folder import absolute
 from cortexmlx.disk.pieces import Arrived
 from cortexmlx.disk.tier import STATE
 from cortexmlx.distributed.disk.group_store import GroupStore, Later
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.parts import Part
+from cortexmlx.distributed.options import COMPARE_EVERY, RankInfo, RankOptions
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.distributed.spec import Hosts
-from cortexmlx.distributed.switches import compare_every, hang_limits
+from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
 from cortexmlx.distributed.worker_group import WorkerGroup
-from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused
+from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
 from cortexmlx.execution.boundary import Runner
-from cortexmlx.kv.sizing import row_bytes
+from cortexmlx.kv.sizing import Load, arena_blocks, bytes_per_token, row_bytes, split_memory
+from cortexmlx.kv.spec import AttentionWindow, Counts, LayerGroup, paged
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import LOADING_STEPS
 from cortexmlx.stats import HostStats
@@ -237,3 +240,92 @@ def _everywhere(name: str) -> str:
     """Return the name by which every worker finds a model: an absolute path, or a name that is no path."""
     path = Path(name).expanduser()
     return str(path.absolute()) if path.exists() else name
+
+
+# What the environment sets about hosts: when a worker hangs, and how often plans are compared.
+
+
+COMPARE_SWITCH = "CORTEXMLX_COMPARE_EVERY"
+"""The environment variable that says after how many steps the workers' plans are compared: 1 in debug runs."""
+
+
+def hang_limits() -> HangLimits:
+    """Return when a worker hangs. Raises InvalidRequest."""
+    text = os.environ.get(HANG_SWITCH)
+    if text is None:
+        return DEFAULT_HANG_LIMITS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InvalidRequest(f"{HANG_SWITCH}={text}: give a number of seconds, or 0 for no limit")
+    return HangLimits(seconds, max(DEFAULT_HANG_LIMITS.first_seconds, LONGER * seconds))
+
+
+def compare_every() -> int:
+    """Return after how many steps plans are compared. Raises InvalidRequest."""
+    text = os.environ.get(COMPARE_SWITCH)
+    if text is None:
+        return COMPARE_EVERY
+    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0):
+        raise InvalidRequest(f"{COMPARE_SWITCH}={text}: give a number of steps, 1 or more")
+    return int(text[:9])
+
+
+# What the parts of a model, on the ranks of a group, are together: layer groups, blocks and snapshots. Without mlx.
+
+
+Part = tuple[LayerGroup, ...]
+"""The layer groups of one rank."""
+
+
+def in_one_order(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
+    """Return the layer groups of each rank, all ranks with the same groups in the same order. A rank that has no layer
+    of some group gets that group without layers.
+    """
+    parts = [tuple(part) for part in parts]
+    specs = list(dict.fromkeys(group.spec for part in parts for group in part))
+    layers = [{group.spec: group.layers for group in part} for part in parts]
+    return tuple(tuple(LayerGroup(spec, own.get(spec, ())) for spec in specs) for own in layers)
+
+
+def together(parts: Sequence[Part]) -> Part:
+    """Return the groups of all ranks, with the layers of all ranks. So the bytes of a group are those on all ranks.
+    `parts` are in one order.
+    """
+    return tuple(
+        LayerGroup(same[0].spec, tuple(layer for group in same for layer in group.layers))
+        for same in zip(*parts, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Room:
+    """What all ranks have room for."""
+
+    blocks: Counts
+    """How many blocks each group may have, by the rank that has the least room for them."""
+    snapshots: int | None
+    """How many snapshots of a row's state; None if the model has no states."""
+
+
+def room_of_all(parts: Sequence[Part], memory: Sequence[int], load: Load, context: int) -> Room:
+    """Return what fits into `memory[rank]` bytes of every rank, for rows of at most `context` tokens. `parts` are in
+    one order. Raises InvalidRequest if no block fits on some rank.
+
+    All ranks have the same block tables. So the smallest number of blocks counts, and groups that see equally far have
+    equally many (`BlockPools`), also if they are on different ranks.
+    """
+    groups = paged(together(parts))
+    states = [split_memory(part, bytes_, load.rows) for part, bytes_ in zip(parts, memory, strict=True)]
+    snapshots = [count for part, (_, count) in zip(parts, states, strict=True) if row_bytes(part)]
+    most: dict[AttentionWindow, int] = {}
+    for part, (bytes_, _) in zip(parts, states, strict=True):
+        own = [group for group in part if bytes_per_token([group])]
+        for group, count in zip(own, arena_blocks(bytes_, own, load) if own else (), strict=True):
+            window = group.spec.attention_window
+            most[window] = min(count, most.get(window, count))
+    unbounded = load.rows * -(-context // load.block_size)
+    blocks = tuple(most.get(group.spec.attention_window, unbounded) for group in groups)
+    return Room(blocks, min(snapshots) if snapshots else None)

@@ -13,8 +13,7 @@ from cortexmlx.core.embedding_support import no_support
 from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.distributed.disk.group_store import GroupStore
-from cortexmlx.distributed.group import HostGroup
-from cortexmlx.distributed.parts import Part, in_one_order, room_of_all, together
+from cortexmlx.distributed.group import HostGroup, Part, in_one_order, room_of_all, together
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.mode import begin_paged

@@ -16,8 +16,7 @@ from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.disk.setup import StoreSetup
-from cortexmlx.distributed.disk.part_identity import PartIdentity
-from cortexmlx.distributed.disk.rank_store import RankStore, Tell
+from cortexmlx.distributed.disk.rank_store import PartIdentity, RankStore, Tell
 from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
 from cortexmlx.errors import HostRefused
 from cortexmlx.execution.boundary import RankRunner

@@ -9,14 +9,14 @@ from typing import Protocol
 from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.disk.rank_store import RankStore, Tell
 from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.disk import AnyTold, DropReads, FlushStore, Join, Joined, Keep, LookAgain, ReadPieces
-from cortexmlx.distributed.wire.error_names import named
+from cortexmlx.distributed.wire.codec import named
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
     UNASKED,
     Answer,
     AnyCall,
+    AnyTold,
     Arrange,
     Arranged,
     Begin,
@@ -28,21 +28,28 @@ from cortexmlx.distributed.wire.messages import (
     Copy,
     CopyOut,
     Dispatch,
+    DropReads,
     Failed,
+    FlushStore,
     Forget,
     Forward,
+    Join,
+    Joined,
+    Keep,
+    LookAgain,
     Open,
     Prepare,
     RankState,
+    ReadPieces,
     Release,
     Resize,
     Settle,
     TellCommandBuffers,
     Trim,
     Value,
+    WindowStep,
 )
 from cortexmlx.distributed.wire.plan_digest import PlanDigest
-from cortexmlx.distributed.wire.window_step import WindowStep
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import RankRunner, Refused, StepResult
 from cortexmlx.kv.spec import LayerGroup

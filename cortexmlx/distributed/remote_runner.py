@@ -40,11 +40,11 @@ from cortexmlx.distributed.wire.messages import (
     TellCommandBuffers,
     Trim,
     Value,
+    window_step,
 )
 from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
 from cortexmlx.distributed.wire.plan_digest import PlanDigest
 from cortexmlx.distributed.wire.ranks import Ranks
-from cortexmlx.distributed.wire.window_step import window_step
 from cortexmlx.errors import HostLost, InvalidRequest
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key
-from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key, versions
 from cortexmlx.distributed.links.join import end_process_when_lost, join
 from cortexmlx.errors import CortexError, HostLost, HostRefused
 

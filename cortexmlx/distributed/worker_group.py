@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cortexmlx.distributed.channel import Message
-from cortexmlx.distributed.launch.addresses import addresses
-from cortexmlx.distributed.launch.assignment import MEET, READY, Assignment
-from cortexmlx.distributed.launch.processes import Processes
-from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.launch.assignment import MEET, READY, Assignment, versions
+from cortexmlx.distributed.launch.processes import Processes, addresses
 from cortexmlx.distributed.links.handshake import new_key
 from cortexmlx.distributed.links.link import DEFAULT_LIMITS, Link
 from cortexmlx.distributed.links.listener import Listener

@@ -14,7 +14,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.start import run
 from cortexmlx.core.arguments import with_keywords
-from cortexmlx.distributed.wire import sampling
+from cortexmlx.distributed.wire import messages as sampling
 from cortexmlx.distributed.wire.codec import codec
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages

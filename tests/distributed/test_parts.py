@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.parts import Part, in_one_order, room_of_all, together
+from cortexmlx.distributed.group import Part, in_one_order, room_of_all, together
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import Load, arena_blocks, bytes_per_token, row_bytes, split_memory
 from cortexmlx.kv.spec import KVSpec, LayerGroup, paged

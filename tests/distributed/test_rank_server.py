@@ -14,7 +14,6 @@ import pytest
 from cortexmlx.disk.tier import PieceLoad
 from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
 from cortexmlx.distributed.rank_server import serve
-from cortexmlx.distributed.wire.disk import RankPiece
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
@@ -28,6 +27,7 @@ from cortexmlx.distributed.wire.messages import (
     Forget,
     Open,
     Prepare,
+    RankPiece,
     Settle,
     Trim,
 )

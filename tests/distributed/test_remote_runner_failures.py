@@ -14,9 +14,8 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed.group import rank_options
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.distributed.wire import ranks as ranks_module
-from cortexmlx.distributed.wire.messages import CALL, Dispatch
+from cortexmlx.distributed.wire.messages import CALL, Dispatch, WindowStep
 from cortexmlx.distributed.wire.overdue import HangLimits
-from cortexmlx.distributed.wire.window_step import WindowStep
 from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.snapshots import NOTHING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.distributed.switches import COMPARE_SWITCH, compare_every, hang_limits
+from cortexmlx.distributed.group import COMPARE_SWITCH, compare_every, hang_limits
 from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits
 from cortexmlx.errors import InvalidRequest
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment
-from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, versions
 from cortexmlx.distributed.links.handshake import new_key
 from cortexmlx.distributed.links.link import Link
 from cortexmlx.distributed.links.listener import Listener

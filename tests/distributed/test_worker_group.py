@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.launch.assignment import versions
 from cortexmlx.distributed.spec import Hosts
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import HostLost, HostRefused

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 GROUP, RANK = "cortexmlx/distributed/disk/group_store.py", "cortexmlx/distributed/disk/rank_store.py"
-INDEXES, PART = "cortexmlx/distributed/disk/rank_indexes.py", "cortexmlx/distributed/disk/part_identity.py"
+INDEXES, PART = "cortexmlx/distributed/disk/group_store.py", "cortexmlx/distributed/disk/rank_store.py"
 WIRE, RANKS, SERVER = (
-    "cortexmlx/distributed/wire/disk.py",
+    "cortexmlx/distributed/wire/messages.py",
     "cortexmlx/distributed/wire/ranks.py",
     "cortexmlx/distributed/rank_server.py",
 )

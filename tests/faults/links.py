@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 HANDSHAKE, LISTENER = "cortexmlx/distributed/links/handshake.py", "cortexmlx/distributed/links/listener.py"
-LINK, FRAMES = "cortexmlx/distributed/links/link.py", "cortexmlx/distributed/links/frames.py"
-HEARTBEAT = "cortexmlx/distributed/links/heartbeat.py"
+LINK, FRAMES = "cortexmlx/distributed/links/link.py", "cortexmlx/distributed/links/link.py"
+HEARTBEAT = "cortexmlx/distributed/links/link.py"
 JOIN = "cortexmlx/distributed/links/join.py"
 
 TESTS = tuple(f"distributed/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-PARTS, RECOVERY = "cortexmlx/distributed/parts.py", "cortexmlx/core/recovery.py"
+PARTS, RECOVERY = "cortexmlx/distributed/group.py", "cortexmlx/core/recovery.py"
 MODEL, GROUP = "cortexmlx/distributed/hosted_model.py", "cortexmlx/distributed/group.py"
-CORE, SWITCHES = "cortexmlx/core/core.py", "cortexmlx/distributed/switches.py"
+CORE, SWITCHES = "cortexmlx/core/core.py", "cortexmlx/distributed/group.py"
 
 TESTS = (
     "distributed/test_parts.py",

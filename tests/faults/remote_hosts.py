@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CODEC, SAMPLING = "cortexmlx/distributed/wire/codec.py", "cortexmlx/distributed/wire/sampling.py"
-WINDOW, DIGEST = "cortexmlx/distributed/wire/window_step.py", "cortexmlx/distributed/wire/plan_digest.py"
+CODEC, SAMPLING = "cortexmlx/distributed/wire/codec.py", "cortexmlx/distributed/wire/messages.py"
+WINDOW, DIGEST = "cortexmlx/distributed/wire/messages.py", "cortexmlx/distributed/wire/plan_digest.py"
 RANKS, SERVER = "cortexmlx/distributed/wire/ranks.py", "cortexmlx/distributed/rank_server.py"
 OVERDUE = "cortexmlx/distributed/wire/overdue.py"
 REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"

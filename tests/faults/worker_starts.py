@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 SUPERVISOR, PROCESSES = "cortexmlx/distributed/launch/supervisor.py", "cortexmlx/distributed/launch/processes.py"
-LAUNCHER, ADDRESSES = "cortexmlx/distributed/launch/launcher.py", "cortexmlx/distributed/launch/addresses.py"
+LAUNCHER, ADDRESSES = "cortexmlx/distributed/launch/processes.py", "cortexmlx/distributed/launch/processes.py"
 ASSIGNMENT, GROUP = "cortexmlx/distributed/launch/assignment.py", "cortexmlx/distributed/worker_group.py"
 LAUNCH = "cortexmlx/distributed/launch/mlx_launch.py"
 WORKER = "cortexmlx/distributed/worker.py"

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +21,10 @@ from cortexmlx.disk import pieces
 from cortexmlx.disk.folder import shown
 from cortexmlx.disk.store import MOST_WAITING, START_RATE
 from cortexmlx.disk.tier import DiskLoad
-from cortexmlx.distributed.disk.rank_indexes import RankIndexes
-from cortexmlx.distributed.wire.disk import (
+from cortexmlx.distributed.wire.messages import (
+    NAME_BYTES,
     TOO_MUCH,
+    AnyCall,
     AnyTold,
     CanJoin,
     DropReads,
@@ -37,9 +38,9 @@ from cortexmlx.distributed.wire.disk import (
     LookAgain,
     RankPiece,
     ReadPieces,
+    Value,
     Wrote,
 )
-from cortexmlx.distributed.wire.messages import AnyCall, Value
 from cortexmlx.distributed.wire.ranks import Ranks
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused, Runner
@@ -359,3 +360,27 @@ class _Held:
     """What all pieces of a read hold."""
 
     __slots__ = ("__weakref__",)
+
+
+# RankIndexes: which pieces all ranks have on their disks, as far as they have told.
+
+
+class RankIndexes:
+    """The parts that each of `ranks` ranks has. A piece is there if all of them have their part of it."""
+
+    def __init__(self, ranks: int) -> None:
+        self._parts: list[set[bytes]] = [set() for _ in range(ranks)]
+
+    def change(self, rank: int, added: Iterable[Key], removed: Iterable[Key]) -> None:
+        """Note which parts a rank has now and had not, and the other way round."""
+        self._parts[rank].difference_update(key[:NAME_BYTES] for key in removed)
+        self._parts[rank].update(key[:NAME_BYTES] for key in added)
+
+    def __contains__(self, piece: Key) -> bool:
+        """Return whether all ranks have their part of a piece."""
+        name = piece[:NAME_BYTES]
+        return all(name in parts for parts in self._parts)
+
+    def __len__(self) -> int:
+        """Return how many pieces all ranks have."""
+        return len(set.intersection(*self._parts))

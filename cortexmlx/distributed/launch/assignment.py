@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TextIO
 
 from cortexmlx.distributed.links.handshake import KEY_BYTES
@@ -83,3 +84,21 @@ def take_key(environment: MutableMapping[str, str], standard_input: TextIO) -> b
         if len(key) == KEY_BYTES:
             return key
     raise HostRefused("a worker needs its group's key: workers are started by cortexmlx, with --hosts")
+
+
+# What must be equal on every host: the versions that the workers and the controller run. Without mlx.
+
+
+_PACKAGES = ("cortexmlx", "mlx", "mlx-lm")
+
+
+def versions() -> dict[str, str]:
+    """Return the version of each package whose numbers or messages must agree; "none" for one that is not installed."""
+    return {package: _version(package) for package in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import ipaddress
+import json
 import os
+import random
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cortexmlx.distributed.launch import supervisor
+from cortexmlx.distributed.launch import mlx_launch, supervisor
 from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, KEY_VARIABLE
-from cortexmlx.distributed.launch.launcher import launch_command, shared_cores, usable_cores
-from cortexmlx.distributed.spec import Hosts
+from cortexmlx.distributed.spec import THIS_MACHINE, Host, Hosts
 from cortexmlx.errors import HostRefused
 
 _LINES = 60
@@ -206,3 +211,157 @@ class Processes:
             self._tracebacks -= 1  # the exception itself is the last line of its traceback
             if self.launcher_failure is None and not any(self._ends()):
                 self.launcher_failure = text
+
+
+# The command lines of the launchers: `mlx.launch` for MLX's ring and JACCL, `mpirun` for MPI. Without mlx: only the
+# launcher's own process imports it.
+
+
+_PORTS = range(20_000, 32_000)
+"""Below the ports that systems give to outgoing connections."""
+
+_TRIES = 100
+
+
+def launch_command(hosts: Hosts, folder: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
+    """Return the command that starts `worker` for every rank, with `NAME=VALUE` variables. `folder` is a private one;
+    the host file is written there. Raises HostRefused.
+    """
+    return (_mpirun if hosts.backend == "mpi" else _mlx_launch)(hosts, folder / "hosts", variables, worker)
+
+
+def _mlx_launch(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
+    entries = [{"ssh": h.ssh, "ips": h.ips, "rdma": h.rdma} for h in hosts.hosts]
+    file.write_text(json.dumps({"backend": hosts.backend, "envs": hosts.environment, "hosts": entries}))
+    command = [sys.executable, "-P", mlx_launch.__file__, "--hostfile", str(file), "--backend", hosts.backend]
+    command += ["--starting-port", str(_free_ports(sum(max(1, len(h.ips)) for h in hosts.hosts)))]
+    for variable in variables:
+        command += ["--env", variable]
+    return [*command, "--", *worker]
+
+
+def _mpirun(hosts: Hosts, file: Path, variables: Sequence[str], worker: Sequence[str]) -> list[str]:
+    """`mlx.launch` writes options that Open MPI has from its version 5 only, so MPI's own launcher is called."""
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        raise HostRefused("the backend mpi needs mpirun, which is not on the PATH: install Open MPI, or use the ring")
+    slots = Counter(host.ssh for host in hosts.hosts)
+    file.write_text("".join(f"{ssh} slots={count}\n" for ssh, count in slots.items()))
+    command = [mpirun, "--hostfile", str(file), "-np", str(hosts.ranks), "--map-by", "slot", "--bind-to", "none"]
+    for variable in (*_mpi_library(Path(mpirun)), *hosts.environment, *variables, KEY_VARIABLE):
+        command += ["-x", variable]
+    return [*command, *worker]
+
+
+def _mpi_library(mpirun: Path) -> list[str]:
+    """Name the library of Open MPI for MLX, which looks for another name on some systems."""
+    if "MLX_MPI_LIBNAME" in os.environ:
+        return ["MLX_MPI_LIBNAME"]
+    found = sorted((mpirun.resolve().parent.parent / "lib").glob("libmpi.[ds]*"))
+    name = str(found[0]) if found else ctypes.util.find_library("mpi")
+    return [f"MLX_MPI_LIBNAME={name}"] if name else []
+
+
+def shared_cores(hosts: Hosts, environment: Mapping[str, str], cores: int) -> dict[str, str]:
+    """Return the variables that let the workers of this machine share its cores, except those that the user set."""
+    here = sum(host.here for host in hosts.hosts)
+    if here < 2:
+        return {}
+    wanted = {}
+    if not {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"} & set(environment):
+        wanted["OPENBLAS_NUM_THREADS"] = str(max(1, cores // here))
+    if hosts.backend == "mpi" and here >= cores:
+        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else a rank that waits keeps a core from those that compute
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of `count` ports in a row that are free on this machine. Others may take them meanwhile, and
+    other hosts are not asked: the start then fails, and the next one tries other ports.
+    """
+    for first in random.sample(_PORTS[:-count], _TRIES):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+            return first
+    raise HostRefused(f"no {count} ports in a row are free between {_PORTS.start} and {_PORTS.stop}")
+
+
+# Where the controller listens for its workers, and which addresses they may come from. Without mlx.
+
+
+_SSH_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """`own`: the addresses of this machine that the workers connect to. `workers`: where workers may come from."""
+
+    own: tuple[str, ...]
+    workers: tuple[str, ...]
+
+
+def addresses(hosts: Hosts) -> Addresses:
+    """Return the addresses of a group. Raises HostRefused if this machine has no way to one of the hosts."""
+    own: dict[str, None] = {}
+    workers: dict[str, None] = {}
+    for host in dict.fromkeys(hosts.hosts):
+        theirs = [THIS_MACHINE] if host.here else _of(host)
+        ours = [THIS_MACHINE] if host.here else [address for each in theirs if (address := _towards(each))]
+        if not ours:
+            raise HostRefused(
+                f"{host.ssh} has no address that this machine can reach: "
+                f"check its name (`ssh {host.ssh}` must work) and the network"
+            )
+        own |= dict.fromkeys(ours)
+        workers |= dict.fromkeys(theirs)
+        if not host.here:
+            workers |= dict.fromkeys(ours)  # the host may be this machine under its own name
+    return Addresses(tuple(own), tuple(workers))
+
+
+def _of(host: Host) -> list[str]:
+    """The addresses of a host: those of the host file, and those of the name that ssh connects to."""
+    found = dict.fromkeys(host.ips)
+    try:
+        told = socket.getaddrinfo(_name(host.ssh), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        told = []
+    return list(found | dict.fromkeys(str(info[4][0]) for info in told if _usable(str(info[4][0]))))
+
+
+def _usable(address: str) -> bool:
+    """Whether an address says where to connect without naming an interface."""
+    return "%" not in address and not ipaddress.ip_address(address).is_link_local
+
+
+def _name(ssh: str) -> str:
+    """The host that `ssh` connects to for a name, which may be an alias of the user's configuration."""
+    plain = ssh.rpartition("@")[2]
+    if shutil.which("ssh") is None:
+        return plain
+    try:
+        asked = subprocess.run(["ssh", "-G", ssh], capture_output=True, text=True, timeout=_SSH_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return plain
+    said = [line.split(maxsplit=1)[1] for line in asked.stdout.splitlines() if line.startswith("hostname ")]
+    return said[0] if said else plain
+
+
+def _towards(address: str) -> str | None:
+    """This machine's own address on the way to another; None without a way. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

@@ -5,36 +5,372 @@ Every message begins with the number of its call. A worker answers all calls, in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from cortexmlx.disk.tier import PieceLoad
 from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire import error_names, sampling  # noqa: F401  (they register their codecs)
-from cortexmlx.distributed.wire.codec import Codec, Reader, broken, codec, read_array, register
-from cortexmlx.distributed.wire.disk import (
-    AnyTold,
-    DropReads,
-    FlushStore,
-    Join,
-    Joined,
-    Keep,
-    Kept,
-    LookAgain,
-    RankPiece,
-    ReadPieces,
-)
-from cortexmlx.distributed.wire.window_step import WindowStep
-from cortexmlx.errors import CortexError
+from cortexmlx.distributed.wire.codec import Codec, Reader, broken, codec, read_array, register, write_natural
+from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
+from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.scheduling.plan import SamplingRow, Segment, StepKind, StepPlan
 from cortexmlx.stats import CommandBuffers
+from cortexmlx.types.arrays import IntArray, TokenList
+from cortexmlx.types.sampling_params import SamplingParams
+
+NAME_BYTES = 15
+"""Bytes of a piece's key that all ranks share. The last byte of a part's key is the number of its rank, so that ranks
+of one machine can share a folder.
+"""
+
+
+TOO_MUCH = "more came than the disk takes"
+"""Why parts are not written if too many wait: no fault of the disk."""
+
+
+def part_key(piece: Key, rank: int) -> Key:
+    """Return the key of a rank's part of a piece."""
+    return piece[:NAME_BYTES] + rank.to_bytes(1, "little")
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Join:
+    """Tell the identity of the part. Answered by Joined."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """`PieceStore.keep`. Answered by Kept or Refused."""
+
+    group: int
+    targets: Sequence[int]
+    keys: Sequence[Key]
+    tokens: IntArray
+    """`[pieces, block_size]`"""
+
+
+@dataclass(frozen=True)
+class ReadPieces:
+    """Read parts of pieces, in order, up to the first that cannot be had. They stay with the rank until `DropReads`.
+    HasRead tells when they are there.
+    """
+
+    number: int
+    """Names the read. No other read has the same."""
+    keys: Sequence[Key]
+    groups: Sequence[int]
+    """The group of each piece, or `STATE`."""
+    tokens: IntArray
+    """`[pieces, block_size]`"""
+    seconds: float
+    """How long reading may take."""
+
+
+@dataclass(frozen=True)
+class DropReads:
+    """Drop what was read, or is being read."""
+
+    numbers: Sequence[int]
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """Look for what other processes have written."""
+
+
+@dataclass(frozen=True)
+class FlushStore:
+    """Write what waits, in at most so many seconds. Answered by whether it is written."""
+
+    seconds: float
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a rank knows of its store."""
+
+    identity: bytes | None
+    """Names everything that the part's keys and values depend on, except the tokens; None if it is not known."""
+    why: str
+    """Why it will never be known. Empty if it is known, or will be."""
+    hashed: float
+    """Which part of the weights is hashed, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which of the pieces exist, and the bytes of their parts that are to be written now."""
+
+    there: Sequence[bool]
+    bytes: int
+
+
+# -- what a rank tells by itself --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CanJoin:
+    """`Join` has another answer now."""
+
+
+@dataclass(frozen=True)
+class IndexChanged:
+    """Parts that are on the disk now and were not, and the other way round. At first the disk has none, as far as the
+    controller knows.
+    """
+
+    added: Sequence[Key]
+    removed: Sequence[Key]
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """So many parts, with so many bytes, do not wait any more."""
+
+    parts: int
+    bytes: int
+    why: str
+    """Why they are not written; empty if they are."""
+
+
+@dataclass(frozen=True)
+class HasRead:
+    """The first `count` parts of a read are right, and with the rank."""
+
+    number: int
+    count: int
+    bytes: int
+    rate: float
+    """How many bytes the rank reads per second."""
+    slow: bool
+    """Whether the disk is so slow that nobody should wait for it for a while."""
+
+
+AnyTold = CanJoin | IndexChanged | Wrote | HasRead
+
+
+@dataclass(frozen=True)
+class RankPiece:
+    """A piece that all ranks have read, by its read and its index there: the content of a load in the controller."""
+
+    read: int
+    index: int
+    held: object = field(default=None, compare=False, repr=False)
+    """Keeps the ranks' parts alive: it is not sent."""
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Raises HostLost: the arrays are with the ranks."""
+        raise HostLost("a piece of the disk tier was asked for in a process that does not have it")
+
+
+# Sampling rows as bytes: of parameters and texts only what the sampler reads. Without mlx.
+
+
+NOT_SENT = frozenset(
+    {
+        "best_of",
+        "ignore_eos",
+        "logits_processors",
+        "max_thinking_tokens",
+        "max_tokens",
+        "n",
+        "parallel_tool_calls",
+        "priority",
+        "prompt_logprobs",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "structured",
+        "tool_choice",
+        "tools",
+    }
+)
+"""The parameters that do not change how a token is chosen from logits. A row has its own seed."""
+
+
+def sent_kinds(params: type) -> dict[str, Any]:
+    """Return the types of all other parameters by their names, so that a new one is sent unless `NOT_SENT` has it.
+    Raises TypeError for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
+    """
+    said = {field.name: field.type for field in fields(params)}
+    if strange := NOT_SENT - said.keys():
+        raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
+    sent = {name: kind for name, kind in said.items() if name not in NOT_SENT}
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent), {"Mapping": Mapping})
+    for name, kind in kinds.items():
+        try:
+            codec(kind)
+        except TypeError as error:
+            raise TypeError(f"the sampling parameter {name!r} has no bytes: {error}; or it is NOT_SENT") from None
+    return kinds
+
+
+_DEFAULTS = SamplingParams()
+_FIELDS = [
+    (1 << bit, name, getattr(_DEFAULTS, name), codec(kind))
+    for bit, (name, kind) in enumerate(sent_kinds(SamplingParams).items())
+]
+_INT32 = np.dtype(np.int32)
+_MOST_KEPT = 128
+_params_bytes: Codec[bytes] = codec(bytes)
+_seed: Codec[int] = codec(int)
+
+
+def _encoded(params: SamplingParams) -> bytes:
+    """Return which parameters differ from the defaults, as bits, and their values."""
+    bits, values = 0, bytearray()
+    for bit, name, default, part in _FIELDS:
+        value = getattr(params, name)
+        if value != default:
+            bits |= bit
+            part.write(values, value)
+    out = bytearray()
+    write_natural(out, bits)
+    return bytes(out + values)
+
+
+def _decoded(encoded: bytes) -> SamplingParams:
+    reader = Reader(encoded)
+    bits = reader.natural()
+    given = {name: part.read(reader) for bit, name, _, part in _FIELDS if bits & bit}
+    reader.end()
+    try:
+        return SamplingParams(**given)
+    except InvalidRequest as error:
+        broken(str(error))
+
+
+_kept = lru_cache(64)(_decoded)
+"""Rows of a window mostly have the same parameters, and again in the next window. Checking them takes long."""
+
+
+def read_by_sampler(row: SamplingRow) -> tuple[TokenList, TokenList]:
+    """Return what the sampler reads of a row's prompt and output: the last tokens for a repetition penalty, and the
+    whole output for penalties that count. The tests compare the tokens that it chooses with these and with all.
+    """
+    params = row.params
+    last = params.repetition_context if params.repetition_penalty != 1.0 else 0
+    missing = max(0, last - len(row.output))
+    if not (params.presence_penalty or params.frequency_penalty):
+        return row.prompt[-missing:] if missing else (), row.output[-last:] if last else ()
+    return row.prompt[-missing:] if missing else (), row.output
+
+
+def _write_tokens(out: bytearray, tokens: TokenList) -> None:
+    write_natural(out, len(tokens))
+    out += np.asarray(tokens, _INT32).tobytes()
+
+
+def _read_tokens(reader: Reader) -> TokenList:
+    return np.frombuffer(reader.take(4 * reader.natural()), _INT32)
+
+
+def _write(out: bytearray, row: SamplingRow) -> None:
+    if row.processed_for is not None:
+        raise InvalidRequest(
+            "logits_processors are functions of this process, and the model runs on hosts: leave them out, or run the "
+            "model without hosts",
+            field="logits_processors",
+        )
+    prompt, output = read_by_sampler(row)
+    _params_bytes.write(out, _encoded(row.params))
+    _seed.write(out, row.seed)
+    _write_tokens(out, prompt)
+    _write_tokens(out, output)
+
+
+def _read(reader: Reader) -> SamplingRow:
+    encoded = _params_bytes.read(reader)
+    params = _kept(encoded) if len(encoded) <= _MOST_KEPT else _decoded(encoded)
+    return SamplingRow(params, _seed.read(reader), _read_tokens(reader), _read_tokens(reader))
+
+
+register(SamplingRow, Codec(_write, _read))
+
+
+# WindowStep: a step of a decode window by what differs from the step before. Without mlx.
+#
+# Within a window, a step follows from the one before: each row is one token farther. A whole plan of 16 rows takes 700
+# bytes, this takes ten.
+
+
+_FIELDS_window_step = [field.name for field in fields(StepPlan)]
+
+
+@dataclass(frozen=True)
+class WindowStep:
+    """What cannot be told from the step before."""
+
+    number: int
+    live: bytes
+    """A bit for each lane, the lowest first: whether its job gets a token."""
+    tokens: IntArray | None
+    states: StateOps
+
+    def after(self, before: StepPlan) -> StepPlan:
+        """Return the whole plan. Raises HostLost if it cannot follow `before`."""
+        lanes = len(before.segments)
+        if before.kind is not StepKind.DECODE or len(self.live) != -(-lanes // 8):
+            broken(f"a step of a window with {8 * len(self.live)} lanes follows a {before.kind.value} step of {lanes}")
+        live = np.unpackbits(np.frombuffer(self.live, np.uint8), count=lanes, bitorder="little").astype(np.int32)
+        segments = tuple(
+            [
+                Segment(s.job, s.generation, at := (s.first + 1) * bit, 1, range(at, at + 1), live=bit == 1)
+                for s, bit in zip(before.segments, live.tolist(), strict=True)
+            ]
+        )
+        return replace(
+            before,
+            number=self.number,
+            segments=segments,
+            logit_segments=segments,
+            tokens=self.tokens,
+            source=None,
+            positions=(before.positions + 1) * live,
+            token_index=(before.token_index + 1) * live,
+            sampling=None,
+            groups=None,
+            column=before.column + 1,
+            flush=None,
+            copies=(),
+            loads=(),
+            states=self.states,
+        )
+
+
+def window_step(before: StepPlan | None, plan: StepPlan) -> WindowStep | None:
+    """Return `plan` by what differs from the step `before` it; None if that does not say all of it."""
+    if before is None or before.kind is not StepKind.DECODE or plan.groups is not None:
+        return None
+    if len(plan.segments) != len(before.segments):
+        return None
+    live = np.packbits(np.array([s.live for s in plan.segments], bool), bitorder="little").tobytes()
+    step = WindowStep(plan.number, live, plan.tokens, plan.states)
+    after = step.after(before)
+    return step if all(_same(getattr(after, name), getattr(plan, name)) for name in _FIELDS_window_step) else None
+
+
+def _same(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b)
+    return a is b or not (isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or a != b)
+
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 

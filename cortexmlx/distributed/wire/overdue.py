@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cortexmlx.distributed.wire.disk import FlushStore, Keep
 from cortexmlx.distributed.wire.messages import (
     AnyCall,
     Arrange,
@@ -30,7 +29,9 @@ from cortexmlx.distributed.wire.messages import (
     Copy,
     CopyOut,
     Dispatch,
+    FlushStore,
     Forward,
+    Keep,
     Open,
     Prepare,
     Resize,

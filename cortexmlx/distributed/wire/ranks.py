@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.wire.disk import AnyTold
-from cortexmlx.distributed.wire.error_names import named
+from cortexmlx.distributed.wire.codec import named
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
     UNASKED,
     Answer,
     AnyCall,
+    AnyTold,
     Call,
     Close,
     Failed,

@@ -16,7 +16,7 @@ from cortexmlx.disk.pieces import FLUSH_SECONDS
 from cortexmlx.disk.store import MOST_WAITING
 from cortexmlx.disk.tier import STATE, DiskLoad
 from cortexmlx.distributed.disk import group_store
-from cortexmlx.distributed.wire.disk import (
+from cortexmlx.distributed.wire.messages import (
     NAME_BYTES,
     TOO_MUCH,
     CanJoin,

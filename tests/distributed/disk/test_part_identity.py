@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cortexmlx.distributed.disk.part_identity import PartIdentity
-from cortexmlx.distributed.wire.disk import Joined
+from cortexmlx.distributed.disk.rank_store import PartIdentity
+from cortexmlx.distributed.wire.messages import Joined
 
 
 class Setup:

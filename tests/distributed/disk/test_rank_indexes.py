@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.disk.rank_indexes import RankIndexes
-from cortexmlx.distributed.wire.disk import part_key
+from cortexmlx.distributed.disk.group_store import RankIndexes
+from cortexmlx.distributed.wire.messages import part_key
 
 PIECES = [bytes([n]) * 16 for n in range(4)]
 CHANGES = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.sets(st.sampled_from(PIECES))), max_size=12)

@@ -19,7 +19,7 @@ from cortexmlx.disk.store import start_store
 from cortexmlx.disk.tier import STATE, PieceLoad
 from cortexmlx.distributed.disk import rank_store
 from cortexmlx.distributed.disk.rank_store import RankStore
-from cortexmlx.distributed.wire.disk import (
+from cortexmlx.distributed.wire.messages import (
     TOO_MUCH,
     AnyTold,
     HasRead,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.launch import addresses as module
-from cortexmlx.distributed.launch.addresses import addresses
+from cortexmlx.distributed.launch import processes as module
+from cortexmlx.distributed.launch.processes import addresses
 from cortexmlx.distributed.spec import Host, Hosts
 from cortexmlx.errors import HostRefused
 

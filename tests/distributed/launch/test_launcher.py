@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from mlx._distributed_utils import launch
 
-from cortexmlx.distributed.launch import launcher, mlx_launch
-from cortexmlx.distributed.launch.launcher import launch_command, shared_cores, usable_cores
+from cortexmlx.distributed.launch import mlx_launch
+from cortexmlx.distributed.launch import processes as launcher
+from cortexmlx.distributed.launch.processes import launch_command, shared_cores, usable_cores
 from cortexmlx.distributed.spec import Host, Hosts
 from cortexmlx.errors import HostRefused
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 
-from cortexmlx.distributed.launch import versions as module
-from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.launch import assignment as module
+from cortexmlx.distributed.launch.assignment import versions
 
 
 def test_they_are_those_that_the_packages_say_of_themselves() -> None:

@@ -22,10 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.links import heartbeat
-from cortexmlx.distributed.links.frames import FrameStream, StreamBroken
-from cortexmlx.distributed.links.heartbeat import BEAT, Lost, beat_until_lost
-from cortexmlx.distributed.links.link import Link, LinkLimits
+from cortexmlx.distributed.links import link as heartbeat
+from cortexmlx.distributed.links.link import BEAT, FrameStream, Link, LinkLimits, Lost, StreamBroken, beat_until_lost
 from cortexmlx.errors import HostLost
 from support.hosts.links.peers import PATIENT, EchoProcess, link_pair, tcp_pair
 from support.patience import PATIENCE, soon

@@ -9,8 +9,7 @@ import pytest
 
 from cortexmlx.disk.segments import Record
 from cortexmlx.disk.tier import STATE, PieceLoad
-from cortexmlx.distributed.wire.disk import NAME_BYTES, RankPiece, part_key
-from cortexmlx.distributed.wire.messages import CALL, Call, Dispatch
+from cortexmlx.distributed.wire.messages import CALL, NAME_BYTES, Call, Dispatch, RankPiece, part_key
 from cortexmlx.errors import HostLost
 from cortexmlx.scheduling.plan import StepKind, StepPlan
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.distributed.wire.codec import codec
-from cortexmlx.distributed.wire.error_names import named
+from cortexmlx.distributed.wire.codec import codec, named
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest, ModelNotFound
 from support.hosts.values import ERRORS, same
 

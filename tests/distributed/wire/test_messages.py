@@ -28,8 +28,8 @@ from cortexmlx.distributed.wire.messages import (
     Failed,
     RankState,
     Value,
+    read_by_sampler,
 )
-from cortexmlx.distributed.wire.sampling import read_by_sampler
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import StepResult
 from cortexmlx.scheduling.plan import SamplingRow, StepKind, StepPlan

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.distributed.options import RankOptions
-from cortexmlx.distributed.wire.disk import FlushStore, Keep
 from cortexmlx.distributed.wire.messages import (
     AnyCall,
     Arrange,
@@ -21,14 +20,16 @@ from cortexmlx.distributed.wire.messages import (
     Copy,
     CopyOut,
     Dispatch,
+    FlushStore,
     Forward,
+    Keep,
     Open,
     Prepare,
     Resize,
     Trim,
+    WindowStep,
 )
 from cortexmlx.distributed.wire.overdue import ENOUGH, LONGER, PAUSE_SECONDS, HangLimits, Overdue, OverdueCalls, work
-from cortexmlx.distributed.wire.window_step import WindowStep
 from cortexmlx.kv.snapshots import NOTHING
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan

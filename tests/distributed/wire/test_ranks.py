@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from cortexmlx.distributed.wire import ranks as ranks_module
-from cortexmlx.distributed.wire.disk import CanJoin
-from cortexmlx.distributed.wire.messages import ANSWER, CALL, UNASKED, Answer, CanResize, Failed, Forget, Value
+from cortexmlx.distributed.wire.messages import ANSWER, CALL, UNASKED, Answer, CanJoin, CanResize, Failed, Forget, Value
 from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue
 from cortexmlx.distributed.wire.ranks import Ranks
 from cortexmlx.errors import HostLost, ModelCorrupt

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.wire.window_step import WindowStep, window_step
+from cortexmlx.distributed.wire.messages import WindowStep, window_step
 from cortexmlx.errors import HostLost
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools

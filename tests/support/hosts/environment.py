@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.switches import COMPARE_SWITCH
+from cortexmlx.distributed.group import COMPARE_SWITCH
 from support.hosts.mpi import mpi
 
 _SETTINGS = {

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cortexmlx.distributed.wire.disk import (
+from cortexmlx.distributed.wire.messages import (
     NAME_BYTES,
     AnyTold,
     DropReads,

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from cortexmlx import errors
 from cortexmlx.disk.tier import PieceLoad
-from cortexmlx.distributed.wire.disk import RankPiece
+from cortexmlx.distributed.wire.messages import RankPiece
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import SamplingParams

@@ -14,8 +14,7 @@ import pytest
 
 from cortexmlx.core.threads import Task
 from cortexmlx.disk.setup import StoreSetup
-from cortexmlx.distributed.disk.part_identity import PartIdentity
-from cortexmlx.distributed.disk.rank_store import RankStore, Tell
+from cortexmlx.distributed.disk.rank_store import PartIdentity, RankStore, Tell
 from cortexmlx.distributed.options import RankInfo, RankOptions
 from cortexmlx.distributed.rank_server import OpenedRank, serve
 from cortexmlx.distributed.remote_runner import RemoteRunner

@@ -9,8 +9,7 @@ import signal
 import sys
 import time
 
-from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key
-from cortexmlx.distributed.launch.versions import versions
+from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key, versions
 from cortexmlx.distributed.links.join import end_process_when_lost, join
 from cortexmlx.distributed.worker import end_with_parent, meet_the_others
 from cortexmlx.errors import HostLost
