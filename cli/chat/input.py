@@ -16,7 +16,7 @@ from cortexmlx.cli.chat.slash.command import Command
 from cortexmlx.cli.chat.typeahead import NO_KEYS, AtOnce, Typeahead
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import prompt_output
-from cortexmlx.system.folders import state_folder
+from cortexmlx.system.files import state_folder
 
 PROMPT = ">>> "
 CONTINUATION = "... "

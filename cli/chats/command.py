@@ -16,7 +16,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
-from cortexmlx.system.folders import state_folder
+from cortexmlx.system.files import state_folder
 
 _LONGEST_NAME = 200
 """Bytes of a name. Most file systems allow 255 with the ending."""

@@ -19,8 +19,7 @@ from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.errors import ConversationFileError, InvalidRequest
-from cortexmlx.system.files import remove_unfinished
-from cortexmlx.system.folders import home_folder, state_folder
+from cortexmlx.system.files import home_folder, remove_unfinished, state_folder
 
 if TYPE_CHECKING:
     from cortexmlx.sessions.conversation import Conversation

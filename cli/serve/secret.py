@@ -12,7 +12,7 @@ from pathlib import Path
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.disk.folder import SECRET, open_folder, open_plain
-from cortexmlx.system.folders import state_folder
+from cortexmlx.system.files import state_folder
 
 _LOST = "Conversations with thoughts from before are refused."
 

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from cortexmlx.system.folders import cache_folder
+from cortexmlx.system.files import cache_folder
 
 log = logging.getLogger("cortexmlx")
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
 from cortexmlx.attention.selfcheck import UNWRITTEN, VariantCheck, checked, difference, written
-from cortexmlx.metal.products.kernel import ProductKernel
-from cortexmlx.metal.products.shape import ProductShape, refusal
-from cortexmlx.products.problem import make_problem
+from cortexmlx.metal.products.kernel import ProductKernel, Weights
+from cortexmlx.metal.products.shape import EXPERT_ROWS, OUTPUTS, ProductShape, refusal
 
 
 def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> VariantCheck:
@@ -22,3 +27,89 @@ def check_product(kernel: ProductKernel, shape: ProductShape, rows: int) -> Vari
         return difference(written("product", p.shape.threads, got), p.wanted)
 
     return checked(shape, refusal(shape, rows), compared, judge="the product in float64")
+
+
+# Small problems for the quantized product, and their answers in float64 by NumPy. Nothing of MLX computes them.
+
+
+EXPERTS = (0,) * (EXPERT_ROWS + 3) + (3, 1, 1, 3, 1)
+"""The expert of each pair: one with more pairs than are computed together, some whose pairs lie apart, one without."""
+
+_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""The magnitudes of MXFP4's codes, by exponent and fraction (OCP Microscaling Formats, version 1.0)."""
+
+Wide = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product of `rows` with `weights`, or with those of `experts`, and `wanted` `[rows or pairs, outputs]`."""
+
+    shape: ProductShape
+    rows: mx.array
+    weights: Weights
+    experts: mx.array | None
+    wanted: Wide
+
+
+def make_problem(shape: ProductShape, rows: int, seed: int = 7) -> Problem:
+    """Return a smaller product for the kernel of a shape and a number of rows: as many slices, which do not all have as
+    many groups, and a last threadgroup with a single output. The results are of order 1.
+    """
+    small = replace(
+        shape,
+        inputs=(2 * shape.slices - 1) * shape.group,
+        outputs=OUTPUTS + 1,
+        experts=None if shape.experts is None else max(EXPERTS) + 1,
+    )
+    random = np.random.default_rng(seed)
+    matrices = [draw_weights(small, random) for _ in range(small.experts or 1)]
+    pairs = EXPERTS if small.experts else ()
+    x = (np.clip(np.rint(16 * random.standard_normal((len(pairs) or rows, small.inputs))), -63, 63) / 16).astype(
+        np.float32
+    )
+    of_row = pairs or (0,) * rows
+    wanted = np.stack([matrices[e][1] @ row.astype(np.float64) for e, row in zip(of_row, x, strict=True)])
+    stacked = [np.stack(arrays) for arrays in zip(*(parts for parts, _ in matrices), strict=True)]
+    return Problem(
+        small,
+        mx.array(x).astype(getattr(mx, small.dtype)),
+        on_device(small, stacked if small.experts else [array[0] for array in stacked]),
+        mx.array(pairs, mx.uint32) if pairs else None,
+        wanted,
+    )
+
+
+def draw_weights(shape: ProductShape, random: np.random.Generator) -> tuple[list[npt.NDArray[np.generic]], Wide]:
+    """Return the arrays of random weights `[outputs, ...]`: words of codes, scales and, if affine, biases. Return what
+    they stand for, too. Scales and biases are exact in every dtype.
+    """
+    codes = random.integers(0, 1 << shape.bits, (shape.outputs, shape.inputs), np.uint32)
+    per_group = (shape.outputs, shape.inputs // shape.group)
+    power = -round(np.log2(shape.inputs**0.5 * 2**shape.bits))  # the sum of as many products is of order 1
+    words = _packed(codes, shape.bits)
+    if shape.mode == "mxfp4":
+        exponents = random.integers(power, power + 3, per_group)
+        magnitude = _E2M1[codes & 7] * np.where(codes & 8, -1.0, 1.0)
+        return [words, (exponents + 127).astype(np.uint8)], magnitude * np.repeat(2.0**exponents, shape.group, 1)
+    scales = random.choice([1.0, -1.25, 1.5], per_group) * 2.0**power
+    biases = random.choice([0.75, 1.0, 1.25], per_group) * -np.sign(scales) * 2.0 ** (power + shape.bits - 1)
+    numbers = codes * np.repeat(scales, shape.group, 1) + np.repeat(biases, shape.group, 1)
+    return [words, scales.astype(np.float32), biases.astype(np.float32)], numbers
+
+
+def on_device(shape: ProductShape, parts: list[npt.NDArray[np.generic]]) -> Weights:
+    """Return the arrays of `draw_weights` as the kernel reads them."""
+    codes, scales, *biases = (mx.array(part) for part in parts)
+    dtype = getattr(mx, shape.dtype)
+    if shape.mode == "mxfp4":
+        return Weights(codes, scales, None)
+    return Weights(codes, scales.astype(dtype), biases[0].astype(dtype))
+
+
+def _packed(codes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    """Pack codes into 32-bit words, the first in the lowest bits."""
+    each = 32 // bits
+    shifted = codes.reshape(len(codes), -1, each) << (np.arange(each, dtype=np.uint32) * np.uint32(bits))
+    words: npt.NDArray[np.uint32] = np.bitwise_or.reduce(shifted, axis=-1)
+    return words

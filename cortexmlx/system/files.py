@@ -6,6 +6,8 @@ import errno
 import os
 import secrets
 import stat
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -69,3 +71,28 @@ def _mode(path: Path) -> int | None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no file", str(path))
     return stat.S_IMODE(status.st_mode)
+
+
+# The user's folders: for caches, and for what programs keep.
+
+
+def cache_folder() -> Path:
+    """Return the program's folder among the user's caches: in `XDG_CACHE_HOME`, or else where the system has them."""
+    usual = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home_folder() / usual) / "cortexmlx"
+
+
+def state_folder() -> Path:
+    """Return the folder for what programs keep between runs, by the XDG convention."""
+    state = os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state"
+    return Path(state) / "cortexmlx"
+
+
+def home_folder() -> Path:
+    """Return the user's own folder, or a folder among the temporary files for a user without one, as in some
+    containers.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"cortexmlx-{os.geteuid()}"

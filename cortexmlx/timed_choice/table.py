@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.system.files import in_place_of
-from cortexmlx.system.folders import cache_folder
+from cortexmlx.system.files import cache_folder, in_place_of
 from cortexmlx.timed_choice.timing import Timing
 
 _log = logging.getLogger(__name__)

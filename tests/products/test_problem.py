@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal.products.shape import EXPERT_ROWS, FORMATS, OUTPUTS, ProductShape
-from cortexmlx.products.problem import EXPERTS, draw_weights, make_problem, on_device
+from cortexmlx.products.selfcheck import EXPERTS, draw_weights, make_problem, on_device
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), FORMATS)

@@ -11,7 +11,7 @@ import pytest
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.metal.lab.agx import compiler
 from cortexmlx.metal.lab.sim import built
-from cortexmlx.system.folders import cache_folder, state_folder
+from cortexmlx.system.files import cache_folder, state_folder
 
 
 @pytest.mark.parametrize(

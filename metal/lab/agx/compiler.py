@@ -13,7 +13,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError, ToolchainMissing
-from cortexmlx.system import folders
+from cortexmlx.system import files as folders
 
 COMMAND = "python -m cortexmlx.metal.lab.agx --build"
 _TIMEOUT = 300.0

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
-from cortexmlx.system import folders
+from cortexmlx.system import files as folders
 
 from .toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, Build, find_compiler, kernel_flags
 

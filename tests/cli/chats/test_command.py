@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.cli.chats.lock import ChatLock
 from cortexmlx.cli.chats.saved_chats import chats_folder
 from cortexmlx.cli.start import run
-from cortexmlx.system.folders import state_folder
+from cortexmlx.system.files import state_folder
 
 
 @pytest.fixture(autouse=True)

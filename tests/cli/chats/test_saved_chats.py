@@ -32,7 +32,7 @@ from cortexmlx.cli.chats.saved_chats import (
 )
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.conversation import Conversation
-from cortexmlx.system.folders import state_folder
+from cortexmlx.system.files import state_folder
 from support.cli.chat_commands import printed, run_command
 
 DAY = date(2026, 11, 22)

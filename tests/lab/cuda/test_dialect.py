@@ -26,8 +26,8 @@ from cortexmlx.metal.products.kernel import ProductKernel
 from cortexmlx.metal.products.shape import PRODUCTS, Product, ProductShape
 from cortexmlx.metal.rules import VARIANTS, Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.products.problem import Problem
-from cortexmlx.products.problem import make_problem as make_product
+from cortexmlx.products.selfcheck import Problem
+from cortexmlx.products.selfcheck import make_problem as make_product
 from support.kernels import prefill_problem
 from support.kernels.cuda_host import CudaOnHost
 from support.kernels.paged_problem import (
