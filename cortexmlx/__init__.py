@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 from cortexmlx.errors import (
@@ -195,12 +194,6 @@ if not TYPE_CHECKING:  # a type checker that saw it would accept every name
     def __getattr__(name: str) -> object:
         """Import the engine only when somebody asks for it: `import cortexmlx` does no work."""
         if name in _HOMES:
-            if _HOMES[name] not in sys.modules and importlib.util.find_spec("cortexmlx.metal") is None:
-                source = __path__[0]
-                raise ImportError(
-                    f"{source} is the source of cortexmlx and not all of it, and hides what is installed: run the "
-                    "program in another folder, or install with `pip install -e .`"
-                )
             return getattr(importlib.import_module(_HOMES[name]), name)
         raise AttributeError(f"module 'cortexmlx' has no attribute {name!r}")
 

@@ -297,7 +297,7 @@ def _require_rows(layer: int, slab: Slab) -> None:
 
 
 @dataclass(frozen=True)
-class _Work_metal_prefill:
+class _PrefillWork:
     """A work list on the device."""
 
     items: int
@@ -310,13 +310,13 @@ class PrefillStep:
 
     def __init__(self, step: GroupStep) -> None:
         self._step = step
-        self._lists: dict[tuple[int, int], _Work_metal_prefill] = {}
+        self._lists: dict[tuple[int, int], _PrefillWork] = {}
 
-    def work(self, block_size: int, tile: int) -> _Work_metal_prefill:
+    def work(self, block_size: int, tile: int) -> _PrefillWork:
         """The list for tiles of `tile` tokens."""
         if (block_size, tile) not in self._lists:
             work = prefill_list(self._step.pieces, block_size, self._step.attention_window, tile)
-            self._lists[block_size, tile] = _Work_metal_prefill(work.items, mx.array(work.plan), mx.array(work.tables))
+            self._lists[block_size, tile] = _PrefillWork(work.items, mx.array(work.plan), mx.array(work.tables))
         return self._lists[block_size, tile]
 
 

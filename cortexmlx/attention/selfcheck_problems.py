@@ -277,8 +277,8 @@ def _attention(
 
 
 _POSITIONS = np.array([0, 5, 77], np.int32)
-_COLUMNS_tail_problem, _COLUMN = 16, 6
-_QUERY_HEADS, _KV_HEADS_tail_problem = 3, 2
+_TAIL_COLUMNS, _COLUMN = 16, 6
+_QUERY_HEADS, _TAIL_KV_HEADS = 3, 2
 _EPS = 1e-5
 
 Numbers = npt.NDArray[np.float64]
@@ -309,13 +309,13 @@ def make_tail_problem(variant: TailWrite) -> TailProblem:
         draw(rows, heads, dim)
         for heads, dim in (
             (_QUERY_HEADS, variant.key_dim),
-            (_KV_HEADS_tail_problem, variant.key_dim),
-            (_KV_HEADS_tail_problem, variant.value_dim),
+            (_TAIL_KV_HEADS, variant.key_dim),
+            (_TAIL_KV_HEADS, variant.value_dim),
         )
     )
     weight, w = draw(variant.key_dim)
-    old_keys, new_keys = draw(rows, _KV_HEADS_tail_problem, _COLUMNS_tail_problem, variant.key_dim)
-    old_values, new_values = draw(rows, _KV_HEADS_tail_problem, _COLUMNS_tail_problem, variant.value_dim)
+    old_keys, new_keys = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.key_dim)
+    old_values, new_values = draw(rows, _TAIL_KV_HEADS, _TAIL_COLUMNS, variant.value_dim)
     frequencies = (turning.base or 10000.0) ** (np.arange(half) / half)
     angle = (_POSITIONS[:, None] * turning.scale / frequencies)[:, None]
 
@@ -340,9 +340,9 @@ def make_tail_problem(variant: TailWrite) -> TailProblem:
         turning,
         None if turning.base is not None else mx.array(frequencies.astype(np.float32)),
     )
-    places = mx.array(places_of(_COLUMNS_tail_problem, _COLUMN, _POSITIONS))
+    places = mx.array(places_of(_TAIL_COLUMNS, _COLUMN, _POSITIONS))
     wanted = (turned(q, variant.query_norm)[:, :, None], new_keys, new_values)
-    return TailProblem(new, (old_keys, old_values), _COLUMNS_tail_problem, places, wanted)
+    return TailProblem(new, (old_keys, old_values), _TAIL_COLUMNS, places, wanted)
 
 
 # The slopes of ALiBi, attention with linear biases: Press, Smith and Lewis, "Train Short, Test Long" (2022).

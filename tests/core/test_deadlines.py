@@ -29,7 +29,7 @@ SOON = 30 * A_STEP
 def slow(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine whose clock goes by its steps."""
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
-    for module in ("serving.app.submitter", "serving.core", "serving.answers"):
+    for module in ("core.submitter", "core.core", "core.answers"):
         monkeypatch.setattr(f"cortexmlx.{module}.time", clock)
 
     def count(core: Any) -> None:

@@ -69,11 +69,11 @@ def test_every_slash_command_has_a_row_on_the_page_of_the_chat() -> None:
     assert {command.name for command in COMMANDS} - listed == set()
 
 
-def test_every_room_has_a_row_on_the_page_of_the_architecture() -> None:
+def test_every_folder_has_a_row_on_the_page_of_the_architecture() -> None:
     rows = re.findall(r"^\| (`[a-z].*?) \|", read("docs/architecture.md"), re.MULTILINE)
     listed = {name.rstrip("/") for row in rows for name in re.findall(r"`(\w+/)`", row)}
-    rooms = {path.parent.name for path in (ROOT / "cortexmlx").glob("*/__init__.py")}
-    assert rooms - listed == set()
+    folders = {path.parent.name for path in (ROOT / "cortexmlx").glob("*/__init__.py")}
+    assert len(folders) > 15 and folders - listed == set()
 
 
 def test_what_the_page_of_the_architecture_says_to_begin_with_exists() -> None:

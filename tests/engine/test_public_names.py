@@ -32,16 +32,6 @@ def test_importing_the_package_imports_neither_mlx_nor_numpy() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_a_program_beside_the_sources_of_another_installation_is_told_what_to_do() -> None:
-    """`pip install .`, and a program in the clone: Python finds the clone's folder first, which is not all of it."""
-    program = "from cortexmlx import PromptTooLong, Engine"
-    command = [sys.executable, "-S", "-c", program]  # -S: without the import hook of an editable installation
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={})
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith(f"ImportError: {ROOT / 'cortexmlx'} is the source of cortexmlx"), done.stderr
-    assert "another folder" in said and "pip install -e" in said
-
-
 def test_a_type_checker_refuses_a_name_that_does_not_exist(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     client = tmp_path / "client.py"

@@ -43,7 +43,12 @@ FAULTS = (
     ),
     Fault("each row alone in a batch counts as one run", CLASSES, "step.rows == 1 and step.runs[0]", "step.runs[0]"),
     Fault("a way copies without a bound", PLAIN_WAYS, "most * numbers > MOST_COPIED", "most < 0"),
-    Fault("the tail is no part of the view", PLAIN_WAYS, "if kv.tail is not None:", "if kv.tail is None:"),
+    Fault(
+        "the tail is no part of the view",
+        PLAIN_WAYS,
+        "if kv.tail is not None:\n        newest = [array[0,",
+        "if kv.tail is None:\n        newest = [array[0,",
+    ),
     Fault("what lies otherwise is rounded otherwise", ROW_BY_ROW, "mx.contiguous(array)", "array"),
     Fault("a row sees what its window hides", ROW_BY_ROW, "np.arange(oldest, int(", "np.arange(0, int("),
     Fault(

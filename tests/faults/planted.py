@@ -166,7 +166,7 @@ FAULTS = (
         "known",
     ),
     Fault("old sinks are kept", BACKEND, "known is None or known[0] is not numbers", "known is None"),
-    Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),", "queries,"),
+    Fault("queries are read as if they were no views", BACKEND, "mx.contiguous(queries),  #", "queries,  #"),
     Fault("slabs are not looked at", BACKEND, "kv.tail_tokens == _SETTLED", "kv.tail_tokens < 0"),
     Fault("MLX may copy a slab", CALLS, "    copies: bool = False,", "    copies: bool = True,"),
     Fault("the dearer kernel serves", CHOICE, "return min(serving", "return max(serving"),

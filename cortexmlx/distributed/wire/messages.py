@@ -310,7 +310,7 @@ register(SamplingRow, Codec(_write, _read))
 # bytes, this takes ten.
 
 
-_FIELDS_window_step = [field.name for field in fields(StepPlan)]
+_STEP_FIELDS = [field.name for field in fields(StepPlan)]
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def window_step(before: StepPlan | None, plan: StepPlan) -> WindowStep | None:
     live = np.packbits(np.array([s.live for s in plan.segments], bool), bitorder="little").tobytes()
     step = WindowStep(plan.number, live, plan.tokens, plan.states)
     after = step.after(before)
-    return step if all(_same(getattr(after, name), getattr(plan, name)) for name in _FIELDS_window_step) else None
+    return step if all(_same(getattr(after, name), getattr(plan, name)) for name in _STEP_FIELDS) else None
 
 
 def _same(a: object, b: object) -> bool:

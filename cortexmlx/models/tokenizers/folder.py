@@ -197,7 +197,7 @@ def _is_config_error(folder: Path, error: Exception) -> bool:
 # sentencepiece itself tokenizes. The folder's settings only say which special tokens are around and within the text.
 
 
-_TIKTOKEN_sentencepiece_folder = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+_TIKTOKEN_FILE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 """How a tiktoken file begins: a token's bytes in base64, and its rank."""
 
 _NAMED = ("bos_token", "eos_token", "pad_token")
@@ -220,7 +220,7 @@ def load_sentencepiece_folder(folder: Path, eos_ids: set[int]) -> SentencePieceT
     try:
         core = SentencePieceProcessor(model_proto=model)
     except Exception as error:  # the library raises RuntimeError and others, all from parsing
-        if _TIKTOKEN_sentencepiece_folder.match(model):
+        if _TIKTOKEN_FILE.match(model):
             raise ModelUnsupported(
                 f"{folder / 'tokenizer.model'} is a tiktoken vocabulary, not a sentencepiece model, and needs Python "
                 "code to cut text into words. Take a folder with tokenizer.json."

@@ -26,7 +26,7 @@ fresh = pytest.mark.skipif(
 
 def table_of(command: str) -> list[str]:
     """Return the lines of the first block of the README behind the first mention of a command."""
-    behind = README[README.index(f"`python -m cortexmlx.metal.{command}`") :]
+    behind = README[README.index(f"`python -m cortexmlx.metal.lab.{command}`") :]
     found = re.search(r"^```\n(.*?)^```$", behind, re.S | re.M)
     assert found is not None
     return found[1].splitlines()
