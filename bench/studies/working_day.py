@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import random
 import subprocess
@@ -48,6 +49,8 @@ SETTLED = 600.0
 """Seconds of work after which memory must not grow any more."""
 MOST_GROWTH = 0.02
 """The part of a mean that may come to it in an hour."""
+TRANSCRIPTS = 1 << 20
+"""Bytes that each model's transcripts may take: so few that they are full, and grow no more, within `SETTLED`."""
 SMALL: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256, "head_dim": 16,
                          "sliding_window_pattern": 2}  # fmt: skip
 WORDS = [word.strip(".,`()") for word in (__doc__ or "").split()]
@@ -256,7 +259,7 @@ def _serving(day: Day, options: dict[str, dict[str, Any]]) -> Iterator[tuple[str
         for name, given in options.items()
     ]
     with ModelPool(models, memory=2, idle=30) as pool:
-        listening = Listening(app(pool, stored_count=64), bound("127.0.0.1", 0), grace=1)
+        listening = Listening(app(pool, stored_count=64, transcripts=TRANSCRIPTS), bound("127.0.0.1", 0), grace=1)
         thread = threading.Thread(target=listening.run)
         thread.start()
         try:
@@ -325,6 +328,7 @@ def main() -> int:
         parser.error("--hours must be above 0")
     if sys.platform == "darwin":
         print("Meanwhile let the Mac sleep and wake, open large apps, and run: sudo memory_pressure -S -l critical")
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s")  # clients do not learn why a load failed
     with tempfile.TemporaryDirectory(prefix="cortexmlx-day-") as folder:
         day = work(asked.hours, asked.seed, asked.models, Path(folder))
     print(day.report())

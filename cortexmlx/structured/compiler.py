@@ -187,7 +187,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """A vocabulary that llguidance knows. Call it to tokenize a text."""
+    """A vocabulary that llguidance knows."""
 
     def __init__(self, table: TokenTable, encode: Callable[..., list[int]]) -> None:
         from llguidance import LLTokenizer
@@ -197,31 +197,33 @@ class _Vocabulary:
             table.pieces[t].decode("utf-8", "replace"): t for t in sorted(table.special) if _within(t, table)
         }
         self.raised = Raised()
-        self._encode = encode
-        self.tokenizer: LLTokenizer = LLTokenizer(_Callback(self), eos_token=sorted(table.ends))  # type: ignore[arg-type]
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text, add_special_tokens=False)
+        self.encode = _Callback(table, encode, self.raised)
+        """Returns the tokens of a text."""
+        self.tokenizer: LLTokenizer = LLTokenizer(self.encode, eos_token=sorted(table.ends))  # type: ignore[arg-type]
 
 
 class _Callback:
-    """A vocabulary in the place of llguidance's `TokenizerWrapper`. What the tokenizer raises is kept."""
+    """A vocabulary in the place of llguidance's `TokenizerWrapper`. What the tokenizer raises is kept.
+
+    llguidance holds it where Python's garbage collector does not look. So it must not lead to the LLTokenizer: neither
+    would ever be freed, nor the model's tokenizer.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, vocabulary: _Vocabulary) -> None:
-        self.tokens = vocabulary.table.pieces
-        self.eos_token_id = min(vocabulary.table.ends)
-        special = vocabulary.table.special | vocabulary.table.ends
-        self.special_token_ids = sorted(t for t in special if _within(t, vocabulary.table))
-        self._vocabulary = vocabulary
+    def __init__(self, table: TokenTable, encode: Callable[..., list[int]], raised: Raised) -> None:
+        self.tokens = table.pieces
+        self.eos_token_id = min(table.ends)
+        self.special_token_ids = sorted(t for t in table.special | table.ends if _within(t, table))
+        self._encode = encode
+        self._raised = raised
 
     def __call__(self, text: str) -> list[int]:
         try:
-            return self._vocabulary(text)
+            return self._encode(text, add_special_tokens=False)
         except BaseException as error:
-            self._vocabulary.raised.error = error
+            self._raised.error = error
             raise
 
 

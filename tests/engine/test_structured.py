@@ -253,7 +253,7 @@ def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_we
     whole = driver.result_of(prompt, 60, **asked)
     vocabulary = driver.grammars._vocabulary
     assert whole.finish_reason is FinishReason.STOP and vocabulary is not None
-    encode, calls, outcomes = vocabulary._encode, [0], []
+    encode, calls, outcomes = vocabulary.encode._encode, [0], []
 
     def faulty(text: str, **options: Any) -> list[int]:
         calls[0] -= 1
@@ -261,7 +261,7 @@ def test_what_the_tokenizer_raises_within_the_grammar_ends_no_answer_as_if_it_we
             raise kind("thrown")
         return encode(text, **options)
 
-    vocabulary._encode = faulty
+    vocabulary.encode._encode = faulty
     for at in range(1, 24, 3):
         calls[0] = at
         handles = [driver.add(prompt, 60, **asked) for _ in range(2)]

@@ -54,7 +54,13 @@ FAULTS = (
         "            if inner.is_error():\n",
         "            if False:\n",
     ),
-    Fault("an interrupt in the tokenizer is lost", COMPILER, "self._vocabulary.raised.error = error", "pass"),
+    Fault("an interrupt in the tokenizer is lost", COMPILER, "self._raised.error = error", "pass"),
+    Fault(
+        "llguidance keeps the vocabulary for ever",
+        COMPILER,
+        "_Callback(table, encode, self.raised)",
+        "_Callback(table, lambda *text, **how: (self, encode(*text, **how))[1], self.raised)",
+    ),
     Fault("the trace of a panic is told", MATCHER, 'if error.startswith("panic"):', "if False:"),
     Fault("a complete form does not end its answer", MATCHER, " or bool(self.inner.is_stopped())", ""),
     Fault(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -123,10 +125,10 @@ def test_a_choice_may_have_as_many_texts_as_are_promised(compiler: GrammarCompil
     grammar = compiler.compile(StructuredOutput.choice(texts))
     for text in (texts[0], texts[-1]):
         matcher = grammar.matcher()
-        ended = [matcher.take(token) for token in compiler._vocabulary(text)]  # type: ignore[misc]
+        ended = [matcher.take(token) for token in compiler._vocabulary.encode(text)]  # type: ignore[union-attr]
         assert ended == [False] * (len(ended) - 1) + [True] and not matcher.error
     matcher = grammar.matcher()
-    for token in compiler._vocabulary("99999"):  # type: ignore[misc]
+    for token in compiler._vocabulary.encode("99999"):  # type: ignore[union-attr]
         if matcher.take(token):
             break
     assert matcher.error
@@ -204,6 +206,17 @@ def test_special_tokens_are_no_text(compiler: GrammarCompiler) -> None:
     matcher = grammar.matcher()
     assert matcher.take(end) and matcher.error
     assert json.loads(StructuredOutput.json().definition) == {"type": "object"}
+
+
+def test_nothing_is_left_of_a_compiler_that_was_used(tiny: Any) -> None:
+    """llguidance is no part of what Python's garbage collector sees: a cycle through it would never be freed."""
+    tokenizer = SharedTokenizer(load_model(tiny("llama")).tokenizer)
+    compiler, seen = GrammarCompiler(tokenizer, 300), weakref.ref(tokenizer)
+    matcher = compiler.compile(StructuredOutput.json({"type": "object"})).matcher(forced_tokens=True)
+    assert not matcher.take(compiler._tokenizer.encode("{", False)[0])
+    del tokenizer, compiler, matcher
+    gc.collect()
+    assert seen() is None
 
 
 def test_a_tool_is_enforced_as_far_as_possible_unless_it_is_strict(compiler: GrammarCompiler) -> None:
