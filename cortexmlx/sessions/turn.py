@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from cortexmlx.core.prompt import ChatTokens, Reader, opened_thoughts, render, tail_of, thoughts_after
 from cortexmlx.core.text import Kind, ThoughtSplitter
@@ -88,19 +89,24 @@ def anchor_of(
 ) -> int:
     """Return how many of a transcript's tokens will stay once the turn is answered and another one begins, where that
     is not the end. Many templates then leave out the turn's thoughts: some those since the last user's message, some
-    those since the turn's first one. So the template is asked. 0 if the model has no thoughts, or no cut is there.
+    those since the turn's first one. Others move the tools to the new message. So the template is asked. 0 if nothing
+    changes, or if it cannot be told.
     """
-    if thoughts is None or all(message.get("role") != "user" for message in messages):
+    if all(message.get("role") != "user" for message in messages):
         return 0
     later = render([*without_answer(tuple(messages)), *_NEXT_TURN])
-    stays = 0 if later is None else common_length(read.text, later)
-    for place, cut in read.cuts[:0:-1]:
+    stays = len(read.text) if later is None else common_length(read.text, later)
+    if stays == len(read.text):
+        return 0
+    for place, cut in read.cuts[:0:-1] if thoughts is not None else ():
         opened = opened_thoughts(read.text[:place], thoughts)
         if place - len(opened) <= stays:
             tail = tuple(encode(opened)) if opened else ()
             whole = not tail or read.tokens[cut - len(tail) : cut] == tail
             return cut - len(tail) if whole and cut < len(read.tokens) else 0
-    return 0
+    place, cut = next(each for each in reversed(read.cuts) if each[0] <= stays)
+    both = zip(encode(read.text[place:stays]), read.tokens[cut:], strict=False)
+    return cut + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 _NEXT_TURN: tuple[Message, ...] = ({"role": "assistant", "content": "."}, {"role": "user", "content": "."})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.resumed.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
-from support.resumed.templates import GLM, GPT_OSS, QWEN3, Template
+from support.resumed.templates import GLM, GPT_OSS, MISTRAL, QWEN3, Template
 
 CASES = [("window", QWEN3), ("window", GPT_OSS), ("hybrid", GPT_OSS)]
 """Those that need the most care. `python -m tests.resumed` counts every kind with every template."""
@@ -19,6 +19,15 @@ def test_a_loop_of_calls_and_a_foreign_prompt_cost_a_conversation_nothing(kind: 
     agent = agent_of(driver, GLM, 250)
     assert max(counted.again for counted in recorded(agent, 2, 8, 500)) <= 2 * BLOCK
     driver.core.check_invariants()
+
+
+def test_tools_that_move_with_each_question_cost_what_comes_after_them(tmp_path: Path) -> None:
+    agent = agent_of(driver_of(model_of("hybrid", tmp_path)), MISTRAL, 130)
+    agent.turn(0)
+    agent.turn(4, 2)
+    agent.turn(1)
+    agent.turn(0)
+    assert max(counted.again for counted in agent.counts) <= 2 * BLOCK
 
 
 @pytest.mark.slow

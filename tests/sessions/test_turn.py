@@ -131,12 +131,37 @@ def test_the_anchor_is_where_the_template_leaves_thoughts_out_in_the_next_turn()
     assert anchor([user, system, called, tool], "user") == len("uussa"), "the end of the question"
     assert anchor(reminded, "user") == len("uuacttuua"), "thoughts before the reminder are gone"
     assert anchor(reminded, "assistant") == len("uua"), "they go with the answer"
-    assert anchor(loop, "user", thoughts=None) == 0, "a model without thoughts"
     assert anchor([user], "user") == anchor(loop, "nobody") == 0, "the end"
     assert anchor([called, tool], "user") == 0, "no question"
-    assert anchor(loop, "user", known=False) == 0, "no cut"
+    assert anchor(loop, "user", known=False) == len("uua"), "no cut is there"
     read = Transcript().read("u", encode)
     assert anchor_of(read, loop, thoughts, lambda messages: None, encode) == 0, "it cannot be rendered"
+
+
+def test_the_anchor_is_where_the_template_moves_the_tools_away_from() -> None:
+    merged = {"s[": 300, "at": 301}
+
+    def encode(text: str) -> list[int]:
+        """A tokenizer of pairs."""
+        tokens = []
+        while text:
+            length = 2 if text[:2] in merged else 1
+            tokens.append(merged.get(text[:2]) or ord(text[0]))
+            text = text[length:]
+        return tokens
+
+    def render(messages: Sequence[Any]) -> str:
+        last = max(i for i, each in enumerate(messages) if each["role"] == "user")
+        return "".join("[tools]" * (i == last) + each["content"] for i, each in enumerate(messages))
+
+    first, second = {"role": "user", "content": "first"}, {"role": "user", "content": "second"}
+    said, again = {"role": "assistant", "content": "at"}, {"role": "assistant", "content": "s"}
+    read = Transcript().read(render([first, said, second]), encode)
+    assert anchor_of(read, [first, said, second], None, render, encode) == len("first") + 1, "`at` is a token"
+    read = Transcript().read(render([first, again, second]), encode)
+    assert anchor_of(read, [first, again, second], None, render, encode) == len("first"), "`s[` is not there any more"
+    read = Transcript().read("first", encode)
+    assert anchor_of(read, [first], None, lambda said: "".join(e["content"] for e in said), encode) == 0, "the end"
 
 
 def test_a_template_that_refuses_is_none() -> None:
