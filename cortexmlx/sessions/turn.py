@@ -98,12 +98,13 @@ def anchor_of(
     stays = len(read.text) if later is None else common_length(read.text, later)
     if stays == len(read.text):
         return 0
-    for place, cut in read.cuts[:0:-1] if thoughts is not None else ():
-        opened = opened_thoughts(read.text[:place], thoughts)
-        if place - len(opened) <= stays:
-            tail = tuple(encode(opened)) if opened else ()
-            whole = not tail or read.tokens[cut - len(tail) : cut] == tail
-            return cut - len(tail) if whole and cut < len(read.tokens) else 0
+    if thoughts is not None:
+        for place, cut in read.cuts[:0:-1]:
+            opened = opened_thoughts(read.text[:place], thoughts)
+            if place - len(opened) <= stays:
+                tail = tuple(encode(opened)) if opened else ()
+                whole = not tail or read.tokens[cut - len(tail) : cut] == tail
+                return cut - len(tail) if whole and cut < len(read.tokens) else 0
     place, cut = next(each for each in reversed(read.cuts) if each[0] <= stays)
     both = zip(encode(read.text[place:stays]), read.tokens[cut:], strict=False)
     return cut + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))

@@ -63,7 +63,10 @@ FAULTS = (
         "self._say(self._held[self._at : found.start()], consumed=True)",
     ),
     Fault(
-        "pieces come late", READER, "        if self._streamed:\n            self.deltas.append(delta)", "        pass"
+        "pieces come late",
+        READER,
+        "if self._streamed:\n            assert self._call",
+        "if False:\n            assert self._call",
     ),
     Fault(
         "stop strings end calls",

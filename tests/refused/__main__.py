@@ -1,6 +1,6 @@
 """Refuse memory, and raise a plain exception, at every allocation of every change of memory.
 
-    python -m tests.refused [--every N] [--only TEXT]
+    python -m tests.refused [--every N] [--only KIND]...
 
 For each kind of model, one day of an engine is lived once to count its allocations: the arena grows, shrinks, moves
 blocks; prompts share beginnings and fork; states are kept; adapters, a draft model and a store come and go. Then the
@@ -9,12 +9,13 @@ Every answer must be right, cut short or failed for memory; where one allocation
 answers must be right, nothing may be written outside of the arena, and no pass may see layers of different sizes.
 
 Prints what was compared by kind, and each day that fails. Exit status 1 if one has failed. Days are lived in one
-process: an abort ends it.
+process: an abort ends it, and so does a hang, with the stacks of all threads.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import sys
 import tempfile
@@ -31,16 +32,17 @@ def main() -> int:
 
     blas.preload()
     from support.engine.planted import ERRORS, KINDS, Day, Plan, kind_of
+    from support.patience import PATIENCE
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, help="of so many allocations, only one")
-    parser.add_argument("--only", default="", help="kinds with this in their names")
+    parser.add_argument("--only", action="append", choices=KINDS, metavar="KIND", help=f"of {', '.join(KINDS)}")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     failed, runs, began = 0, 0, time.perf_counter()
     places: set[str] = set()
     outcomes: Counter[str] = Counter()
-    for name in (name for name in KINDS if options.only in name):
+    for name in options.only or KINDS:
         with tempfile.TemporaryDirectory() as root:
             kind = kind_of(name, Path(root))
 
@@ -55,6 +57,7 @@ def main() -> int:
                 for error in ERRORS:
                     for times in (1, 4):
                         runs += 1
+                        faulthandler.dump_traceback_later(PATIENCE, exit=True)
                         try:
                             mine += live(plan := Plan(error, at, times))
                         except Exception:
@@ -66,6 +69,7 @@ def main() -> int:
                             )
             outcomes += mine
             print(f"{name}: {len(counted.sites)} allocations, {dict(mine)}, {failed} failed so far", flush=True)
+    faulthandler.cancel_dump_traceback_later()
     took = time.perf_counter() - began
     print(f"{took:.0f} s: {len(places)} places, {runs} runs, {dict(outcomes)}, {failed} failed")
     return 1 if failed else 0

@@ -166,14 +166,13 @@ class AnswerReader:
         """Return the longest text of characters of a class, which the pattern matches one by one; it may be empty.
         Raises NotACall if it is longer than `most`.
         """
-        pieces: list[str] = []
+        run = ""
         while True:
-            end = pattern.match(self._held, self._at).end()  # type: ignore[union-attr]
-            pieces.append(self._take(end))
-            if sum(map(len, pieces)) > most:
+            run += self._take(pattern.match(self._held, self._at).end())  # type: ignore[union-attr]
+            if len(run) > most:
                 raise NotACall(f"a name has more than {most} characters")
             if self._at < len(self._held):
-                return "".join(pieces)
+                return run
             self._check_end()
             yield
 
@@ -278,14 +277,15 @@ class AnswerReader:
     def begin_call(self, name: str, id: str = "") -> None:
         """Begin a call of a tool, with the id that the model gave it, if any."""
         self._call = _OpenCall(len(self.calls), id or next(self._ids), name)
-        self._tell(CallDelta(self._call.index, self._call.id, name))
+        if self._streamed:
+            self.deltas.append(CallDelta(self._call.index, self._call.id, name))
 
     def add_arguments(self, piece: str) -> None:
         """Add a piece of the arguments of the call."""
         assert self._call is not None
         if piece:
             self._call.pieces.append(piece)
-            self._tell(CallDelta(self._call.index, arguments=piece))
+            self._tell_arguments(piece)
 
     def json_arguments(self) -> Reading[None]:
         """Read the arguments of the call as a JSON object. Raises NotACall if there is none."""
@@ -345,13 +345,10 @@ class AnswerReader:
         if self.ended:
             raise CutCall
 
-    def _tell(self, delta: CallDelta) -> None:
-        if self._streamed:
-            self.deltas.append(delta)
-
     def _tell_arguments(self, piece: str) -> None:
-        assert self._call is not None
-        self._tell(CallDelta(self._call.index, arguments=piece))
+        if self._streamed:
+            assert self._call is not None
+            self.deltas.append(CallDelta(self._call.index, arguments=piece))
 
     def _json(self, pieces: list[str], tell: Callable[[str], None] = _nothing) -> Reading[None]:
         """Read one JSON text into `pieces`, and tell each of them."""

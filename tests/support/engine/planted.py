@@ -54,8 +54,11 @@ KINDS = (
 )
 """All tokens seen, a window beside them, recurrent states, latents; and what else changes memory."""
 
-TEXT = 24
-"""Tokens of an answer."""
+TEXT = 20
+"""Tokens of a long answer: more than the columns of a decode window, so that it is flushed in the middle."""
+
+SHORT = 6
+"""Tokens of an answer that tells whether the prompt's memory is right. Each step costs all runs its time."""
 
 
 @dataclass
@@ -194,7 +197,7 @@ class Day:
         self.plan.live = False
         with planted(self.plan):
             try:
-                self._asked: list[tuple[tuple[int, ...], Any, bool]] = []
+                self._asked: list[tuple[tuple[int, ...], bool, int, Any]] = []
                 with self._live():
                     self._morning()
                     self._noon()
@@ -232,12 +235,12 @@ class Day:
         core = self.driver.core
         core.cache.pools.drop_cached(2)
         core.compact()
-        self._ask([*tokens_of(40, seed=7), 8, 9])
+        self._ask([*tokens_of(40, seed=7), 8, 9], SHORT)
         self._finish()
         core.relieve(True)
         if self.kind.adapter is not None:
             self._load("one")
-            self._ask(tokens_of(20, seed=5), adapter="one")
+            self._ask(tokens_of(20, seed=5), SHORT, adapter="one")
             self._finish()
             with suppress(CortexError, ValueError):
                 core.adapters.unload("one")
@@ -245,12 +248,11 @@ class Day:
     def _evening(self) -> None:
         """Nothing is refused any more: all is right."""
         self._check(strict=self.plan.at < 0 or (self.plan.error == "refusal" and self.plan.times == 1))
-        self._ask([*tokens_of(40, seed=7), 3, 4, 5])
-        self._ask(tokens_of(60, seed=4))
-        self._ask(tokens_of(9, seed=2))
+        for prompt in ([*tokens_of(40, seed=7), 3, 4, 5], tokens_of(60, seed=4), tokens_of(9, seed=2)):
+            self._ask(prompt, SHORT)
         if self.kind.adapter is not None:
             self._load("one")
-            self._ask(tokens_of(20, seed=5), adapter="one")
+            self._ask(tokens_of(20, seed=5), SHORT, adapter="one")
         self._finish()
         self._check(strict=True)
         self.driver.core.relieve(True)
@@ -269,9 +271,9 @@ class Day:
                 self.outcomes[f"load: {type(error).__name__}"] += 1
         raise AssertionError("the adapter can never be loaded again")
 
-    def _ask(self, prompt: Sequence[int], n: int = 1, adapter: str | None = None) -> None:
-        handle = self.driver.add(prompt, TEXT, n=n, temperature=0.0, adapter=adapter)
-        self._asked.append((tuple(prompt), handle, adapter is not None))
+    def _ask(self, prompt: Sequence[int], tokens: int = TEXT, n: int = 1, adapter: str | None = None) -> None:
+        handle = self.driver.add(prompt, tokens, n=n, temperature=0.0, adapter=adapter)
+        self._asked.append((tuple(prompt), adapter is not None, tokens, handle))
 
     def _step(self, count: int) -> None:
         """What the engine's thread does: see `Worker`."""
@@ -301,8 +303,8 @@ class Day:
         raise AssertionError("the engine never comes to an end")
 
     def _check(self, strict: bool) -> None:
-        for prompt, handle, adapted in self._asked:
-            wanted = tuple(self.kind.right(prompt, adapted))
+        for prompt, adapted, tokens, handle in self._asked:
+            wanted = tuple(self.kind.right(prompt, adapted)[:tokens])
             if handle.state is RequestState.FAILED:
                 try:
                     handle.result(0)
