@@ -18,7 +18,7 @@ RUN = CORTEXMLX_STARTED_BY=make $(BIN)/cortexmlx
 PIP = $$(test -x $(BIN)/pip && echo $(BIN)/python -m pip || echo $(PYTHON) -m pip --python $(BIN)/python)
 INSTALL = $(PIP) install --quiet --quiet --disable-pip-version-check
 
-.PHONY: chat serve test test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
+.PHONY: chat serve test test-lab test-model test-slow test-all test-blas test-metal compile-metal check format bench pictures screens clean distclean
 
 chat: .venv/.starter
 	@$(RUN) chat $(MODEL) $(ARGS)
@@ -27,16 +27,25 @@ chat: .venv/.starter
 serve: .venv/.starter .venv/.server
 	@$(RUN) serve $(MODEL) $(ARGS)
 
+# For everybody, at every change.
 test: .venv/.starter .venv/.dev
-	$(PYTEST) -m "not slow and not metal and not cuda" $(ARGS)
+	$(PYTEST) -m "not lab and not model and not slow and not metal and not cuda" $(ARGS)
 
-# The long matrices, properties and soaks that need no real weights.
+# When kernels, studies or pictures changed: what executes, judges and compiles kernels on this machine.
+test-lab: .venv/.starter .venv/.dev
+	$(PYTEST) -m "lab and not model and not slow and not metal and not cuda" $(ARGS)
+
+# On real weights, those of the starter model.
+test-model: .venv/.starter .venv/.dev
+	$(PYTEST) -m "model and not slow and not metal and not cuda" $(ARGS)
+
+# The long matrices and soaks that need no real weights, and every property with many examples.
 test-slow: .venv/.starter .venv/.dev
-	$(PYTEST) -m "slow and not model and not metal and not cuda" $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "(slow or hypothesis) and not model and not metal and not cuda" $(ARGS)
 
 # All of it, with every prompt on real weights in every configuration.
 test-all: .venv/.starter .venv/.dev
-	$(PYTEST) -m "not metal and not cuda" $(ARGS)
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "not metal and not cuda" $(ARGS)
 
 # On Linux: the fast tests under each kind of CPU that OpenBLAS can act as here, with one thread and two.
 test-blas: .venv/.starter .venv/.dev

@@ -44,8 +44,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says more about what else the machine does than about the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+anywhere = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", anywhere, max_examples=25)
+settings.register_profile("thorough", anywhere)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 Tiny = Callable[[str], Path]
 Greedy = Callable[[str, Sequence[int], int], list[int]]
@@ -55,6 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--attention NAME`: what attention "auto" means in every engine of this run, such as reference on a Mac."""
     choices = ("auto", "metal", "reference", "sim")
     parser.addoption("--attention", choices=choices, default="auto", help="of engines that do not say")
+
+
+LAB = ("lab", "metal", "products", "pictures", "bench/studies", "house/test_ci.py")
+"""Tests that `make test-lab` runs: they execute, judge and compile kernels, or measure."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if f"{item.path.relative_to(folder).as_posix()}/".startswith(tuple(f"{each}/" for each in LAB)):
+            item.add_marker(pytest.mark.lab)
 
 
 def pytest_collection_finish() -> None:
