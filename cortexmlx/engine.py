@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from cortexmlx.core import arguments
-from cortexmlx.core.arguments import SamplingKeywords, takes_options_of, with_keywords, with_keywords_each
+from cortexmlx.core.arguments import (
+    MOST_CHARACTERS,
+    SamplingKeywords,
+    is_name,
+    takes_options_of,
+    with_keywords,
+    with_keywords_each,
+)
 from cortexmlx.core.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding import EmbeddingCalls
-from cortexmlx.core.engine_adapters import HasAdapters
 from cortexmlx.core.event_loop import on_a_thread, opens
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.open_requests import check_timeout
@@ -26,6 +33,7 @@ from cortexmlx.core.worker import Worker
 from cortexmlx.cpu import blas
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.mlx_lm.package import enter_mlx_lm
+from cortexmlx.models.adapters.low_rank import AdapterInfo, read_low_rank
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
 from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.sessions.conversation import Conversation
@@ -45,8 +53,8 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row."""
 
 
-class Engine(HasAdapters, EmbeddingCalls):
-    """Loads a model and answers requests, many at once, in this process. `serving.config.EngineConfig` documents the
+class Engine(EmbeddingCalls):
+    """Loads a model and answers requests, many at once, in this process. `core.config.EngineConfig` documents the
     options.
 
     The constructor returns when the model is loaded. Use the engine as a context manager, or call `close`. A dropped
@@ -72,7 +80,8 @@ class Engine(HasAdapters, EmbeddingCalls):
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
-            self._load_adapters(config.adapters)
+            for name, path in (config.adapters or {}).items():
+                self.load_adapter(name, path)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
             self._worker.end()
             raise
@@ -253,6 +262,41 @@ class Engine(HasAdapters, EmbeddingCalls):
         talk.template_vars, talk.adapter = given, adapter
         return talk
 
+    @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The adapters that requests can name, by name, as they are now."""
+        self._worker.check_process()
+        return self._worker.core.adapters.infos
+
+    def load_adapter(self, name: str, path: str | Path) -> AdapterInfo:
+        """Load a LoRA adapter from a folder of mlx-lm or PEFT, so that requests can name it, and return what it is.
+
+        The folder is read on this thread, while requests run. They wait only while the engine copies the numbers. If
+        the name stands for another adapter, new requests get this one, and running ones keep theirs. The other one does
+        not count among `max_adapters` then, if it has neither another name nor requests; `adapter_memory` must hold
+        both for a moment. The same content is in memory once, whatever its names.
+
+        Raises AdapterRefused for what cannot be served per request, with the reason: DoRA, whole layers, embeddings,
+        experts, the layer that gives the logits, an adapter of another model, or one beyond `max_adapters`,
+        `max_adapter_rank` or `adapter_memory`. Raises ModelNotFound, ModelCorrupt, MemoryRefused, InvalidRequest or
+        EngineClosed.
+        """
+        name = _adapter_name(name)
+        if not isinstance(path, (str, Path)):
+            raise InvalidRequest(f"the adapter {name!r} is {path!r:.80}, but must be the path of a folder")
+        self._worker.check_open()
+        self._worker.check_elsewhere()
+        limits = self._worker.core.adapters.limits
+        content = read_low_rank(name, path, limits.rank, limits.bytes)
+        return self._worker.ask(lambda core: core.adapters.load(name, content))
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no further request name an adapter. Returns at once: requests that have it go on with it, and its memory
+        is given back when the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
+        """
+        name = _adapter_name(name)
+        self._worker.ask(lambda core: core.adapters.unload(name))
+
     def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
         """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
         the pin.
@@ -400,3 +444,12 @@ class Engine(HasAdapters, EmbeddingCalls):
     def __repr__(self) -> str:
         known = f" {self.info.name}" if hasattr(self, "info") else ""
         return f"<{type(self).__name__}{known}{'' if known and not self._worker.closed else ', closed'}>"
+
+
+def _adapter_name(name: str) -> str:
+    """Return an adapter's name as a plain `str`. Raises InvalidRequest if an adapter cannot have this name."""
+    if not is_name(name):
+        raise InvalidRequest(
+            f"an adapter's name is {name!r:.80}, but must be a text of 1 to {MOST_CHARACTERS:,} characters"
+        )
+    return str.__str__(name)  # as in requests: a subclass, such as an Enum, could say, compare or hash another one
