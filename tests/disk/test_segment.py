@@ -58,10 +58,10 @@ KILLED = """
 import os, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
-from cortexmlx.disk import segment
+from cortexmlx.disk.segments import write_segment
 from support.store.records import record
 os.rename = lambda *args: os.kill(os.getpid(), 9)
-segment.write_segment(Path(sys.argv[1]), b"s" * 32, "a model", [record(1)])
+write_segment(Path(sys.argv[1]), b"s" * 32, "a model", [record(1)])
 """
 
 
