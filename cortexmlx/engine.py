@@ -21,10 +21,10 @@ from cortexmlx.core.arguments import (
 from cortexmlx.core.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.deadlines import check_timeout
 from cortexmlx.core.embedding import EmbeddingCalls
 from cortexmlx.core.event_loop import on_a_thread, opens
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.open_requests import check_timeout
 from cortexmlx.core.prompt import Prompt, tokenize
 from cortexmlx.core.streams import AsyncTokenStream, TokenStream, completion_of
 from cortexmlx.core.submitter import RequestOptions, Submitter

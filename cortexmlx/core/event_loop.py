@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from cortexmlx.core.open_requests import check_timeout
+from cortexmlx.core.deadlines import check_timeout
 from cortexmlx.errors import RequestTimeout
 
 

@@ -12,9 +12,9 @@ from typing import Any, TypedDict, Unpack
 
 from cortexmlx.core.adapter_registry import unknown
 from cortexmlx.core.arguments import checked_adapter, checked_client, checked_function, checked_params, is_list
+from cortexmlx.core.deadlines import check_timeout
 from cortexmlx.core.event_loop import on_a_thread, read_with_timeout
 from cortexmlx.core.handle import RequestHandle
-from cortexmlx.core.open_requests import check_timeout
 from cortexmlx.core.prompt import ChatTokens, Prompt, is_quick, tokenize
 from cortexmlx.core.streams import Listener
 from cortexmlx.core.text import Stops, ThinkingLimit

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import CortexError, Engine, InvalidRequest, RequestTimeout, SamplingParams, TokenEvent
-from cortexmlx.core.open_requests import Deadlines
+from cortexmlx.core.deadlines import Deadlines
 from cortexmlx.types.request import FinishReason, RequestId, RequestState
 from support.engine.asked import LONG, PROMPT, SHORT
 from support.engine.core_driver import finally_nothing_lost

@@ -1,7 +1,8 @@
 """Legality checks for Metal text: what a Mac's compiler would refuse, found without a Mac.
 
->>> from cortexmlx.metal.lab import legal >>> legal.complaints("[[kernel]] void k(device float* x [[buffer(0)]]) { double d
-= 1; }") [Complaint(line=1, message='Metal has no double')]
+>>> from cortexmlx.metal.lab import legal
+>>> legal.complaints("[[kernel]] void k(device float* x [[buffer(0)]]) { double d = 1; }")
+[Complaint(line=1, message='Metal has no double')]
 """
 
 from .diagnostics import Language

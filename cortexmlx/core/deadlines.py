@@ -1,0 +1,51 @@
+"""Deadlines of requests: which of them have passed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+
+from cortexmlx.errors import InvalidRequest, RequestTimeout
+from cortexmlx.types.request import QueuedRequest, RequestId, RequestState
+
+_MOST_SECONDS = 1e9
+
+_FEW = 16
+
+
+class Deadlines:
+    """When requests must have ended, on the performance counter. `pending` is a heap. Requests that have ended stay in
+    it until they come to the top, or make up more than half of it.
+    """
+
+    def __init__(self) -> None:
+        self.pending: list[tuple[float, RequestId]] = []
+
+    def add(self, request: RequestId, deadline: float) -> None:
+        """Set when a request must have ended."""
+        heapq.heappush(self.pending, (deadline, request))
+
+    def passed(self, now: float, running: Collection[RequestId]) -> Iterator[RequestId]:
+        """Yield those of `running` that should have ended by `now`, each once."""
+        if len(self.pending) > 2 * len(running) + _FEW:
+            self.pending = [each for each in self.pending if each[1] in running]
+            heapq.heapify(self.pending)
+        while self.pending and (self.pending[0][0] <= now or self.pending[0][1] not in running):
+            _, request = heapq.heappop(self.pending)
+            if request in running:
+                yield request
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise InvalidRequest unless `timeout` is a number of seconds that a request can have, or None."""
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and 0 < timeout <= _MOST_SECONDS):
+        raise InvalidRequest(f"timeout is {timeout!r}, but must be a number of seconds in (0, 1e9] or None")
+
+
+def timed_out(request: QueuedRequest, state: RequestState, generated: int) -> RequestTimeout:
+    """Return the error of a request whose time is over, and that has `generated` tokens."""
+    return RequestTimeout(
+        f"the request was not finished after {request.timeout:g} s: it was {state.value}, with {generated} tokens for "
+        f"a prompt of {len(request.prompt)}. Give it more time, ask for fewer tokens, or stream to keep what comes"
+    )
