@@ -17,7 +17,7 @@ PREFIX = "cortexmlx/kv/prefix.py"
 TESTS = (
     "models/adapters/test_low_rank.py",
     "execution/adapters",
-    "serving/adapters",
+    "core/test_registry.py",
     "core/test_adapters.py",
     "engine/test_adapters.py",
     "engine/test_adapters_trials.py",

@@ -15,7 +15,7 @@ _FIRST_RUN_COUNTS = "                times[candidate.name] = [budget.run(candida
 TESTS = (
     "timed_choice",
     "attention/choices",
-    "execution/choices",
+    "execution/test_timed_choices.py",
     "engine/test_timed_choices.py",
 )
 """The tests that judge these faults."""

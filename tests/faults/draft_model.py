@@ -8,7 +8,7 @@ ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/core/draft_model
 CONFIG = "cortexmlx/core/config.py"
 VOCABULARY, OPENED = "cortexmlx/core/opened_model.py", "cortexmlx/core/opened_model.py"
 
-TESTS = ("speculation/test_draft_rows.py", "serving/drafting")
+TESTS = ("speculation/test_draft_rows.py", "core/test_begin.py", "core/test_draft_model.py", "core/test_vocabulary.py")
 """The tests that judge these faults."""
 
 FAULTS = (

@@ -21,9 +21,10 @@ BACKBONE = "cortexmlx/models/embedding.py"
 
 TESTS = (
     "scheduling/test_scheduler_pooled.py",
-    "execution/prompts",
+    "execution/test_kept_states.py",
+    "execution/test_scores.py",
     "models/embedding",
-    "serving/embedding",
+    "core/embedding",
     "execution/test_logit_rows_body.py",
     "engine/test_embedding.py",
     "scheduling/test_scheduler_pooled_machine.py",

@@ -7,6 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import mlx.core as mx
 import numpy as np
+from hypothesis import assume
 
 from cortexmlx.attention.paged import Attend, PagedKV, paged_attention
 from cortexmlx.kv.allocator import KVHandle
@@ -119,6 +120,7 @@ class Case:
         content, tables, runs = [], [], []
         for number, length in enumerate(lengths):
             count = -(-length // size)
+            assume(count <= len(free))
             table, free = free[:count], free[count:]
             dims = (self.dim, self.value_dim)
             kv = [self.rounded(rng.normal(size=(self.heads, length, d))) for d in dims]
