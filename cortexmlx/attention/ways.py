@@ -156,7 +156,7 @@ def _step_of(rows: int) -> GroupStep:
     return GroupStep(np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32), (None,) * rows, (), spec.attention_window)
 
 
-# BatchClass: the classes of rows and lengths that have a choice of their own. Without mlx.
+# BatchClass: the classes of rows and lengths that have a choice of their own.
 
 
 ROWS = (1, 4, 16)

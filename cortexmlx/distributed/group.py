@@ -273,7 +273,7 @@ def compare_every() -> int:
     return int(text[:9])
 
 
-# What the parts of a model, on the ranks of a group, are together: layer groups, blocks and snapshots. Without mlx.
+# What the parts of a model, on the ranks of a group, are together: layer groups, blocks and snapshots.
 
 
 Part = tuple[LayerGroup, ...]

@@ -1,7 +1,7 @@
 """ServedAdapters: the adapters of a model that runs on paged attention. Only the engine's thread may use it.
 
 A step without adapters runs the model's own modules. For a step with some, the layers that these change become
-instances of a class that also adds what the adapters say (`places.adapted`), until the step's graph is built. Weights
+instances of a class that also adds what the adapters say (`adapted`), until the step's graph is built. Weights
 are never changed, so quantized layers stay quantized, and rows with other adapters or none are in the same step.
 """
 
@@ -89,7 +89,7 @@ class AdapterGroup:
 
 
 class ServedAdapters:
-    """The adapters of a model. `lazy_pass` is that of `places.refusals`. Call `begin` before there is any."""
+    """The adapters of a model. `lazy_pass` is that of `refusals`. Call `begin` before there is any."""
 
     def __init__(self, model: nn.Module, lazy_pass: Callable[[mx.array, Any], object]) -> None:
         self._model = model

@@ -430,7 +430,7 @@ def _arrays(leaf: Any) -> list[mx.array]:
     return [part for _, part in tree_flatten(leaf.state) if isinstance(part, mx.array)]
 
 
-# A KVCache of one sequence whose keys and values are in mlx-lm's own caches. No mlx.
+# A KVCache of one sequence whose keys and values are in mlx-lm's own caches.
 
 
 COUNTED = (LayerGroup(KVSpec(0, 0, 0, "float32"), ()),)

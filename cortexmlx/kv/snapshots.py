@@ -321,7 +321,7 @@ def parting(match: Match, block_size: int) -> Entry | None:
     return None
 
 
-# The snapshots of recurrent states that sequences and cached blocks own. Without mlx.
+# The snapshots of recurrent states that sequences and cached blocks own.
 
 
 class SequenceStates:

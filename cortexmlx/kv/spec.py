@@ -140,7 +140,7 @@ def of_each(groups: Sequence[LayerGroup], blocks: int | Sequence[int]) -> Counts
     return (blocks,) * len(groups) if isinstance(blocks, int) else tuple(blocks)
 
 
-# AttentionWindow: how far back a query sees. Without mlx.
+# AttentionWindow: how far back a query sees.
 
 
 _Position = TypeVar("_Position", int, npt.NDArray[np.int32], npt.NDArray[np.int64])
@@ -173,7 +173,7 @@ class AttentionWindow:
         return self.oldest(position) // block_size
 
 
-# Which keys and values can be quantized, and in groups of how many numbers. Without mlx.
+# Which keys and values can be quantized, and in groups of how many numbers.
 
 
 KV_BITS = (8, 4)

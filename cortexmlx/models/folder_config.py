@@ -165,7 +165,7 @@ def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, name)
 
 
-# The part of a configuration that describes the language model, and the context length that it states. No mlx.
+# The part of a configuration that describes the language model, and the context length that it states.
 #
 # Both `plan` and the engine use it, so they agree.
 

@@ -340,7 +340,7 @@ def _waits_for_parent(job: Job) -> bool:
     return parent.finish_reason is None and not can_fork(job)
 
 
-# In-flight prefixes: prompt blocks that a running job computes, which other jobs may wait for. Without mlx.
+# In-flight prefixes: prompt blocks that a running job computes, which other jobs may wait for.
 
 
 WORTH_WAITING = 32

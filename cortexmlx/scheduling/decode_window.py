@@ -137,7 +137,7 @@ class DecodeWindow:
         self._awaiting_flush.clear()
 
 
-# The pipeline gate: may the next step run ahead of the one in flight, and if not, why? Without mlx.
+# The pipeline gate: may the next step run ahead of the one in flight, and if not, why?
 
 
 AHEAD = "ahead"

@@ -175,7 +175,7 @@ def _advance(job: Job) -> int:
     return min(ADVANCE, job.max_new_tokens)
 
 
-# Client queues: the waiting jobs of each client, and the clients in the order of their turns. Without mlx.
+# Client queues: the waiting jobs of each client, and the clients in the order of their turns.
 
 
 T = TypeVar("T")

@@ -177,7 +177,7 @@ class StepPlan:
         return self.scoring is not None or self.pooling is not None
 
 
-# The order of a step's memory operations. Without mlx.
+# The order of a step's memory operations.
 
 
 class StepMemory(Protocol):

@@ -145,7 +145,7 @@ def out_of_memory(job: Job, refusal: str) -> OutOfMemory:
     )
 
 
-# After memory was refused: smaller steps for a while, and growth that is asked for again. Without mlx.
+# After memory was refused: smaller steps for a while, and growth that is asked for again.
 
 
 STEPS_TO_RELAX = 64

@@ -45,7 +45,7 @@ class Prices:
     token: float
     """A decoded token of the rows."""
     costs: Sequence[float]
-    """See `lengths.choose`."""
+    """See `choose`."""
     purse: Purse
     risk: float = 0.0
     """How much more it may cost than is expected."""
@@ -56,7 +56,7 @@ class Prices:
         return any(count * self.token > cost for count, cost in enumerate(self.costs, 1))
 
     def allows(self, cost: float, certain: float) -> bool:
-        """See `lengths.choose`."""
+        """See `choose`."""
         return self.purse.allows((cost + self.risk) / self.token - certain)
 
 
@@ -340,7 +340,7 @@ def size(count: int) -> int:
     return count // grain * grain
 
 
-# Purse: how much time drafting may still lose. It bounds what any text can make drafting cost. Without mlx.
+# Purse: how much time drafting may still lose. It bounds what any text can make drafting cost.
 
 
 CAP = 22.0

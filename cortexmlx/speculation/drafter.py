@@ -54,7 +54,7 @@ class SlowDrafter(Drafter, Protocol):
         """
 
 
-# ForcedDrafter: the tokens that a grammar forces, which are never wrong. Without mlx.
+# ForcedDrafter: the tokens that a grammar forces, which are never wrong.
 
 
 class ForcedDrafter:

@@ -267,7 +267,7 @@ def _pending(job: Job) -> int:
     return job.num_planned_outputs - job.generated
 
 
-# How many drafted tokens of which rows a step verifies: those whose gain is greatest. Without mlx.
+# How many drafted tokens of which rows a step verifies: those whose gain is greatest.
 
 
 def choose(
@@ -303,7 +303,7 @@ def choose(
     return lengths
 
 
-# Chances: how likely drafted tokens are right, learned from what was guessed and what came. Without mlx.
+# Chances: how likely drafted tokens are right, learned from what was guessed and what came.
 #
 # Most guesses are compared with the tokens that plain decoding brings, which costs nothing. The first token of a guess
 # is wrong more often than one that follows right ones, so chances are kept by the number of right ones before.

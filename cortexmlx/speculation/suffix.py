@@ -237,7 +237,7 @@ def _alike(mine: array[int], theirs: array[int], place: int) -> int:
     return length
 
 
-# Texts: what rows and ended answers have said, kept apart by client. Without mlx.
+# Texts: what rows and ended answers have said, kept apart by client.
 
 
 MOST_TOKENS = 1 << 19
@@ -419,7 +419,7 @@ def _same_until(text: Text, at: int, tokens: array[int], begin: int) -> int:
     return at + (first if differ[first] else count)
 
 
-# PlaceTable: where two tokens were followed by a third, in any text. Without mlx.
+# PlaceTable: where two tokens were followed by a third, in any text.
 
 
 ORDER = 2

@@ -86,7 +86,7 @@ def take_key(environment: MutableMapping[str, str], standard_input: TextIO) -> b
     raise HostRefused("a worker needs its group's key: workers are started by cortexmlx, with --hosts")
 
 
-# What must be equal on every host: the versions that the workers and the controller run. Without mlx.
+# What must be equal on every host: the versions that the workers and the controller run.
 
 
 _PACKAGES = ("cortexmlx", "mlx", "mlx-lm")

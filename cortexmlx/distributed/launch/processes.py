@@ -295,7 +295,7 @@ def _free_ports(count: int) -> int:
     raise HostRefused(f"no {count} ports in a row are free between {_PORTS.start} and {_PORTS.stop}")
 
 
-# Where the controller listens for its workers, and which addresses they may come from. Without mlx.
+# Where the controller listens for its workers, and which addresses they may come from.
 
 
 _SSH_SECONDS = 10

@@ -216,7 +216,7 @@ class Link:
             time.sleep(0.01)
 
 
-# FrameStream: whole messages over a non-blocking stream socket. Without mlx.
+# FrameStream: whole messages over a non-blocking stream socket.
 #
 # A frame is the message's length in eight bytes, big-endian, and the message.
 
@@ -294,7 +294,7 @@ class FrameStream:
             at += count
 
 
-# Heartbeats over a connection of their own, so that no large message delays them. Without mlx.
+# Heartbeats over a connection of their own, so that no large message delays them.
 #
 # A heartbeat is the processor time that its process has used so far: eight bytes, big-endian, in milliseconds.
 

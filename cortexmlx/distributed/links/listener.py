@@ -326,7 +326,7 @@ def _lose_together(links: Sequence[Link]) -> None:
         link.when_lost(fail_all)
 
 
-# Visitor: a connection to the controller whose other side is not known yet. Without mlx.
+# Visitor: a connection to the controller whose other side is not known yet.
 
 
 class Visitor:

@@ -327,7 +327,7 @@ def read_array(reader: Reader, dtype: np.dtype[Any]) -> np.ndarray:
     return np.frombuffer(reader.take(math.prod(shape) * dtype.itemsize), dtype).reshape(shape).copy()
 
 
-# Errors as bytes: the name of a class of `cortexmlx.errors`, and its message. Without mlx.
+# Errors as bytes: the name of a class of `cortexmlx.errors`, and its message.
 
 
 _CLASSES = {

@@ -179,7 +179,7 @@ class RankPiece:
         raise HostLost("a piece of the disk tier was asked for in a process that does not have it")
 
 
-# Sampling rows as bytes: of parameters and texts only what the sampler reads. Without mlx.
+# Sampling rows as bytes: of parameters and texts only what the sampler reads.
 
 
 NOT_SENT = frozenset(
@@ -304,7 +304,7 @@ def _read(reader: Reader) -> SamplingRow:
 register(SamplingRow, Codec(_write, _read))
 
 
-# WindowStep: a step of a decode window by what differs from the step before. Without mlx.
+# WindowStep: a step of a decode window by what differs from the step before.
 #
 # Within a window, a step follows from the one before: each row is one token farther. A whole plan of 16 rows takes 700
 # bytes, this takes ten.

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import fields as peers
-from cortexmlx.protocols.fields import Fields, checked
+from cortexmlx.protocols.fields import THINKING, Fields, checked
 from cortexmlx.protocols.openai import choices, parameters, tools
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
@@ -18,11 +17,7 @@ from cortexmlx.types.request import Completion, FinishReason
 URL = "/v1/chat/completions"
 FIELDS = Fields(
     f"a {URL} body",
-    parameters.SHARED
-    | parameters.STREAM
-    | parameters.CHOICES
-    | tools.FIELDS
-    | {"messages", "top_logprobs", *peers.THINKING},
+    parameters.SHARED | parameters.STREAM | parameters.CHOICES | tools.FIELDS | {"messages", "top_logprobs", *THINKING},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )

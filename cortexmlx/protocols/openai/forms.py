@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import fields as peers
-from cortexmlx.protocols.fields import check_fields, checked, inside
+from cortexmlx.protocols.fields import FORMS, check_fields, checked, inside
 from cortexmlx.structured.output import VLLM_OPTIONS, StructuredOutput
 
-FIELDS = frozenset({"response_format", "structured_outputs", *peers.FORMS})
+FIELDS = frozenset({"response_format", "structured_outputs", *FORMS})
 """The fields of a body that ask for a form."""
 
 _SCHEMA = ("name", "description", "schema", "strict")
@@ -24,8 +23,8 @@ def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
     if not asked:
         return {}
     (name,) = asked
-    if name in peers.FORMS:
-        return {"structured": _located(StructuredOutput.named, {peers.FORMS[name]: said[name]}, name)}
+    if name in FORMS:
+        return {"structured": _located(StructuredOutput.named, {FORMS[name]: said[name]}, name)}
     value = checked(name, said[name], dict, "an object")
     with inside(name):
         return {"structured": _named(value) if name == "structured_outputs" else response_format(value)}

@@ -7,9 +7,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import fields as peers
 from cortexmlx.protocols.error_text import note
-from cortexmlx.protocols.fields import Unserved, check_fields, checked, inside
+from cortexmlx.protocols.fields import RENAMED, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.openai import forms, tools
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.types.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars, meant
@@ -20,7 +19,7 @@ SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processo
 and `tools` those for what it may call.
 """
 
-ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens", **peers.RENAMED}
+ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens", **RENAMED}
 """Other names of parameters. If a body has both names, `max_completion_tokens` wins, as in the OpenAI API."""
 
 UNENFORCED = frozenset({"min_tokens", "skip_special_tokens"})

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols import fields as peers
 from cortexmlx.protocols.error_text import note
-from cortexmlx.protocols.fields import Fields, Unserved, check_fields, checked, inside
+from cortexmlx.protocols.fields import RENAMED, Fields, Unserved, check_fields, checked, inside
 from cortexmlx.protocols.history import (
     checked_name,
     known_fields,
@@ -68,7 +67,7 @@ FIELDS = Fields(
     | {"previous_response_id"}
     | {
         "skip_special_tokens",
-        *(alias for alias, name in peers.RENAMED.items() if name in parameters.SAMPLING - {"max_tokens"}),
+        *(alias for alias, name in RENAMED.items() if name in parameters.SAMPLING - {"max_tokens"}),
     }
     | parameters.STREAM
     | tools.FIELDS,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cortexmlx.structured.calls import json_formats as harmony
-from cortexmlx.structured.calls import json_formats as llama
-from cortexmlx.structured.calls import json_formats as mistral
 from cortexmlx.structured.calls import literals
 from cortexmlx.structured.calls.format import CallFormat
 from cortexmlx.structured.calls.json_formats import (
     DEEPSEEK,
+    HARMONY_CALL,
+    HARMONY_CHANNEL,
     KIMI,
+    LLAMA_PYTHON,
+    MISTRAL_ARGUMENTS,
+    MISTRAL_CALL_ID,
+    MISTRAL_CALLS,
     OPEN,
     Harmony,
     Hermes,
@@ -50,12 +53,12 @@ def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
     def has(*texts: str) -> bool:
         return all(text in template for text in texts)
 
-    if harmony.CALL in vocabulary and harmony.CHANNEL in vocabulary:
+    if HARMONY_CALL in vocabulary and HARMONY_CHANNEL in vocabulary:
         return Harmony()
     if has(DEEPSEEK):
         return deepseek(fenced=has("```json"))
-    if has(mistral.TRIGGER):
-        return MistralTags(with_id=has(mistral.CALL_ID)) if has(mistral.ARGUMENTS) else MistralList()
+    if has(MISTRAL_CALLS):
+        return MistralTags(with_id=has(MISTRAL_CALL_ID)) if has(MISTRAL_ARGUMENTS) else MistralList()
     if has(literals.GEMMA, literals.GEMMA_END):
         return gemma4()
     if has(literals.FUNCTION_GEMMA):
@@ -70,6 +73,6 @@ def format_of(template: str, vocabulary: Container[str]) -> CallFormat | None:
         return Tagged(QWEN_CODER)
     if has(OPEN):
         return Hermes()
-    if has('"name":', '"parameters":') and (llama.PYTHON in vocabulary or has("<|eot_id|>")):
+    if has('"name":', '"parameters":') and (LLAMA_PYTHON in vocabulary or has("<|eot_id|>")):
         return Llama()
     return Pythonic() if literals.PYTHONIC in vocabulary and literals.PYTHONIC_END in vocabulary else None

@@ -118,7 +118,7 @@ def deepseek(fenced: bool) -> JsonSection:
 # Llama 3.1 to 3.3: a JSON object that is the whole answer.
 
 
-PYTHON = "<|python_tag|>"
+LLAMA_PYTHON = "<|python_tag|>"
 LIKE_A_CALL = r'\{[ \n]*"(name|arguments|parameters)"'
 """How an answer begins that is a call: a regular expression."""
 
@@ -145,7 +145,7 @@ class Llama(CallFormat):
             )
         rules = [f"answer: {text or 'free_text'}"]
         if calls.callable:
-            tag = f"{lark.tag(PYTHON, specials)}?" if PYTHON in specials else ""
+            tag = f"{lark.tag(LLAMA_PYTHON, specials)}?" if LLAMA_PYTHON in specials else ""
             rules = [f"answer: {'' if calls.required else 'free_text | '}{tag} calls", *self._calls(calls, specials)]
         if not text and not calls.required:
             begins = lark.but_not(opens)
@@ -160,10 +160,10 @@ class Llama(CallFormat):
 
     def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
         """See `CallFormat.parse`."""
-        if reader.untouched and (yield from reader.begins_with(PYTHON, "{")):
+        if reader.untouched and (yield from reader.begins_with(LLAMA_PYTHON, "{")):
             reader.begin_calls()
-            if (yield from reader.begins_with(PYTHON)):
-                yield from reader.exactly(PYTHON)
+            if (yield from reader.begins_with(LLAMA_PYTHON)):
+                yield from reader.exactly(LLAMA_PYTHON)
             sign = ";"
             while sign:
                 yield from read_json_call(reader, calls)
@@ -178,13 +178,13 @@ class Llama(CallFormat):
 # Mistral's two formats: a list of JSON objects, and since 2025 a name and its arguments after tags.
 
 
-TRIGGER = "[TOOL_CALLS]"
-ARGUMENTS = "[ARGS]"
-CALL_ID = "[CALL_ID]"
+MISTRAL_CALLS = "[TOOL_CALLS]"
+MISTRAL_ARGUMENTS = "[ARGS]"
+MISTRAL_CALL_ID = "[CALL_ID]"
 
 
 class _Mistral(CallFormat):
-    trigger = TRIGGER
+    trigger = MISTRAL_CALLS
 
     def call_id(self, key: str) -> str:
         """Return the id of a call, which has nine characters, as the chat templates demand."""
@@ -205,7 +205,7 @@ class MistralList(_Mistral):
 
     def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
         """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(TRIGGER)):
+        while (yield from reader.text_up_to(MISTRAL_CALLS)):
             yield from reader.blanks()
             yield from reader.exactly("[")
             sign = ","
@@ -221,20 +221,20 @@ class MistralTags(_Mistral):
     """`[TOOL_CALLS]name[ARGS]{...}`, again for each call; some write an id after `[CALL_ID]`."""
 
     name = "Mistral"
-    between = TRIGGER
+    between = MISTRAL_CALLS
 
     def __init__(self, with_id: bool) -> None:
         self._with_id = with_id
 
     def call(self, number: int, tool: Tool, specials: Specials) -> str:
         """See `CallFormat.call`."""
-        known = f"{lark.tag(CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
-        return f"{lark.quoted(tool.name)} {known}{lark.tag(ARGUMENTS, specials)} @tool_{number}"
+        known = f"{lark.tag(MISTRAL_CALL_ID, specials)} /[a-zA-Z0-9]{{9}}/ " if self._with_id else ""
+        return f"{lark.quoted(tool.name)} {known}{lark.tag(MISTRAL_ARGUMENTS, specials)} @tool_{number}"
 
     def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
         """See `CallFormat.parse`."""
-        while (yield from reader.text_up_to(TRIGGER)):
-            name, by_tag, known = (yield from reader.up_to(ARGUMENTS)).partition(CALL_ID)
+        while (yield from reader.text_up_to(MISTRAL_CALLS)):
+            name, by_tag, known = (yield from reader.up_to(MISTRAL_ARGUMENTS)).partition(MISTRAL_CALL_ID)
             if by_tag and not (len(known) == 9 and known.isalnum() and known.isascii()):
                 raise NotACall("the id of a call has nine letters and digits")
             reader.begin_call(calls.tool(name.strip()).name, known)
@@ -247,8 +247,8 @@ class MistralTags(_Mistral):
 # Harmony, the format of gpt-oss: every message says its channel, and a call is a message to a function.
 
 
-CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
-START, END, CALL = "<|start|>assistant", "<|end|>", "<|call|>"
+HARMONY_CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
+START, END, HARMONY_CALL = "<|start|>assistant", "<|end|>", "<|call|>"
 FUNCTION = " to=functions."
 
 
@@ -258,7 +258,7 @@ class Harmony(CallFormat):
     """
 
     name = "harmony"
-    trigger = CHANNEL
+    trigger = HARMONY_CHANNEL
     separators = (",", ":")
     parallel = False
 
@@ -270,8 +270,8 @@ class Harmony(CallFormat):
         self, calls: Calls, text: str, specials: Specials, opens: str = ""
     ) -> tuple[list[str], list[JsonGrammar]]:
         """See `CallFormat.grammar`."""
-        final = f"{lark.tag(f'{CHANNEL}final{MESSAGE}', specials)} {text or 'free_text'}"
-        preamble = lark.tag(f"{CHANNEL}commentary{MESSAGE}", specials)
+        final = f"{lark.tag(f'{HARMONY_CHANNEL}final{MESSAGE}', specials)} {text or 'free_text'}"
+        preamble = lark.tag(f"{HARMONY_CHANNEL}commentary{MESSAGE}", specials)
         ways = [] if calls.required else [final]
         rules = []
         if calls.callable:
@@ -285,24 +285,24 @@ class Harmony(CallFormat):
         """See `CallFormat.call`. The function is named before or after the channel."""
         to = f"{FUNCTION}{tool.name}"
         rest = f"{CONSTRAIN}json{MESSAGE}"
-        first = lark.tag(f"{CHANNEL}commentary{to} {rest}", specials)
-        second = lark.tag(f"{to}{CHANNEL}commentary {rest}", specials)
+        first = lark.tag(f"{HARMONY_CHANNEL}commentary{to} {rest}", specials)
+        second = lark.tag(f"{to}{HARMONY_CHANNEL}commentary {rest}", specials)
         return f"({first} | {second}) @tool_{number}"
 
     def parse(self, reader: AnswerReader, calls: Calls) -> Reading[None]:
         """See `CallFormat.parse`."""
-        while tag := (yield from reader.begins_with(CHANNEL, FUNCTION, START)):
+        while tag := (yield from reader.begins_with(HARMONY_CHANNEL, FUNCTION, START)):
             reader.begin_calls()
             yield from reader.exactly(tag)  # it is text if this is no message: else it would be read again for ever
             header = tag + (yield from reader.up_to(MESSAGE))
             if FUNCTION in header:
-                words = header.partition(FUNCTION)[2].replace(CHANNEL, " ").replace(CONSTRAIN, " ").split()
+                words = header.partition(FUNCTION)[2].replace(HARMONY_CHANNEL, " ").replace(CONSTRAIN, " ").split()
                 reader.begin_call(calls.tool(words[0] if words else "").name)
                 yield from reader.blanks()
                 yield from reader.json_arguments()
                 reader.end_call()
-                if (yield from reader.begins_with(CALL, END)):
-                    yield from reader.one_of(CALL, END)
+                if (yield from reader.begins_with(HARMONY_CALL, END)):
+                    yield from reader.one_of(HARMONY_CALL, END)
             elif "analysis" in header:
                 yield from reader.value_up_to(END)
             elif "final" in header or "commentary" in header:
@@ -317,5 +317,5 @@ class Harmony(CallFormat):
 
 def _without_tags() -> str:
     """Return a terminal of free text without the tags that part messages."""
-    tags = "|".join(lark.escaped(each) for each in (CHANNEL, MESSAGE, START, END, CALL))
+    tags = "|".join(lark.escaped(each) for each in (HARMONY_CHANNEL, MESSAGE, START, END, HARMONY_CALL))
     return f"/{lark.ANY}/ & ~/{lark.ANY}({tags}){lark.ANY}/"
