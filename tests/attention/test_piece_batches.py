@@ -19,6 +19,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
+from support.effort import examples
 from support.kernels.attention_case import Case
 
 NO_ROWS = (np.zeros((0, 0), np.int32), np.zeros(0, np.int32), ())
@@ -44,13 +45,13 @@ class Verification(Case):
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_short_pieces_are_softmax_attention(data: st.DataObject) -> None:
     Verification(data.draw, attend).run()
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_short_pieces_as_a_gpu_computes_them(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "rounds_coarsely", lambda queries, kv: False)

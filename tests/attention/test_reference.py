@@ -20,18 +20,19 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
+from support.effort import examples
 from support.kernels.attention_case import TOLERANCE, Case, softmax_attention
 
 
 @given(st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_any_step_is_softmax_attention(data: st.DataObject) -> None:
     Case(data.draw, attend).run()
 
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=4000, deadline=None)
+@settings(max_examples=examples(4000), deadline=None)
 def test_any_step_is_softmax_attention_at_length(data: st.DataObject) -> None:
     Case(data.draw, attend).run()
 
@@ -48,7 +49,7 @@ def test_latents_of_several_heads_are_attended_to_below_float32(dtype: str, tail
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_step_as_a_gpu_computes_it(data: st.DataObject) -> None:
     """Below float32 a CPU takes MLX's attention for every row; a GPU takes the products of blocks and views."""
     with pytest.MonkeyPatch.context() as patch:

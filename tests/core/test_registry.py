@@ -18,6 +18,7 @@ from cortexmlx.execution.boundary import Refused
 from cortexmlx.models.adapters.low_rank import LowRank
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 
 ONE = 100
 
@@ -287,4 +288,4 @@ class FewBytesMachine(Machine):
 TestMachine = Machine.TestCase
 TestFullMachine, TestFewBytesMachine = FullMachine.TestCase, FewBytesMachine.TestCase
 for machine in (TestMachine, TestFullMachine, TestFewBytesMachine):
-    machine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    machine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)

@@ -21,6 +21,7 @@ from mlx.utils import tree_flatten
 from cortexmlx.disk import fingerprint as names
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
+from support.effort import examples
 from support.models.adapters import write_adapter
 
 
@@ -98,7 +99,7 @@ def test_weights_of_any_size_and_type_count() -> None:
 SIGN = 0x80000000
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_no_set_of_bits_is_missed(data: st.DataObject) -> None:
     """Any number of changes, sign flips in pairs among them, which cancel each other in a sum modulo a power of two."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlx_lm.sample_utils import apply_top_p
 
 from cortexmlx.execution.logits import draw, nucleus_threshold, top_tokens, uniforms
+from support.effort import examples
 from support.engine.sampling_tools import chi_square, mlx_lm_uncompiled, random_logits
 
 
@@ -32,7 +33,7 @@ def nucleus_of(logits: npt.NDArray[np.float32], top_p: float) -> npt.NDArray[np.
 )
 @example(seed=0, vocab=3000, spread=0.0, coarse=True, top_p=0.5)
 @example(seed=0, vocab=3000, spread=0.01, coarse=False, top_p=0.999)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_the_nucleus_is_that_of_mlx_lm(seed: int, vocab: int, spread: float, coarse: bool, top_p: float) -> None:
     logits = random_logits(1, vocab, seed, spread)[0]
     if coarse:  # as bfloat16 logits are: many ties

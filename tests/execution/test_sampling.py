@@ -21,6 +21,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from cortexmlx.execution.sampling import BatchSampler, Sampled
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.engine.sampling_tools import Floats, chi_square, mlx_lm_uncompiled, random_logits, row
 
 
@@ -111,7 +112,7 @@ FILTERS = st.builds(
 
 
 @given(st.lists(FILTERS, min_size=1, max_size=5), st.integers(0, 10**6), st.sampled_from([0.7, 3.0, 30.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_may_be_drawn_in_a_mixed_batch_is_what_mlx_lm_would_draw(
     mix: list[SamplingParams], seed: int, spread: float
 ) -> None:
@@ -197,7 +198,7 @@ def run(rows: Sequence[SamplingRow], steps: Sequence[npt.NDArray[np.float32]], m
 
 
 @given(ROWS, st.randoms(use_true_random=False), st.integers(0, 1000), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_row_gets_the_same_tokens_alone_and_in_any_batch(
     rows: list[SamplingRow], random: object, seed: int, ties: bool
 ) -> None:
@@ -219,7 +220,7 @@ def test_a_row_gets_the_same_tokens_alone_and_in_any_batch(
 
 
 @given(ROWS, st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_tokens_never_read_back_count_like_those_known_from_the_start(rows: list[SamplingRow], seed: int) -> None:
     steps = [np.round(random_logits(len(rows), 25, seed + i), 1) for i in range(4)]
     lazily = run(rows, steps, range(len(rows)))

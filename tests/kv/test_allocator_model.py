@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from cortexmlx.errors import KVBlockError, KVCacheFull
 from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
+from support.effort import examples
 
 
 class AllocatorMachine(RuleBasedStateMachine):
@@ -157,13 +158,13 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
-TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestAllocatorMachine.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
 
 
 @pytest.mark.slow
 def test_allocator_agrees_with_the_list_in_long_histories() -> None:
     run_state_machine_as_test(
-        AllocatorMachine, settings=settings(max_examples=1000, stateful_step_count=100, deadline=None)
+        AllocatorMachine, settings=settings(max_examples=examples(1000), stateful_step_count=100, deadline=None)
     )
 
 

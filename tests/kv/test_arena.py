@@ -15,6 +15,7 @@ from cortexmlx.errors import KVBlockError, MemoryRefused
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from support.effort import examples
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
@@ -77,7 +78,7 @@ def test_an_arena_gives_all_of_its_bytes_back_and_begins_anew_with_zeros() -> No
 
 
 @given(st.data(), st.integers(1, 6), st.sampled_from([1, 2, 8]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_slabs_hold_what_plain_arrays_hold(data: st.DataObject, blocks: int, size: int) -> None:
     """Writes, copies, resizes and fills of two layer groups, beside NumPy arrays with the same indices."""
     groups = [LayerGroup(KVSpec(2, 3, 1, "float32"), (0, 2)), LayerGroup(KVSpec(1, 2, 2, "float32"), (1,))]

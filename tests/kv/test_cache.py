@@ -15,6 +15,7 @@ from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from support.effort import examples
 from support.scheduling.blocks import cached_text, capacity, check_block_map
 
 
@@ -214,7 +215,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
-    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(50), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -16,6 +16,7 @@ from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
+from support.effort import examples
 
 SIZE = 4
 FULL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
@@ -199,9 +200,9 @@ class PinnedTexts(RuleBasedStateMachine):
 
 
 TestPinnedTexts = PinnedTexts.TestCase
-TestPinnedTexts.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestPinnedTexts.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.slow
 class TestPinnedTextsAtLength(PinnedTexts.TestCase):
-    settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=examples(500), stateful_step_count=50, deadline=None)

@@ -13,6 +13,7 @@ from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.pools import BlockPool
 from cortexmlx.kv.prefix import Entry, Node
 from cortexmlx.kv.table import BlockTable
+from support.effort import examples
 
 TABLES = 4
 TABLE = st.integers(0, TABLES - 1)
@@ -131,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, stateful_step_count=30)
+TestPool.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 def test_the_last_run_grows_in_place_before_another_begins() -> None:

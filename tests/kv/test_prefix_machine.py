@@ -19,6 +19,7 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import GONE, Match, PrefixCache, chain_hash
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import BlockCopy
+from support.effort import examples
 from support.scheduling.blocks import check_block_map
 
 Salt = str | None
@@ -307,7 +308,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
 TestPrefix = PrefixMachine.TestCase
 TestPrefix.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(80), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

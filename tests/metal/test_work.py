@@ -12,9 +12,10 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.work import EVERYTHING, PREFILL_ITEM, padded_tables, prefill_list, work_list
+from support.effort import examples
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.integers(0, 1500), min_size=1, max_size=20),
     st.integers(0, 16),
@@ -57,7 +58,7 @@ def test_small_tables_are_padded_to_eight_numbers(rows: int, blocks: int) -> Non
     assert padded.size >= 8 and np.array_equal(padded[:, :blocks], tables)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300), st.booleans()), min_size=1, max_size=6),
     st.one_of(

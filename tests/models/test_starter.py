@@ -13,6 +13,7 @@ from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.gguf.file import GGUFHeader, read_header
 from cortexmlx.models.resolve import starter_path
 from cortexmlx.models.tokenizers.alphabet import byte_of_char
+from support.effort import examples
 from support.gguf.models import logits
 from support.gguf.writer import decode
 
@@ -79,7 +80,7 @@ def reference_tokenizer(header: GGUFHeader) -> Any:
 BYTES_WITHOUT_TOKEN = {0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(text=st.one_of(st.text(max_size=80), st.text(alphabet="aA 1½٣\n\t'st.é漢🙂<|im_end|>", max_size=60)))
 def test_any_text_gets_the_tokens_of_the_published_pipeline(
     loaded: LoadedModel, reference_tokenizer: Any, text: str

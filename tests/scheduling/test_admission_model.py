@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from cortexmlx.scheduling.job import Job
 from cortexmlx.types.request import RequestState
+from support.effort import examples
 from support.scheduling.desk import Desk
 
 CLIENTS = (None, "a", "b", "c")
@@ -115,4 +116,4 @@ TestAdmission.settings = settings(max_examples=20, stateful_step_count=20, deadl
 
 @pytest.mark.slow
 class TestAdmissionAtLength(AdmissionMachine.TestCase):
-    settings = settings(max_examples=400, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=examples(400), stateful_step_count=30, deadline=None)

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 
 from cortexmlx.scheduling.fair_share import ClientQueues, FairShare
 from cortexmlx.scheduling.job import Job
+from support.effort import examples
 from support.scheduling.requests import job_of
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data(), churn=st.booleans())
 def test_lines_are_the_sorted_list_of_who_is_in_them(data: st.DataObject, churn: bool) -> None:
     """By what their clients have had, and by priority and age among those of one."""

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cortexmlx.scheduling.fair_share import ADVANCE, QUANTUM, ClientQueues, FairShare
 from cortexmlx.scheduling.job import Job
+from support.effort import examples
 from support.scheduling.requests import job_of
 
 CLIENTS = (None, "a", "b", "c")
@@ -188,9 +189,9 @@ class TurnsMachine(RuleBasedStateMachine):
 
 
 TestTurns = TurnsMachine.TestCase
-TestTurns.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTurns.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
 class TestTurnsAtLength(TurnsMachine.TestCase):
-    settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)
+    settings = settings(max_examples=examples(2000), stateful_step_count=50, deadline=None)

@@ -16,6 +16,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.running import RunningSet, can_fork
 from cortexmlx.scheduling.shortage import Backoff
 from cortexmlx.types.request import RequestState
+from support.effort import examples
 from support.scheduling.requests import job_of
 
 GROUPS = [LayerGroup(KVSpec(1, 4 + i, 4, "float32"), (i,)) for i in range(2)]
@@ -63,7 +64,7 @@ def books(running: RunningSet) -> Any:
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=24)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data(), st.integers(6, 16), st.integers(0, 6), st.sampled_from([0, 9]), st.booleans())
 def test_what_fits_can_begin_and_leaves_every_row_a_block(
     data: st.DataObject, blocks: int, more: int, headroom: int, share: bool

@@ -24,6 +24,7 @@ from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.scheduling.reaches import REACHES, groups
 from support.scheduling.requests import add
 from support.scheduling.shadow import Shadow
@@ -387,12 +388,12 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
 @pytest.mark.slow
 class TestSchedulerAtLength(SchedulerMachine.TestCase):
     settings = settings(
-        max_examples=1000, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples(1000), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
     )

@@ -23,6 +23,7 @@ from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.scheduling.requests import add, text_of
 from support.scheduling.shadow import Shadow
 from support.scheduling.stories import Story
@@ -247,7 +248,7 @@ def assert_nothing_pooled(plan: StepPlan) -> None:
 
 
 PooledMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPooled = PooledMachine.TestCase
 
@@ -257,6 +258,6 @@ class LongMachine(PooledMachine):
 
 
 LongMachine.TestCase.settings = settings(
-    max_examples=1500, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(1500), stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPooledLong = pytest.mark.slow(LongMachine.TestCase)

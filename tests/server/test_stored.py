@@ -15,6 +15,7 @@ from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.responses.reader import Details
 from cortexmlx.server.stored import OVERHEAD, ClientResponses, StoredResponses
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 
 MOST_BYTES, MOST, CLIENTS = 24_000, 8, ("alice", "bob")
 
@@ -119,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestStore.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.speculation.drafter import Draft
+from support.effort import examples
 from support.scheduling.adversaries import Act, adversary, texts_of
 from support.scheduling.requests import job_of
 from support.scheduling.speculating import CPU, GPU, Figures, Machine, Scripted, ran
@@ -104,7 +105,7 @@ def test_no_adversary_costs_more_than_three_percent_of_any_thousand_tokens(
 
 @pytest.mark.slow
 @ADVERSARIES
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_none_of_many_adversaries_does(machine: str, rows: int, acts: list[Act], shift: int, seed: int) -> None:
     assert cost_of_adversary(machine, rows, acts, shift, seed) <= 1.03
 

@@ -23,6 +23,7 @@ from cortexmlx.speculation.suffix import (
     PlaceTable,
     SuffixDrafter,
 )
+from support.effort import examples
 from support.scheduling.requests import job_of
 
 
@@ -265,7 +266,7 @@ def test_a_search_finds_what_a_search_of_all_texts_finds(texts: list[list[int]])
     assert guess(drafter, job, 5) == ([] if expected is None else expected[0][expected[1] :][:5])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_drafts_go_on_from_earlier_places_of_the_same_client(data: st.DataObject) -> None:
     """Whatever comes and goes: a draft follows the row's last two tokens somewhere in its own or its client's texts."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cortexmlx.timed_choice import table as tables
 from cortexmlx.timed_choice.table import ChoiceTable, Entry, Identity
 from cortexmlx.timed_choice.timing import Timing
+from support.effort import examples
 
 HERE = Identity("a GPU", "15.1", "0.32.4", "0123", "0.1.0")
 ENTRY = Entry("attention", "1 row", "rule", Timing({"rule": 2.0, "other": 1.0}, {"third": "it differs"}))
@@ -50,7 +51,7 @@ def test_the_usual_folder_is_among_the_users_caches(monkeypatch: pytest.MonkeyPa
 
 
 @given(st.binary(max_size=200), st.integers(0, 10_000), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_damaged_file_is_read_as_far_as_it_is_whole(
     tmp_path_factory: pytest.TempPathFactory, junk: bytes, place: int, cut: bool
 ) -> None:

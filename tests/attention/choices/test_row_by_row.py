@@ -18,6 +18,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep
+from support.effort import examples
 
 BLOCK, HEADS, GROUP, DIM = 8, 2, 3, 32
 
@@ -88,7 +89,7 @@ WINDOWS = [AttentionWindow(), AttentionWindow(20), AttentionWindow(5), Attention
 
 
 @given(st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_same_bits_alone_and_in_any_batch(data: st.DataObject) -> None:
     draw = data.draw
     rows = [row_of(n, seed) for seed, n in enumerate(draw(st.lists(st.integers(16, 90), min_size=2, max_size=5)))]

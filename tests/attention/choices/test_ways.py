@@ -14,6 +14,7 @@ from cortexmlx.attention import reference, ways
 from cortexmlx.attention.paged import Attend, PagedKV
 from cortexmlx.attention.ways import MOST_COPIED, PLAIN, BatchClass, LayerAttention, Way, plain_ways
 from cortexmlx.kv.spec import KVSpec
+from support.effort import examples
 from support.kernels.attention_case import Case
 
 LAYER = LayerAttention("float32", 8, KVSpec(2, 64, 64, "float32"), 32, 0.125, None, None, False, None)
@@ -50,7 +51,7 @@ def attend_by(way: Way) -> Attend:
 
 @pytest.mark.parametrize("way", [Way.VIEW, Way.GATHER, Way.ROWS])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_step_is_softmax_attention(way: Way, data: st.DataObject) -> None:
     Case(data.draw, attend_by(way)).run()
 

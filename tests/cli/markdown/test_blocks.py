@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.cli.markdown.blocks import blocks, certain, first_lines
+from support.effort import examples
 
 
 def test_each_item_of_a_list_is_a_block() -> None:
@@ -37,7 +38,7 @@ BEGINNINGS = st.text("ab1.-*+#>`~|_ (", min_size=1, max_size=8)
 
 
 @given(BEGINNINGS, BEGINNINGS, st.sampled_from(["", "word\n", "- item\n", "> quote\n", "1. one\n\n", "```\nx\n```\n"]))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_what_is_certain_stays_however_the_line_goes_on(line: str, more: str, before: str) -> None:
     """But for tables, whose heading is a line of a paragraph until the line below it is whole."""
     if certain(before + line) == before + line and "|" not in line + more:

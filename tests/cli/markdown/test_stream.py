@@ -15,6 +15,7 @@ from cortexmlx.cli.markdown import stream as streaming
 from cortexmlx.cli.markdown.stream import MarkdownStream
 from support.cli.answers import answer
 from support.cli.terminal import pieces as cut_in_tokens
+from support.effort import examples
 
 ANSWER = """\
 # Why the sky is blue
@@ -117,7 +118,7 @@ PIECES = st.lists(st.sampled_from([*WRITTEN.split("|"), *TABLES]), max_size=25)
 @example(["> ", "```\n", "> ", "```\n"], [], 20)
 @example(["> ", "```\n", "> ", "word "], [], 20)
 @given(PIECES, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([20, 34, 80]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_lines_do_not_depend_on_how_the_text_was_cut(pieces: list[str], places: list[int], width: int) -> None:
     text = "".join(pieces)
     assert streamed(cut(text, places), width) == streamed([text], width) == streamed(pieces, width)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.core import embedding as module
 from cortexmlx.core.embedding import LONG, first_tokens
+from support.effort import examples
 from support.models.sentencepieces import CORPUS, KINDS
 from tests.models.tokenizers.test_least_tokens import CORES, core_of, pieces, texts
 
@@ -30,7 +31,7 @@ def check(encode: Callable[[str], list[int]], text: str, most: int) -> None:
 
 
 @pytest.mark.parametrize("name", CORES)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=long_texts, most=st.integers(0, 60))
 def test_the_first_tokens_are_those_of_the_whole_text(name: str, text: str, most: int) -> None:
     check(lambda said: list(core_of(name).encode(said, add_special_tokens=False).ids), text, most)
@@ -38,7 +39,7 @@ def test_the_first_tokens_are_those_of_the_whole_text(name: str, text: str, most
 
 @pytest.mark.parametrize("prefix_after_added", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=long_texts, most=st.integers(0, 60))
 def test_the_first_pieces_are_those_of_the_whole_text(
     kind: str, prefix_after_added: bool, text: str, most: int

@@ -19,6 +19,7 @@ from cortexmlx.structured.calls.format import Calls
 from cortexmlx.structured.calls.json_formats import Hermes
 from cortexmlx.structured.output import Thoughts
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.tool_calls import TOOLS
 
 CORPUS = [
@@ -157,7 +158,7 @@ def test_an_answer_that_ends_inside_a_character_shows_a_replacement_character() 
 
 @pytest.mark.parametrize("detokenizer", [BPEStreamingDetokenizer, NaiveStreamingDetokenizer])
 @given(st.text(st.sampled_from("abST \né好\U0001f600"), max_size=30).map(lambda text: "a" + text), STOPS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_the_detokenizers_of_mlx_lm_serve_as_well(detokenizer: type, answer: str, stops: list[str]) -> None:
     text = TextStream(detokenizer(tokenizer()), Stops(in_answer=StopTable(stops)))
     shown = [text.push(token).text for token in tokenizer().encode(answer)]

@@ -32,6 +32,7 @@ from cortexmlx.distributed.wire.messages import (
 )
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Refused
+from support.effort import examples
 from support.hosts.stub_group import KEYS, Group
 from support.hosts.stub_ranks import PART
 from support.patience import soon
@@ -394,4 +395,4 @@ def test_what_a_rank_tells_of_reads_that_nobody_knows_is_nothing() -> None:
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMachine.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -29,6 +29,7 @@ from cortexmlx.distributed.links.handshake import (
     new_key,
 )
 from cortexmlx.errors import HostRefused
+from support.effort import examples
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(32)
 SAME = {"mlx": "0.31.1", "weights": "cafe"}
@@ -95,7 +96,7 @@ def meet(one: Side, other: Side, change: Callable[[bytes, str], bytes] = lambda 
         to_controller = change(other.hear(change(to_worker, "controller")), "worker")
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     identity=st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=6),
     purpose=st.sampled_from(Purpose),

@@ -33,6 +33,7 @@ from cortexmlx.distributed.wire.messages import (
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import StepResult
 from cortexmlx.scheduling.plan import SamplingRow, StepKind, StepPlan
+from support.effort import examples
 from support.hosts.values import same, values
 
 CALLS = list(get_args(AnyCall))
@@ -74,7 +75,7 @@ def test_an_answer_comes_back(kind: type, data: st.DataObject) -> None:
 MESSAGES = [(CALL, Call, kind) for kind in CALLS] + [(ANSWER, Answer, kind) for kind in VALUES if kind is not NoneType]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_other_bytes_are_one_error(data: st.DataObject) -> None:
     codec, envelope, kind = data.draw(st.sampled_from(MESSAGES))

@@ -14,12 +14,13 @@ from cortexmlx.execution.sampling import BatchSampler
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import SamplingRow
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.hosts.values import values
 
 VOCABULARY, LIKELY = 301, 11
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(values(SamplingRow), min_size=1, max_size=3),
     st.integers(0, 9),

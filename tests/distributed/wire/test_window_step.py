@@ -23,6 +23,7 @@ from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.hosts.values import same
 
 
@@ -47,7 +48,7 @@ def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
     return made
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.booleans())
 def test_the_steps_of_a_window_come_back(lengths: list[int], pipeline: bool) -> None:
     made = plans(lengths, pipeline)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 
 from cortexmlx.execution.footprint.graph import trace
 from cortexmlx.execution.footprint.layout import LOOKS, dense, is_dense, look, multiplies_in_place
+from support.effort import examples
 
 BASE = (8, 12, 16, 10)
 
@@ -38,7 +39,7 @@ def copied(make: Any) -> tuple[int, int]:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_is_a_view_and_what_is_a_copy_is_as_in_mlx(data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(4)))
     shape = [BASE[axis] for axis in order]

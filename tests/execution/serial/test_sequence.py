@@ -19,6 +19,7 @@ from cortexmlx.scheduling.plan import StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.scheduling.requests import add
 
 VOCAB = 5
@@ -133,7 +134,7 @@ SOURCE_IS_GONE = [_asked(1, 1), _asked(2, 3), ("again", 0), _asked(3, 1)]
 """The second begins with a part of the first one's block, and the fourth like the second, when the third has been."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.sampled_from([1, 4, 8]),
     st.integers(90, 200),

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.metal.lab import sim
+from support.effort import examples
 from support.kernels.simt import (
     LANE,
     LANES,
@@ -166,7 +167,7 @@ def test_random_programs_run_as_in_a_simdgroup(made):
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, phases=PHASES, suppress_health_check=UNHURRIED)
+@settings(max_examples=examples(120), deadline=None, phases=PHASES, suppress_health_check=UNHURRIED)
 @given(whole)
 def test_many_random_programs_run_as_in_a_simdgroup(made):
     helpers, programs, checked = made

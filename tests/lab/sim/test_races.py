@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal.lab import sim
+from support.effort import examples
 
 THREADS, CELLS, STEPS = 96, 4, 8
 ACCESS, THREADGROUP_BARRIER, SIMDGROUP_BARRIER, EMPTY_BARRIER, EMPTY_SIMDGROUP_BARRIER = range(5)
@@ -107,7 +108,7 @@ def schedules(draw):
     [(shared_kernel, 96, False), (shared_kernel, 48, False), (device_kernel, 96, True), (device_kernel, 32, True)],
     ids=["threadgroup memory", "threadgroup memory of two groups", "device memory", "device memory of three groups"],
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(schedules())
 def test_a_race_is_reported_exactly_when_two_accesses_are_unordered(make, threadgroup, across, schedule):
     kinds, plan, seed = schedule

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.metal.lab import sim
+from support.effort import examples
 
 THREADS, CELLS, STEPS, SEEDS = 96, 2, 6, 20
 ACCESS, THREADGROUP_BARRIER, SIMDGROUP_BARRIER = range(3)
@@ -157,7 +158,7 @@ def schedules(draw):
 @pytest.mark.parametrize(
     ("space", "threadgroup"), [("threadgroup", 96), ("threadgroup", 48), ("device", 96), ("device", 32)]
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(schedules())
 def test_a_race_is_reported_exactly_when_two_accesses_conflict(space, threadgroup, made):
     kinds, plan = made

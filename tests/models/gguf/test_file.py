@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import CortexError, ModelCorrupt, ModelNotFound, ModelUnsupported
 from cortexmlx.models.gguf.file import read_header
+from support.effort import examples
 from support.gguf.models import write_model
 from support.gguf.writer import Uint32, write_gguf
 
@@ -147,7 +148,7 @@ def test_every_truncation_is_reported(tmp_path: Path, whole: bytes) -> None:
     assert {outcome(path, whole[:length]) for length in lengths} == {"ModelCorrupt"}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_random_damage_never_escapes_as_a_foreign_exception(
     data: st.DataObject, whole: bytes, tmp_path_factory: pytest.TempPathFactory

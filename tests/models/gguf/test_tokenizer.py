@@ -12,6 +12,7 @@ from cortexmlx.errors import ModelCorrupt, ModelUnsupported
 from cortexmlx.models import load_model
 from cortexmlx.models.gguf.file import read_header
 from cortexmlx.models.gguf.tokenizer import build_tokenizer
+from support.effort import examples
 from support.gguf.models import byte_vocabulary, metadata, refused, tensors, write_model
 from support.gguf.writer import Uint32, encode, write_gguf
 from support.models.sentencepieces import TEXTS, judge
@@ -101,7 +102,7 @@ def from_gguf(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_model(gguf_with("llama", tmp_path_factory.mktemp("gguf") / "tiny.gguf")).tokenizer
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(text=TEXTS)
 def test_a_gguf_vocabulary_tokenizes_as_the_model_that_it_came_from(from_gguf: Any, text: str) -> None:
     core = judge("llama")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelUnsupported
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.bytelevel import ByteLevelTokenizer, encode_with, pre_tokenizer
+from support.effort import examples
 from support.models.byte_tokenizers import ALPHABET, CHARS, MERGES, TOKENS, build
 
 # The rules as their models publish them.
@@ -75,7 +76,7 @@ def naive_encode(patterns: list[str], text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=st.text(alphabet=ALPHABET, max_size=30))
 def test_words_are_cut_by_the_rule_that_the_file_names(name: str, text: str) -> None:
     if name == "qwen2":
@@ -86,7 +87,7 @@ def test_words_are_cut_by_the_rule_that_the_file_names(name: str, text: str) -> 
 BUILT = {name: build(pre_tokenizer(name, "a.gguf")) for name in RULES}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text(max_size=60))
 def test_any_text_survives_a_round_trip(text: str) -> None:
     for name in ("smollm", "llama-bpe", "default"):
@@ -109,7 +110,7 @@ def streamed(tokenizer: ByteLevelTokenizer, ids: list[int]) -> str:
     return seen
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ids=st.lists(st.integers(0, len(TOKENS) + 5), max_size=20))
 def test_streaming_any_ids_ends_in_the_text_of_decoding_them(ids: list[int]) -> None:
     tokenizer = BUILT["smollm"]

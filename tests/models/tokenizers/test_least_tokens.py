@@ -17,6 +17,7 @@ from cortexmlx.models.tokenizers import least_tokens
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.least_tokens import least_of_core
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
+from support.effort import examples
 from support.models.sentencepieces import CORPUS, KINDS, trained
 
 _WORDS = r"'s|'t| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -92,7 +93,7 @@ texts = st.lists(
 
 
 @pytest.mark.parametrize("name", CORES)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=texts)
 def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
     count = len(core_of(name).encode(text, add_special_tokens=False).ids)
@@ -104,7 +105,7 @@ def test_no_text_has_fewer_tokens_than_the_bound(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("prefix_after_added", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(text=texts)
 def test_no_text_has_fewer_pieces_than_the_bound(kind: str, prefix_after_added: bool, text: str) -> None:
     tokenizer = pieces(kind, prefix_after_added)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
+from support.effort import examples
 from support.models.sentencepieces import KINDS, TEXTS, judge, trained
 
 
@@ -31,7 +32,7 @@ def streamed(tokenizer: SentencePieceTokenizer, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=TEXTS)
 def test_text_gets_the_tokens_of_sentencepiece_and_decodes_as_there(kind: str, text: str) -> None:
     wanted = judge(kind).encode(text)
@@ -40,7 +41,7 @@ def test_text_gets_the_tokens_of_sentencepiece_and_decodes_as_there(kind: str, t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_any_ids_decode_and_stream_as_sentencepiece_decodes_them(kind: str, data: st.DataObject) -> None:
     core = judge(kind)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from cortexmlx.errors import ModelCorrupt
 from cortexmlx.models.tokenizers.folder import load_sentencepiece_folder
+from support.effort import examples
 from support.models.sentencepieces import TEXTS, judge, trained
 
 
@@ -21,7 +22,7 @@ def folder(path: Path, kind: str, **config: Any) -> Path:
     return path
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=TEXTS)
 def test_a_folder_with_settings_tokenizes_plain_text_as_sentencepiece(
     text: str, tmp_path_factory: pytest.TempPathFactory

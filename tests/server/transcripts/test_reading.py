@@ -16,6 +16,7 @@ from cortexmlx.server.transcripts import Reading, Table
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams
+from support.effort import examples
 from support.models.loop_templates import KIMI
 
 WORDS = [">", "<", "a", "b", "ab", "bb", "aab", " ", "u", "m", "t", "c", "0", "(", ")", "  "]
@@ -177,7 +178,7 @@ TURNS = st.lists(
 
 
 @given(TURNS, st.sampled_from([0, 6000, 1 << 20]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_prompt_always_means_its_text(turns: Any, most: int) -> None:
     """And what a client sends back unchanged is computed no second time."""
     table, reader = Table(most), Reader()

@@ -16,6 +16,7 @@ from cortexmlx.disk.folder import remove_transcripts
 from cortexmlx.server.transcripts import Answered, Remembered, SavedTranscripts, Table
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
+from support.effort import examples
 from support.patience import PATIENCE
 
 LOTS = 1 << 30
@@ -46,7 +47,7 @@ def read(folder: Path, most: int = LOTS, identity: str = "model") -> list[tuple[
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_was_kept_is_read(tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[str, Remembered]]) -> None:
     folder = tmp_path_factory.mktemp("store")
     keep(folder, *kept)

@@ -14,6 +14,7 @@ from cortexmlx.server import transcripts as tables
 from cortexmlx.server.transcripts import Answered, Remembered, Table
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
+from support.effort import examples
 
 CLIENTS = st.sampled_from(["", "a", "b"])
 TEXTS = st.text("xy", max_size=12)
@@ -112,7 +113,7 @@ def _common(one: str, other: str) -> int:
 
 
 TestKept = Kept.TestCase
-TestKept.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestKept.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize("text", ["The system prompt. User {n}: hello", "Hi"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.server.http import MOST_DEPTH, MOST_VALUES, event, parsed
+from support.effort import examples
 
 TEXT = st.text(max_size=8)
 JSON = st.recursive(
@@ -21,7 +22,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 def test_an_ordinary_body_is_what_json_says(body: dict[str, Any]) -> None:
     assert parsed(json.dumps(body).encode()) == body
