@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ToolchainMissing
+from cortexmlx.metal.lab.legal import swizzles
+from cortexmlx.metal.lab.legal.diagnostics import Language, verdict
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
-
-from . import swizzles
-from .diagnostics import Language, verdict
-from .text import to_opencl
+from cortexmlx.metal.lab.legal.text import to_opencl
 
 DIALECT = Path(__file__).parent / "dialect"
 MAIN = "kernel.cl"

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from cortexmlx.metal.lab.legal.diagnostics import Language
+from cortexmlx.metal.lab.legal.frontend import Complaint, parse
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
+from cortexmlx.metal.lab.legal.rules import conversions, entry_points, features, spaces, storage
+from cortexmlx.metal.lab.legal.tree import walk
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
-
-from .diagnostics import Language
-from .frontend import Complaint, parse
-from .rules import conversions, entry_points, features, spaces, storage
-from .tree import walk
 
 
 @cache

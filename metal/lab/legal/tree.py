@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .frontend import MAIN, Parsed, template_of
+from cortexmlx.metal.lab.legal.frontend import MAIN, Parsed, template_of
 
 _FUNCTIONS = {"FUNCTION_DECL", "CXX_METHOD", "CONSTRUCTOR", "DESTRUCTOR", "CONVERSION_FUNCTION"}
 FUNCTIONS = frozenset(_FUNCTIONS | {"FUNCTION_TEMPLATE"})

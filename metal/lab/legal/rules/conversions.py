@@ -7,8 +7,8 @@ The rule for bfloat is the specification, as MLX's bf16_math.h quotes it.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..frontend import Complaint
-from ..tree import Node, in_text, kind_of, unwrapped
+from cortexmlx.metal.lab.legal.frontend import Complaint
+from cortexmlx.metal.lab.legal.tree import Node, in_text, kind_of, unwrapped
 
 _FLOAT = "a float does not become a bfloat by itself: write bfloat(...) around it"
 _EXPLICIT = {"CSTYLE_CAST_EXPR", "CXX_STATIC_CAST_EXPR", "CXX_FUNCTIONAL_CAST_EXPR"}

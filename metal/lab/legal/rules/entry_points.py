@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..frontend import Complaint
-from ..tree import FUNCTIONS, Node, in_text, kind_of, marks
-from .spaces import space_of
+from cortexmlx.metal.lab.legal.frontend import Complaint
+from cortexmlx.metal.lab.legal.rules.spaces import space_of
+from cortexmlx.metal.lab.legal.tree import FUNCTIONS, Node, in_text, kind_of, marks
 
 _BY_ADDRESS = {"POINTER", "LVALUEREFERENCE"}
 _ARRAYS = {"CONSTANTARRAY", "INCOMPLETEARRAY", "DEPENDENTSIZEDARRAY"}

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 
+from cortexmlx.metal.lab.legal.diagnostics import Language
+from cortexmlx.metal.lab.legal.frontend import Complaint, Parsed
 from cortexmlx.metal.lab.legal.msl import blank
-
-from ..diagnostics import Language
-from ..frontend import Complaint, Parsed
-from ..tree import Node
+from cortexmlx.metal.lab.legal.tree import Node
 
 _WORDS = (
     (

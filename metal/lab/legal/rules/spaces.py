@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..frontend import Complaint
-from ..tree import Node, in_text, kind_of, marks, unwrapped
+from cortexmlx.metal.lab.legal.frontend import Complaint
+from cortexmlx.metal.lab.legal.tree import Node, in_text, kind_of, marks, unwrapped
 
 _DECLARATIONS = {"VAR_DECL", "PARM_DECL", "FIELD_DECL", "TYPEDEF_DECL", "TYPE_ALIAS_DECL"}
 _RETURNING = {"FUNCTION_DECL", "CXX_METHOD", "CONVERSION_FUNCTION"}

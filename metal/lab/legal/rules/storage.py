@@ -5,8 +5,8 @@ A threadgroup variable has no initial value, and those of a kernel fit in 32 KB.
 
 from collections.abc import Iterator, Sequence
 
-from ..frontend import Complaint
-from ..tree import Node, marks
+from cortexmlx.metal.lab.legal.frontend import Complaint
+from cortexmlx.metal.lab.legal.tree import Node, marks
 
 _PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
 _MOST_BYTES = 32768
