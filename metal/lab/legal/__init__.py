@@ -7,6 +7,6 @@
 
 from cortexmlx.metal.lab.legal.diagnostics import Language
 from cortexmlx.metal.lab.legal.frontend import Complaint, available
-from cortexmlx.metal.lab.legal.judge import complaints
+from cortexmlx.metal.lab.legal.rules import complaints
 
 __all__ = ["Complaint", "Language", "available", "complaints"]

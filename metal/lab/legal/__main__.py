@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from cortexmlx.metal.lab.legal.diagnostics import Language
-from cortexmlx.metal.lab.legal.judge import complaints
+from cortexmlx.metal.lab.legal.rules import complaints
 
 
 def main(paths: list[str]) -> int:
