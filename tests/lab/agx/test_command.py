@@ -11,19 +11,19 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal.lab.agx import __main__ as command
-from cortexmlx.metal.lab.agx.compiler import Compiler, Output
+from cortexmlx.metal.lab.agx.compiler import CompilerOutput, MesaCompiler
 
 LISTING = "=== FINAL k main\nblock0 {\n   stop\n}\n=== END\n"
 STATISTICS = "S: 9 inst, 7 alu, 70 bytes, 47 regs, 46 uniforms, 0 scratch, 832 threads, 3 loops, 0:0 spills:fills"
 
 
-class Ready(Compiler):
+class Ready(MesaCompiler):
     """Answers what is asked of it with the same two texts; refuses what has sinks."""
 
-    def compile(self, unit: str) -> Output:
+    def compile(self, unit: str) -> CompilerOutput:
         if "constexpr bool SINKS = 1" in unit:
             raise KernelCompileError("clang failed (1):\nno sinks here")
-        return Output(LISTING, STATISTICS)
+        return CompilerOutput(LISTING, STATISTICS)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

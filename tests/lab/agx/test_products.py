@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.metal.lab.agx import products
-from cortexmlx.metal.lab.agx.compiler import Output
+from cortexmlx.metal.lab.agx.compiler import CompilerOutput
 from cortexmlx.metal.lab.agx.listing import UnknownListing
-from cortexmlx.metal.lab.agx.products import ProductWork, main, read_count, text_digest, workloads
+from cortexmlx.metal.lab.cost import products
+from cortexmlx.metal.lab.cost.products import ProductWork, main, read_count, text_digest, workloads
 
 STATISTICS = "90 inst, 1 alu, 700 bytes, 135 regs, 8 uniforms, 0 scratch, 768 threads, 1 loops, 2:3 spills"
 LOOP = """=== FINAL product main
@@ -42,14 +42,16 @@ def test_the_kernels_are_ours_by_tiles_and_mlxs_by_rows() -> None:
 
 
 def test_a_turn_is_shared_out_to_its_weights() -> None:
-    count = read_count(ProductWork("mine", 16, 8, ""), Output(LOOP, STATISTICS))
+    count = read_count(ProductWork("mine", 16, 8, ""), CompilerOutput(LOOP, STATISTICS))
     assert count.per_weight == {"fma": 1 / 8, "matrix": 2 / 8, "device load": 1 / 8}
     assert (count.half_registers, count.resident_threads, count.spills) == (135, 768, 5)
 
 
 def test_a_kernel_without_a_loop_is_refused() -> None:
     with pytest.raises(UnknownListing, match="no loop"):
-        read_count(ProductWork("mine", 16, 8, ""), Output(LOOP.replace("block1 block2\n", "block2\n"), STATISTICS))
+        read_count(
+            ProductWork("mine", 16, 8, ""), CompilerOutput(LOOP.replace("block1 block2\n", "block2\n"), STATISTICS)
+        )
 
 
 def test_without_the_compiler_the_command_says_how_to_build_it(

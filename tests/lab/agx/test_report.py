@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from cortexmlx.metal.lab.agx.compiler import Output
-from cortexmlx.metal.lab.agx.kernels import Workload
+from cortexmlx.metal.lab.agx.__main__ import heading, read_result, row
+from cortexmlx.metal.lab.agx.compiler import CompilerOutput
+from cortexmlx.metal.lab.agx.kernels import KernelWork
 from cortexmlx.metal.lab.agx.listing import CLASSES, UnknownListing
-from cortexmlx.metal.lab.agx.report import heading, read_result, row
 
 STATISTICS = "SHADER: 9 inst, 7 alu, 70 bytes, 47 regs, 46 uniforms, 0 scratch, 832 threads, 3 loops, 2:5 spills:fills"
 
@@ -73,11 +73,11 @@ block2 {
 }
 === END
 """
-WORKLOAD = Workload("a variant", "paged_decode", "the text", 128, 2, 8, 16, 32)
+WORKLOAD = KernelWork("a variant", "paged_decode", "the text", 128, 2, 8, 16, 32)
 
 
 def test_the_loops_over_keys_and_values_and_a_share_of_the_slice_are_one_token() -> None:
-    result = read_result(WORKLOAD, Output(PAGED, STATISTICS))
+    result = read_result(WORKLOAD, CompilerOutput(PAGED, STATISTICS))
     assert result.tokens == (2, 1, 32), "16 bytes of keys are two tokens of 8, 16 bytes of values one of 16"
     counts = result.per_token_head
     assert counts is not None and list(counts) == list(CLASSES)
@@ -96,7 +96,7 @@ def test_the_loops_over_keys_and_values_and_a_share_of_the_slice_are_one_token()
 
 def test_of_an_unrolled_loop_and_its_remainder_the_unrolled_one_counts() -> None:
     workload = replace(WORKLOAD, heads=1, key_bytes=4, value_bytes=4, slice_tokens=None)
-    result = read_result(workload, Output(SINGLE, STATISTICS))
+    result = read_result(workload, CompilerOutput(SINGLE, STATISTICS))
     assert result.tokens == (2,)
     assert result.per_token_head is not None
     assert (result.per_token_head["reduce"], result.per_token_head["fma"]) == (0.5, 0.5)
@@ -104,14 +104,14 @@ def test_of_an_unrolled_loop_and_its_remainder_the_unrolled_one_counts() -> None
 
 def test_a_slice_without_loops_inside_is_one_turn() -> None:
     workload = replace(WORKLOAD, key_bytes=4, value_bytes=4, slice_tokens=2)
-    result = read_result(workload, Output(SINGLE, STATISTICS))
+    result = read_result(workload, CompilerOutput(SINGLE, STATISTICS))
     assert result.tokens == (2,)
     assert result.per_token_head is not None and result.per_token_head["fma"] == 1 / (2 * 2)
 
 
 def test_a_kernel_without_keys_has_statistics_only() -> None:
-    workload = Workload("a variant", "paged_reduce", "the text", 128)
-    result = read_result(workload, Output(PAGED, STATISTICS))
+    workload = KernelWork("a variant", "paged_reduce", "the text", 128)
+    result = read_result(workload, CompilerOutput(PAGED, STATISTICS))
     assert result.per_token_head is None and result.statistics.resident_threads == 832
     assert row(result).endswith("|")
 
@@ -124,9 +124,9 @@ def test_a_kernel_without_keys_has_statistics_only() -> None:
         (WORKLOAD, SINGLE, "no loop loads 32 tokens of 24 bytes"),
     ],
 )
-def test_loops_that_are_not_understood_are_refused(workload: Workload, listing: str, reason: str) -> None:
+def test_loops_that_are_not_understood_are_refused(workload: KernelWork, listing: str, reason: str) -> None:
     with pytest.raises(UnknownListing, match=reason):
-        read_result(workload, Output(listing, STATISTICS))
+        read_result(workload, CompilerOutput(listing, STATISTICS))
 
 
 def test_a_third_loop_that_loads_is_not_guessed_at() -> None:
@@ -134,11 +134,11 @@ def test_a_third_loop_that_loads_is_not_guessed_at() -> None:
         "   r2 = exp2 r2\n} -> block4", "   r2 = device_load u0:u1, r2, x, #0, slot 0\n} -> block3 block4"
     )
     with pytest.raises(UnknownListing, match="loads 4 bytes, which is no multiple"):
-        read_result(WORKLOAD, Output(listing, STATISTICS))
+        read_result(WORKLOAD, CompilerOutput(listing, STATISTICS))
 
 
 def test_a_line_has_a_cell_under_each_heading() -> None:
-    line = row(read_result(WORKLOAD, Output(PAGED, STATISTICS)))
+    line = row(read_result(WORKLOAD, CompilerOutput(PAGED, STATISTICS)))
     before, after = (part.split() for part in line.split("|"))
     assert before[-4:] == ["9", "47", "832", "2:5"]
     names = heading().split("|")[1].split()
@@ -148,7 +148,7 @@ def test_a_line_has_a_cell_under_each_heading() -> None:
 
 
 def test_the_record_is_plain_and_has_no_text() -> None:
-    record = json.loads(json.dumps(read_result(WORKLOAD, Output(PAGED, STATISTICS)).record()))
+    record = json.loads(json.dumps(read_result(WORKLOAD, CompilerOutput(PAGED, STATISTICS)).record()))
     assert "source" not in record
     assert (record["kernel"], record["heads"], record["threads"], record["half_registers"]) == (
         "paged_decode",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.lab.compare.mlx_decode import Shape, has_two_pass_gqa, one_pass, two_pass, two_pass_gqa
+from cortexmlx.metal.lab.cost.mlx_attention import MlxShape, has_two_pass_gqa, one_pass, two_pass, two_pass_gqa
 from cortexmlx.metal.lab.sim.report import LaunchReport
 
 
@@ -15,7 +15,7 @@ def loaded(report: LaunchReport) -> int:
 
 @pytest.mark.parametrize("group", [1, 4])
 def test_a_simdgroup_for_each_query_head_loads_everything_for_each_query_head(group: int) -> None:
-    shape = Shape("float16", 64, group, 96, kv_heads=2)
+    shape = MlxShape("float16", 64, group, 96, kv_heads=2)
     assert shape.live_bytes == 2 * 2 * 96 * 64 * 2
     for report in (one_pass(shape), two_pass(shape, 8)):
         assert loaded(report) == group * shape.live_bytes
@@ -26,7 +26,7 @@ def test_a_simdgroup_for_each_query_head_loads_everything_for_each_query_head(gr
 def test_the_shared_kernel_loads_everything_once_for_each_tile_of_heads(dim: int, held: int) -> None:
     if not has_two_pass_gqa():
         pytest.skip("the installed MLX has no sdpa_vector_2pass_1_gqa")
-    shape = Shape("float16", dim, 8, 128)
+    shape = MlxShape("float16", dim, 8, 128)
     report = two_pass_gqa(shape, 2, held)
     assert loaded(report) == 8 // held * shape.live_bytes
     assert report.simd_ops["reduce"] == 8 * 128

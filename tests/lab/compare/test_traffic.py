@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cortexmlx.metal.lab.compare.traffic import measure
+from cortexmlx.metal.lab.cost.traffic import measure
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import SIMDGROUP, Kernel
 from cortexmlx.metal.vector import lane_numbers

@@ -9,7 +9,7 @@ from cortexmlx.metal.lab.cost.products import (
     CHIPS,
     MEASURED,
     MEASURED_SHAPE,
-    Measured,
+    MeasuredTime,
     matrix_work,
     mlx,
     model_8b,
@@ -30,7 +30,7 @@ def test_a_stale_record_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("measured", MEASURED, ids=lambda m: f"{m.rows} rows")
-def test_mlx_takes_about_what_the_model_says(measured: Measured) -> None:
+def test_mlx_takes_about_what_the_model_says(measured: MeasuredTime) -> None:
     """Measured on an M3 Max. Products of matrices are a few percent faster there than on the M1 of the model."""
     modelled = step(CHIPS["M3 Max"], (MEASURED_SHAPE,), mlx(measured.rows))
     assert modelled.least / 1.05 < measured.milliseconds < 1.05 * modelled.most

@@ -9,8 +9,7 @@ from importlib.resources import files
 
 import pytest
 
-from cortexmlx.metal.lab.compare import traffic
-from cortexmlx.metal.lab.cost import choice, prefill
+from cortexmlx.metal.lab.cost import choice, prefill, traffic
 from cortexmlx.metal.lab.cost import sheet as sheet_module
 from cortexmlx.metal.lab.cost.choice import candidates, compiled, shapes
 from cortexmlx.metal.lab.cost.compiled import kept_record
@@ -59,7 +58,7 @@ def test_the_readme_shows_the_choice_that_the_command_prints() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "module"), [("cost.prefill", prefill), ("compare.traffic", traffic)])
+@pytest.mark.parametrize(("command", "module"), [("cost.prefill", prefill), ("cost.traffic", traffic)])
 def test_the_readme_shows_what_the_other_commands_print(command: str, module: object) -> None:
     lines = table_of(command)
     assert len(lines) > 4 and set(lines) <= set(module.table())  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ import pytest
 
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.sim.dispatch.buffers import offset_of
+from cortexmlx.metal.lab.sim.buffers import offset_of
 
 VECTORS = "uint i = thread_position_in_grid.x; *(device {0}4*)(y + 4 * i) = *(const device {0}4*)(x + 4 * i);"
 

@@ -8,7 +8,7 @@ import pytest
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
-from cortexmlx.metal.lab.sim import built
+from cortexmlx.metal.lab.sim import toolchain
 from cortexmlx.metal.lab.sim.toolchain import SHIM
 from support.kernels.sim_tools import launch
 
@@ -18,7 +18,7 @@ def test_a_kernel_is_compiled_once_and_its_text_is_the_key(monkeypatch, tmp_path
     source = "uint i = thread_position_in_grid.x; y[i] = x[i] + 41;"
     launch(source)
     libraries = {path.name for path in tmp_path.iterdir()}
-    monkeypatch.setattr(built.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+    monkeypatch.setattr(toolchain.subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
     y, _ = launch(source)
     assert y[1].item() == 42
     assert {path.name for path in tmp_path.iterdir()} == libraries
@@ -49,9 +49,9 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path):
         path = tmp_path / f"{age}.so"
         path.touch()
         os.utime(path, (1000 - age, 1000 - age))
-    built.prune(tmp_path, most=20)
+    toolchain.prune(tmp_path, most=20)
     assert len(list(tmp_path.iterdir())) == 20
-    built.prune(tmp_path, most=16)
+    toolchain.prune(tmp_path, most=16)
     assert {path.stem for path in tmp_path.iterdir()} == {str(age) for age in range(12)}
 
 
@@ -68,13 +68,13 @@ def test_another_process_may_prune_the_cache_at_the_same_time(monkeypatch, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "is_file", is_file_for_the_last_time)
-        built.prune(tmp_path, most=16)
+        toolchain.prune(tmp_path, most=16)
     assert len(list(tmp_path.iterdir())) == 12
 
 
 def test_a_unit_is_the_same_to_the_byte_with_the_precompiled_header_and_without(monkeypatch, tmp_path):
     monkeypatch.setenv("CORTEXMLX_SIM_CACHE", str(tmp_path))
-    execute, units = built._execute, []
+    execute, units = toolchain._execute, []
 
     def both(command):
         if "-include-pch" in command:
@@ -87,7 +87,7 @@ def test_a_unit_is_the_same_to_the_byte_with_the_precompiled_header_and_without(
         else:
             execute(command)
 
-    monkeypatch.setattr(built, "_execute", both)
+    monkeypatch.setattr(toolchain, "_execute", both)
     with sim.options(poison=True):
         launch("threadgroup float t[64]; uint i = thread_position_in_grid.x; t[i] = x[i]; y[i] = exp(t[i]);")
     (checked, checked_too), (zeroed, zeroed_too) = units

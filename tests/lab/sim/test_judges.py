@@ -1,4 +1,4 @@
-"""The simulator judged by kernels that are right on Apple hardware: MLX's, mlx-lm's, mlx-vlm's (all: `-m slow`)."""
+"""The simulator judged by kernels that are right on Apple hardware: MLX's and mlx-lm's (all: `-m slow`)."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.sim.judge import Case, Skipped, all_cases, judge
-from cortexmlx.metal.lab.sim.judge.cases import Defect
-from cortexmlx.metal.lab.sim.judge.mlx.others import kernels_of_the_wheel
-from cortexmlx.metal.lab.sim.judge.mlx.quantized import packed, unpacked
-from cortexmlx.metal.lab.sim.judge.table import FAMILIES
+from cortexmlx.metal.lab.judge import KernelCase, Skipped, all_cases, judge
+from cortexmlx.metal.lab.judge.cases import Defect
+from cortexmlx.metal.lab.judge.quantized import packed, unpacked
+from cortexmlx.metal.lab.judge.table import FAMILIES, kernels_of_the_wheel
 from cortexmlx.metal.lab.sim.report import Fault
 
-CASES = {f"{case.group}: {case.name}": case for case in all_cases() if isinstance(case, Case)}
+CASES = {f"{case.group}: {case.name}": case for case in all_cases() if isinstance(case, KernelCase)}
 QUICK = [
     "MLX: sdpa_vector_2pass_1_gqa half 64 133 in 32",
     "MLX: sdpa_blocked_scale_copy float",
@@ -117,13 +116,13 @@ def test_a_wrong_kernel_would_not_agree():
         simulated, expected = case.run()
         return simulated, expected * 1.001
 
-    assert not judge(Case(case.group, case.name, off_by_one, case.tolerance)).agrees
+    assert not judge(KernelCase(case.group, case.name, off_by_one, case.tolerance)).agrees
 
 
 def test_every_kernel_of_the_installed_mlx_is_judged_or_has_a_reason():
     """The first word of a case is the kernel's name; a kernel that a later MLX adds is one to judge."""
     cases = all_cases()
-    named = {case.name.split()[0] for case in cases if isinstance(case, Case)}
+    named = {case.name.split()[0] for case in cases if isinstance(case, KernelCase)}
     named |= {
         "attention",
         "mb_block_partition",
@@ -133,7 +132,7 @@ def test_every_kernel_of_the_installed_mlx_is_judged_or_has_a_reason():
     }  # judged with others
     without = {case.name: case.reason for case in cases if isinstance(case, Skipped)}
     forgotten = {kernel for kernel in kernels_of_the_wheel() if kernel not in named and kernel not in without}
-    assert not forgotten, f"neither judged nor listed in judge/mlx/others.py: {sorted(forgotten)}"
+    assert not forgotten, f"neither judged nor listed in judge/table.py: {sorted(forgotten)}"
     assert not named & set(without), "judged, and listed as not judged"
 
 
@@ -142,11 +141,6 @@ def test_each_family_has_cases_and_no_two_cases_have_one_name():
     assert len(names) == len(set(names))
     for family, cases in FAMILIES.items():
         assert next(iter(cases()), None), f"the family {family} is empty"
-
-
-def test_without_mlx_vlm_its_family_says_so():
-    found = find_spec("mlx_vlm") is not None
-    assert any(isinstance(case, Case) for case in FAMILIES["mlx-vlm"]()) == found
 
 
 def test_small_numbers_are_packed_from_the_lowest_bit():
@@ -158,7 +152,7 @@ def test_small_numbers_are_packed_from_the_lowest_bit():
 
 
 def case_with(run, **more):
-    return Case("test", "case", run, 0.0, **more)
+    return KernelCase("test", "case", run, 0.0, **more)
 
 
 def test_a_known_defect_excuses_its_own_fault_only():

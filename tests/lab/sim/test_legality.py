@@ -5,7 +5,7 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal.lab import legal, sim
-from cortexmlx.metal.lab.sim.translation import legality
+from cortexmlx.metal.lab.sim import kernel
 from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
@@ -188,7 +188,7 @@ constant float WEIGHTS[2][2] = {{1, 2}, {3, 4}};
 
 def test_without_the_front_end_a_warning_says_that_nothing_is_judged(monkeypatch):
     monkeypatch.setattr(legal, "available", lambda: False)
-    legality._warn_once.cache_clear()
+    kernel._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="pip install libclang"):
         launch(I + "float a = 2;\nfloat& unspaced = a; y[i] = unspaced;")
 

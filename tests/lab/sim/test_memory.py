@@ -9,7 +9,7 @@ import pytest
 
 from cortexmlx.errors import KernelFault
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.sim.dispatch.memory import RELEASE_ABOVE, SLOT, STACK_BYTES, device_memory
+from cortexmlx.metal.lab.sim.buffers import RELEASE_ABOVE, SLOT, STACK_BYTES, device_memory
 from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741

@@ -6,7 +6,7 @@ import pytest
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.legal.msl import blank_comments
 from cortexmlx.metal.lab.sim.host import flatten
-from cortexmlx.metal.lab.sim.translation.paths import mark_paths
+from cortexmlx.metal.lab.sim.paths import mark_paths
 from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741

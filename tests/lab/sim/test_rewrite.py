@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.metal.lab.sim.translation.rewrite import to_cpp
+from cortexmlx.metal.lab.sim.cpp import to_cpp
 
 LINES = [
     "float a = 1.5;",

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.sim.translation.source import ATTRIBUTES
+from cortexmlx.metal.lab.sim.source import ATTRIBUTES
 
 DTYPES = [
     mx.bool_,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cortexmlx.metal.lab.sim.translation.tokens import Tokens
+from cortexmlx.metal.lab.sim.paths import KernelTokens
 
 
 def index(tokens, word):
@@ -27,12 +27,12 @@ def index(tokens, word):
     ],
 )
 def test_a_statement_ends_where_it_ends(statement):
-    tokens = Tokens(f"{statement} after();")
+    tokens = KernelTokens(f"{statement} after();")
     assert tokens.after_statement(0) == index(tokens, "after")
 
 
 def test_a_call_may_have_template_arguments_and_a_comparison_is_none():
-    tokens = Tokens("a(1); b<float, 4>(2); c < d && (e); g < h; vec<T, sizeof(U)>(1);")
+    tokens = KernelTokens("a(1); b<float, 4>(2); c < d && (e); g < h; vec<T, sizeof(U)>(1);")
     assert [tokens[i] for i in range(len(tokens)) if tokens.is_word(i) and tokens.call_opens(i)] == [
         "a",
         "b",
@@ -42,7 +42,7 @@ def test_a_call_may_have_template_arguments_and_a_comparison_is_none():
 
 
 def test_brackets_that_conditional_compilation_doubles_have_no_partner_and_the_others_do():
-    tokens = Tokens("void f() {\n#if A\n  for (;;) {\n#else\n  while (1) {\n#endif\n  } }\nvoid g() { h(); }")
+    tokens = KernelTokens("void f() {\n#if A\n  for (;;) {\n#else\n  while (1) {\n#endif\n  } }\nvoid g() { h(); }")
     opens = index(tokens, "h") - 1
     assert tokens[tokens.match[opens]] == "}" and tokens.match[tokens.match[opens]] == opens
     with pytest.raises(KeyError):
@@ -50,7 +50,7 @@ def test_brackets_that_conditional_compilation_doubles_have_no_partner_and_the_o
 
 
 def test_directives_are_no_tokens_even_over_several_lines():
-    tokens = Tokens("a;\n#define M(x) { \\\n  x\nb;\n#pragma unroll\nfor (;;) c;")
+    tokens = KernelTokens("a;\n#define M(x) { \\\n  x\nb;\n#pragma unroll\nfor (;;) c;")
     assert [tokens[i] for i in range(4)] == ["a", ";", "b", ";"]
     assert tokens.pragma_before(4).group() == "#pragma unroll"
     assert tokens.pragma_before(2) is None
