@@ -18,8 +18,7 @@ def threadgroup_loads(v: Variant) -> float:
     return tiles * (v.key_dim * parts + v.value_dim) / (v.key_dim + v.value_dim)
 
 
-@pytest.mark.parametrize("group", [1, 3, 16])
-@pytest.mark.parametrize(("tokens", "window"), [(512, None), (1300, 700)])
+@pytest.mark.parametrize(("group", "tokens", "window"), [(3, 512, None), (16, 1300, 700)])
 def test_each_live_number_is_read_once_per_tile(group: int, tokens: int, window: int | None) -> None:
     v = Variant("float16", "float16", 64, 64, 32, group)
     traffic = measure(v, tokens, tail_tokens=7, window=window, kv_heads=2)
@@ -36,7 +35,6 @@ def test_each_live_number_is_read_once_per_tile(group: int, tokens: int, window:
     "v",
     [
         Variant("float16", "float16", 64, 32, 32, 9, latent=True),
-        Variant("float16", "float16", 288, 64, 32, 3),
         pytest.param(Variant("float16", "float16", 576, 512, 32, 16, latent=True), marks=pytest.mark.slow),
         pytest.param(Variant("bfloat16", "bfloat16", 576, 512, 32, 3, latent=True), marks=pytest.mark.slow),
         pytest.param(Variant("float16", "float16", 512, 512, 32, 8), marks=pytest.mark.slow),
@@ -45,8 +43,8 @@ def test_each_live_number_is_read_once_per_tile(group: int, tokens: int, window:
 )
 def test_a_threadgroup_of_the_wide_kernel_reads_each_live_number_once(v: Variant) -> None:
     """Of latent attention the keys alone. The slices of 16 tokens that a window cuts are not read beyond it."""
-    for window in (None, 700):
-        traffic = measure(v, 1300, tail_tokens=7, window=window, kv_heads=2)
+    for window in (None, 300):
+        traffic = measure(v, 700, tail_tokens=7, window=window, kv_heads=2)
         tiles = v.geometry.tiles
         assert tiles <= traffic.distinct <= LIMIT * tiles, "a threadgroup for each tile"
         assert tiles <= traffic.loaded <= LIMIT * tiles
@@ -64,21 +62,20 @@ def test_query_heads_share_what_is_loaded() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", range(1, 17))
-@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 192, 256])
-def test_each_live_number_is_read_once_per_tile_in_every_shape(group: int, dim: int) -> None:
+def test_each_live_number_is_read_once_per_tile_in_every_shape(group: int) -> None:
     """A lane of the vector kernel that has no number of a head loads the head's last ones once more, without a branch:
     from the same line of memory, so that nothing more is read there.
     """
-    v = Variant("bfloat16", "bfloat16", dim, dim, 32, group)
-    lanes = SIMDGROUP * lane_numbers(dim) / dim if v.kernel is Kernel.VECTOR else 1
-    for tokens, window in ((512, None), (4097, None), (3000, 600)):
+    for place, dim in enumerate((64, 80, 96, 112, 128, 192, 256)):
+        v = Variant("bfloat16", "bfloat16", dim, dim, 32, group)
+        lanes = SIMDGROUP * lane_numbers(dim) / dim if v.kernel is Kernel.VECTOR else 1
+        tokens, window = ((512, None), (4097, None), (3000, 600))[(place + group) % 3]
         traffic = measure(v, tokens, tail_tokens=16, window=window)
         assert 1.0 <= traffic.distinct / threadgroup_loads(v) <= LIMIT
         assert traffic.loaded <= LIMIT * threadgroup_loads(v) * lanes
 
 
-@pytest.mark.parametrize(("bits", "group", "forced"), [(8, 8, None), (4, 1, Kernel.VECTOR)])
-def test_codes_scales_and_biases_are_read_once_per_kv_head(bits: int, group: int, forced: Kernel | None) -> None:
-    v = Variant("float16", "float16", 64, 64, 32, group, kv_bits=bits, quant_group=64, forced=forced)
-    assert v.bytes_per_token == 2 * (64 * bits // 8 + 2 * 2)
+def test_codes_scales_and_biases_are_read_once_per_kv_head() -> None:
+    v = Variant("float16", "float16", 64, 64, 32, 8, kv_bits=4, quant_group=64)
+    assert v.bytes_per_token == 2 * (64 * 4 // 8 + 2 * 2)
     assert 1.0 <= measure(v, 300, tail_tokens=7, kv_heads=2).distinct <= LIMIT

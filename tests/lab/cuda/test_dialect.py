@@ -19,7 +19,6 @@ import pytest
 
 from cortexmlx.attention.selfcheck_problems import make_problem
 from cortexmlx.metal.kernels import DecodeKernels, kernel_text
-from cortexmlx.metal.lab import sim
 from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillKernel, PrefillVariant
 from cortexmlx.metal.products.kernel import ProductKernel
@@ -76,9 +75,8 @@ def _queries(v: Variant, rows: int) -> np.ndarray:
     return np.zeros((rows, 2 * v.group, v.query_tokens, v.key_dim), np.float32)
 
 
-@pytest.mark.parametrize("factory", ["cuda", "metal"])
-def test_a_product_of_matrices_is_that_of_float64(factory: str, tmp_path: Path) -> None:
-    """A half by a float, added to a float: in the dialect's lanes and in those of the simulator, which are Apple's."""
+def test_a_product_of_matrices_is_that_of_float64(tmp_path: Path) -> None:
+    """A half by a float, added to a float."""
     place = kernel_text("paged_matrix.metal")
     body = """
       const MatrixPlace at = matrix_place(thread_index_in_simdgroup);
@@ -97,8 +95,7 @@ def test_a_product_of_matrices_is_that_of_float64(factory: str, tmp_path: Path) 
     """
     one = (32, 1, 1)
     with cuda_on_host(tmp_path):
-        make: Any = cuda_factory if factory == "cuda" else sim.metal_kernel
-        kernel = make(
+        kernel: Any = cuda_factory(
             name="product", input_names=["left", "right"], output_names=["product"], source=body, header=place
         )
         (got,) = kernel(
@@ -142,7 +139,7 @@ def test_the_text_gives_attention_on_a_cpu(v: Variant, tmp_path: Path) -> None:
     "v",
     [
         quantized_variant(dtype="float16", kv_dtype="float16", bits=4),
-        quantized_variant(group=3, dim=64),
+        pytest.param(quantized_variant(group=3, dim=64), marks=pytest.mark.slow),
         pytest.param(quantized_variant(dim=128, quant_group=64, kv_dtype="bfloat16"), marks=pytest.mark.slow),
         pytest.param(quantized_variant(group=8, dim=128, bits=4, dtype="bfloat16"), marks=pytest.mark.slow),
     ],
@@ -185,7 +182,6 @@ def multiplied(problem: Problem) -> mx.array:
 @pytest.mark.parametrize(
     "product",
     [
-        Product(ProductShape("float16", "affine", 4, 64, 256, 64), 17),
         Product(ProductShape("float32", "mxfp4", 4, 32, 64, 64, experts=8), 24),
         *(pytest.param(product, marks=pytest.mark.slow) for product in PRODUCTS),
     ],
