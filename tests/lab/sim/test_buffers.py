@@ -23,8 +23,9 @@ def vector_copy(x, contiguous=True):
     return y
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "contiguous"), [(mx.float32, True), (mx.float16, False), (mx.bfloat16, True)], ids=str
+)
 def test_a_slice_has_the_alignment_of_its_place_in_the_array(dtype, contiguous):
     whole = mx.arange(64).astype(dtype)
     for start in (0, 4, 8, 24):

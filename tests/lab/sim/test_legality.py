@@ -1,4 +1,4 @@
-"""The simulator refuses what Metal refuses and C++ would accept, each beside the form that Metal takes."""
+"""The simulator asks before it first runs a text what Metal would refuse of it. What is refused: tests/lab/legal."""
 
 import mlx.core as mx
 import pytest
@@ -10,68 +10,6 @@ from support.kernels.sim_tools import launch
 
 I = "uint i = thread_position_in_grid.x; "  # noqa: E741
 
-# name -> (header, right body, header, wrong body, what the message says)
-SPACES = {
-    "a device helper for constant memory": (
-        "inline float first(const device float* p) { return p[0]; }\n",
-        "y[i] = first(x);",
-        "inline float first(const constant float* p) { return p[0]; }\n",
-        "y[i] = first(x);",
-        "cannot pass pointer to device as a pointer to constant",
-    ),
-    "threadgroup memory through a device pointer": (
-        "",
-        "threadgroup float s[64]; threadgroup float* p = s; p[i] = 1; y[i] = p[i];",
-        "",
-        "threadgroup float s[64]; device float* p = s; p[i] = 1; y[i] = p[i];",
-        "threadgroup float",
-    ),
-    "a reference to a threadgroup variable": (
-        "inline float twice(threadgroup float& v) { return 2 * v; }\n",
-        "threadgroup float s[64]; s[i] = 1; y[i] = twice(s[i]);",
-        "inline float twice(thread float& v) { return 2 * v; }\n",
-        "threadgroup float s[64]; s[i] = 1; y[i] = twice(s[i]);",
-        "cannot bind reference",
-    ),
-    "a local where threadgroup memory is expected": (
-        "inline float load(threadgroup float* v) { return v[0]; }\n",
-        "threadgroup float s[64]; s[i] = 1; y[i] = load(s + i);",
-        "inline float load(threadgroup float* v) { return v[0]; }\n",
-        "float s[1] = {1}; y[i] = load(s);",
-        "to 'threadgroup float *'",
-    ),
-    "a parameter that names no space": (
-        "inline float twice(float v) { return 2 * v; }\n",
-        "y[i] = twice(x[i]);",
-        "inline float twice(const float* v) { return 2 * v[0]; }\n",
-        "float a = x[i]; y[i] = twice(&a);",
-        "names no address space",
-    ),
-    "a template parameter by reference that names no space": (
-        "template <typename U> inline void clear(thread U& v) { v = U(0); }\n",
-        "float a = 1; clear(a); y[i] = a;",
-        "template <typename U> inline void clear(U& v) { v = U(0); }\n",
-        "float a = 1; clear(a); y[i] = a;",
-        "names no address space",
-    ),
-    "a local reference that names no space": (
-        "",
-        "float a = 1;\nthread float& b = a; b = 2; y[i] = a;",
-        "",
-        "float a = 1;\nfloat& b = a; b = 2; y[i] = a;",
-        "'b' is a pointer or reference that names no address space",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_address_spaces_are_checked(name):
-    right_header, right, wrong_header, wrong, said = SPACES[name]
-    launch(I + right, header=right_header)
-    with pytest.raises(KernelCompileError, match=r"probe: line \d+") as caught:
-        launch(I + wrong, header=wrong_header)
-    assert said in str(caught.value)
-
 
 def test_a_helper_for_device_memory_fails_for_seven_elements_and_works_for_eight():
     header = "inline float first(const device float* p) { return p[0]; }\n"
@@ -80,22 +18,11 @@ def test_a_helper_for_device_memory_fails_for_seven_elements_and_works_for_eight
         launch(I + "y[i] = first(x);", header=header, count=7, threadgroup=7)
 
 
-BFLOAT = {
-    "assignment": ("y[i] = T(float(x[i]));", "float v = x[i]; y[i] = v;"),
-    "initialization": ("T v = T(1.5f); y[i] = v;", "T v = 1.5f; y[i] = v;"),
-    "product with a float": ("y[i] = T(x[i] * 2.0f);", "y[i] = x[i] * 2.0f;"),
-    "half": ("half h = 1; y[i] = T(float(h));", "half h = 1; y[i] = h;"),
-}
-
-
-@pytest.mark.parametrize("name", BFLOAT)
-def test_a_float_does_not_become_a_bfloat_by_itself(name):
-    right, wrong = BFLOAT[name]
-    launch(I + right, dtype=mx.bfloat16)
-    with pytest.raises(KernelCompileError, match="bfloat"):
-        launch(I + wrong, dtype=mx.bfloat16)
-    if name != "half":
-        launch(I + wrong, dtype=mx.float16)
+def test_a_float_does_not_become_a_bfloat_by_itself():
+    wrong = I + "float v = x[i]; y[i] = v;"
+    with pytest.raises(KernelCompileError, match=r"probe: line \d+: .*bfloat"):
+        launch(wrong, dtype=mx.bfloat16)
+    launch(wrong, dtype=mx.float16)
 
 
 def test_arithmetic_of_bfloats_stays_bfloat():
@@ -121,44 +48,6 @@ def test_a_compile_error_names_the_line_of_the_kernel_text():
 def test_the_pass_can_be_left_out():
     with sim.options(static_pass=False):
         launch(I + "float a = 1;\nfloat& b = a; y[i] = b;")
-
-
-PLACES = {
-    "a program-scope constant": ("constant int N = 3;\n", "constexpr int N = 3;\n", "y[i] = N;", "must be `constant`"),
-    "a program-scope table": (
-        "constant float TABLE[] = {1, 2, 3};\n",
-        "const float TABLE[] = {1, 2, 3};\n",
-        "y[i] = TABLE[i % 3];",
-        "must be `constant`",
-    ),
-    "a static member": (
-        "struct Sizes { static constexpr constant int N = 3; };\n",
-        "struct Sizes { static constexpr int N = 3; };\n",
-        "y[i] = Sizes::N;",
-        "must be `constant`",
-    ),
-    "a threadgroup array in a helper": (
-        "inline float f(threadgroup float* s, uint i) { s[i] = 1; return s[i]; }\n",
-        "inline float f(threadgroup float* s, uint i) { threadgroup float t[64]; t[i] = 1; s[i] = 1; return t[i]; }\n",
-        "threadgroup float s[64]; y[i] = f(s, i);",
-        "only be declared in the kernel",
-    ),
-    "an array of variable length": (
-        "inline float f(int n) { float a[4] = {0}; return a[n % 4]; }\n",
-        "inline float f(int n) { float a[n + 1]; a[n] = 0; return a[n]; }\n",
-        "y[i] = f(3);",
-        "no arrays of variable length",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_variables_live_where_metal_lets_them(name):
-    right, wrong, body, said = PLACES[name]
-    launch(I + body, header=right)
-    with pytest.raises(KernelCompileError) as caught:
-        launch(I + body, header=wrong)
-    assert said in str(caught.value)
 
 
 def test_ordinary_headers_are_not_complained_about():

@@ -126,8 +126,7 @@ def test_reads_of_an_earlier_launch_are_long_gone():
     assert found_race(shared_kernel, kinds, reads + write, 96, 0)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_of_a_wide_store_only_the_bytes_that_another_wrote_are_compared(seed):
+def test_of_a_wide_store_only_the_bytes_that_another_wrote_are_compared():
     """Two threadgroups have three bools in common, which are equal; each stores another one with them, at once."""
     source = """
 uint from = threadgroup_position_in_grid.x;
@@ -138,20 +137,10 @@ bool all = values[from] != 0;
     kernel = sim.metal_kernel(
         name="overlapping", input_names=["values"], output_names=["y"], source=source, header=header
     )
-    with sim.options(seed=seed):
-        (y,) = kernel(
-            inputs=[mx.ones(8, dtype=mx.int32)],
-            grid=(2, 1, 1),
-            threadgroup=(1, 1, 1),
-            output_shapes=[(5,)],
-            output_dtypes=[mx.bool_],
-        )
-        with pytest.raises(KernelFault, match=r"(?s)race|wrote"):
-            kernel(
-                inputs=[mx.array([1, 0] * 4, dtype=mx.int32)],
-                grid=(2, 1, 1),
-                threadgroup=(1, 1, 1),
-                output_shapes=[(5,)],
-                output_dtypes=[mx.bool_],
-            )
-    assert y.tolist() == [True] * 5
+    size = {"grid": (2, 1, 1), "threadgroup": (1, 1, 1), "output_shapes": [(5,)], "output_dtypes": [mx.bool_]}
+    for seed in range(4):
+        with sim.options(seed=seed):
+            (y,) = kernel(inputs=[mx.ones(8, dtype=mx.int32)], **size)
+            with pytest.raises(KernelFault, match=r"(?s)race|wrote"):
+                kernel(inputs=[mx.array([1, 0] * 4, dtype=mx.int32)], **size)
+        assert y.tolist() == [True] * 5

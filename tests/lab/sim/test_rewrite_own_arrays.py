@@ -54,9 +54,12 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_an_index_outside_a_threads_own_array_is_found_though_it_is_a_constant(name):
     body, wrong = BODIES[name]
-    launch(body.replace("COUNT", "4"), header=HEADER)
     with pytest.raises(KernelFault, match=r"index \d+ of|past the end of an array"):
         launch(body.replace("COUNT", str(wrong)), header=HEADER)
+
+
+def test_indices_within_them_are_no_fault():
+    launch("".join(f"{{ {body.replace('COUNT', '4')} }}\n" for body, _ in BODIES.values()), header=HEADER)
 
 
 def test_a_pointer_that_a_function_moves_stays_one():
