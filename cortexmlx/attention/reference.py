@@ -4,7 +4,7 @@ kernels' judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they are. The slab is reshaped (at no cost) to
 matrices `[kv_heads * blocks, block_size, dim]`, and the block table selects them. Whole blocks are read, so tokens
 after a row's last one are excluded by selection. A block is filled with zeros when its first token is written, because
-`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What
+`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU by `quantized.py`. What
 a longer piece sees is dequantized.
 
 Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
@@ -24,8 +24,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
 from cortexmlx.attention.paged import AttentionParams, PagedKV
+from cortexmlx.attention.quantized import scores_of, stretches, weighted_sum
 from cortexmlx.attention.reference_step import CutPieces, ReferenceStep, RowIndex
 from cortexmlx.attention.softmax import Softmax, as_mlx, divided
 from cortexmlx.kv.allocator import KVHandle
@@ -185,7 +185,7 @@ def _weights(
 
 
 def multiplies_codes() -> bool:
-    """Return whether quantized rows are multiplied as in `codes.py`: on a CPU."""
+    """Return whether quantized rows are multiplied as in `quantized.py`: on a CPU."""
     return bool(mx.default_device() == mx.cpu)
 
 
