@@ -22,8 +22,7 @@ from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
-from cortexmlx.execution.footprint.bindings import bound_elements
-from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
+from cortexmlx.execution.command_buffers import bound_elements, command_buffers, limits_of
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnHandle, ProbeKV, attend
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.attention.reference_step import is_short
 from cortexmlx.errors import ModelUnsupported
@@ -135,14 +135,14 @@ class LatentKV(OwnHandle):
         """Attend to the latents where they are. The heads' matrices are applied to all tokens at once."""
         absorbed = self.module.embed_q(queries.transpose(2, 1, 0, 3)).transpose(2, 1, 0, 3)
         whole = mx.concatenate([absorbed, added], axis=-1)
-        attended = attend(whole, kv, scale=self.module.scale).transpose(2, 1, 0, 3)
+        attended = attend(whole, kv, AttentionParams(self.module.scale)).transpose(2, 1, 0, 3)
         values: mx.array = self.module.unembed_out(attended).transpose(2, 1, 0, 3)
         return values
 
     def _expanded(self, queries: mx.array, added: mx.array, kv: PagedKV) -> mx.array:
         """Attend with a piece to keys and values that are made for it, as mlx-lm's classes do with several tokens."""
         whole = mx.concatenate([queries, added], axis=-1)
-        return attend(whole, replace(kv, expand=self._keys_and_values), scale=self.module.scale)
+        return attend(whole, replace(kv, expand=self._keys_and_values), AttentionParams(self.module.scale))
 
     def _keys_and_values(self, latents: mx.array) -> Slab:
         """Return the keys and values of all heads, `[heads, tokens, dim]`, of latents `[1, tokens, rank]`."""

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cortexmlx.errors import InvalidRequest, KVCacheFull, PinRefused
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -32,7 +32,7 @@ class Talk:
 
     def __init__(self, *groups: LayerGroup, blocks: int = 12, **options: Any) -> None:
         self.cache = KVCache(BlockPools(groups or (FULL,), blocks, SIZE, **options))
-        self.pins = Pins(self.cache)
+        self.pins = PinnedPrefixes(self.cache)
         self.count = 0
 
     def tell(self, tokens: Sequence[int], salt: str | None = None) -> int:

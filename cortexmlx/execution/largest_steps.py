@@ -17,8 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from cortexmlx.attention.paged import Attend
 from cortexmlx.execution.boundary import TokenMask
-from cortexmlx.execution.footprint.graph import Graph, trace
-from cortexmlx.execution.footprint.replay import peak_bytes
+from cortexmlx.execution.graph_memory import Graph, peak_bytes, trace
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.cache import KVCache

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cortexmlx.attention.codes as codes_module
-from cortexmlx.attention.codes import Codes, scores_of, stretches, weighted_sum
+from cortexmlx.attention import quantized
+from cortexmlx.attention.quantized import QuantizedTokens, scores_of, stretches, weighted_sum
 from cortexmlx.kv.arena import Quantization
 
 FORMS = [Quantization(bits, group) for bits in (8, 4) for group in (64, 32)]
@@ -42,7 +42,7 @@ def test_scores_and_weighted_sums(
     numbers = meant(form, parts)
     q = random.standard_normal((rows, heads, queries, dim)).astype(np.float32)
     weights = random.dirichlet(np.ones(tokens), (rows, heads, queries)).astype(np.float32)
-    codes = Codes(parts, form)
+    codes = QuantizedTokens(parts, form)
     scores, wanted = np.array(codes.scores(mx.array(q))), q.astype(np.float64) @ numbers.swapaxes(-1, -2)
     assert scores.shape == wanted.shape and np.abs(scores - wanted).max() < 2e-3, "of numbers up to 200"
     sums, wanted = np.array(codes.weighted(mx.array(weights))), weights.astype(np.float64) @ numbers
@@ -55,7 +55,7 @@ def test_scores_and_weighted_sums(
 def test_stretches_are_a_rows_blocks_in_order_and_then_its_tail(
     form: Quantization, tail_tokens: int, stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codes_module, "STRETCH", stretch)
+    monkeypatch.setattr(quantized, "STRETCH", stretch)
     random, rows, heads, blocks, size = np.random.default_rng(1), 2, 2, 5, 4
 
     def drawn(*shape: int) -> tuple[mx.array, ...]:

@@ -1,4 +1,4 @@
-"""Pins: cached beginnings of prompts that are evicted last. Without mlx."""
+"""Pinned prefixes: cached beginnings of prompts that are evicted last. Without mlx."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PinnedKeys:
     """
 
 
-class Pins:
+class PinnedPrefixes:
     """The pins of a cache. A pin names blocks by their keys. So it also holds blocks that are computed later, or again
     after they were evicted.
     """

@@ -21,7 +21,7 @@ STRETCH = 1 << 19
 """How many numbers are converted to float32 at a time: few enough to stay in a processor's cache, enough for BLAS."""
 
 
-class Codes:
+class QuantizedTokens:
     """Quantized keys, or values, of some tokens of each row. `parts` are codes `[rows, heads, tokens, words]`, scales
     and biases `[rows, heads, tokens, groups]`.
     """
@@ -60,7 +60,7 @@ class Codes:
 
 def stretches(
     slab: Sequence[mx.array], tail: Sequence[mx.array] | None, block: mx.array, form: Quantization, *, values: bool
-) -> list[Codes]:
+) -> list[QuantizedTokens]:
     """Return the keys, or the `values`, of rows in stretches of some tokens: those in the blocks of a `slab` (arrays
     `[heads * blocks, block_size, numbers]`) that `block` `[rows, heads, blocks]` names, followed by those of the
     `tail`.
@@ -69,25 +69,25 @@ def stretches(
     arrays, (rows, heads, blocks) = slab[of], block.shape
     words, block_size = arrays[0].shape[2], arrays[0].shape[1]
     size = max(1, STRETCH // (rows * heads * block_size * words * 32 // form.bits))
-    found: list[Codes] = []
+    found: list[QuantizedTokens] = []
     for begin in range(0, max(blocks, 1), size):
         named = block[..., begin : begin + size] if blocks > size else block
         tokens = named.shape[-1] * block_size
         seen = [a[named].reshape(rows, heads, tokens, a.shape[-1]) for a in arrays]
         if tail is not None and begin + size >= blocks:
             seen = [mx.concatenate(list(both), axis=2) for both in zip(seen, tail[of], strict=True)]
-        found.append(Codes(seen, form))
+        found.append(QuantizedTokens(seen, form))
     return found
 
 
-def scores_of(queries: mx.array, keys: Sequence[Codes]) -> mx.array:
-    """Return `Codes.scores` over all stretches."""
+def scores_of(queries: mx.array, keys: Sequence[QuantizedTokens]) -> mx.array:
+    """Return `QuantizedTokens.scores` over all stretches."""
     found = [stretch.scores(queries) for stretch in keys]
     return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
 
-def weighted_sum(weights: mx.array, values: Sequence[Codes]) -> mx.array:
-    """Return `Codes.weighted` over all stretches."""
+def weighted_sum(weights: mx.array, values: Sequence[QuantizedTokens]) -> mx.array:
+    """Return `QuantizedTokens.weighted` over all stretches."""
     total, begin = None, 0
     for stretch in values:
         part = stretch.weighted(weights[..., begin : begin + stretch.tokens])

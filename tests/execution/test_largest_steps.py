@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten
 from cortexmlx.attention.backends import choose_backend
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.text import Stops
-from cortexmlx.execution.footprint import steps
-from cortexmlx.execution.footprint.steps import largest_steps, step_bytes
+from cortexmlx.execution import largest_steps as module
+from cortexmlx.execution.largest_steps import StepBytes, largest_steps, step_bytes
 from cortexmlx.execution.mode import execution_mode
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
@@ -63,7 +63,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(folder, "llama", **shape, vocab_size=4096, max_position_embeddings=1 << 16)
 
 
-def bytes_of(model: Any, load: Load, tokens: int) -> steps.StepBytes:
+def bytes_of(model: Any, load: Load, tokens: int) -> StepBytes:
     way = execution_mode(model)
     return step_bytes(model, way.groups, choose_backend("auto").attend, 4096, load, tokens)
 
@@ -99,9 +99,9 @@ def test_planning_computes_nothing_and_leaves_the_model_as_it_was(wide: Path) ->
 
 def test_what_very_long_rows_take_is_reckoned_from_shorter_ones(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, load = load_model(wide).model, Load(2, 128, 32)
-    monkeypatch.setattr(steps, "_TRACED", (2048, 4096))
+    monkeypatch.setattr(module, "_TRACED", (2048, 4096))
     reckoned = bytes_of(model, load, 6000)
-    monkeypatch.setattr(steps, "_TRACED", (1024, 8192))
+    monkeypatch.setattr(module, "_TRACED", (1024, 8192))
     traced = bytes_of(model, load, 6000)
     assert reckoned.prefill == pytest.approx(traced.prefill, rel=0.05)
     assert reckoned.decode == pytest.approx(traced.decode, rel=0.05)

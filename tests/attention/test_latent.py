@@ -16,10 +16,9 @@ import pytest
 from mlx.utils import tree_map
 from mlx_lm.models.cache import KVCache
 
-from cortexmlx.attention import patches, reference
+from cortexmlx.attention import latent, model_patches, reference
 from cortexmlx.attention.mlx_lm_hook import LayerCache, ProbeKV, install
 from cortexmlx.attention.paged import PagedKV
-from cortexmlx.attention.patches import latent
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -51,7 +50,7 @@ ARGS: dict[str, Any] = {
     "mla_use_output_gate": True,
     "mla_use_nope": True,
 }
-CLASSES = [*patches._LATENT]
+CLASSES = [*model_patches._LATENT]
 
 
 def module_of(owner: tuple[str, str], **changes: Any) -> nn.Module:
@@ -61,7 +60,7 @@ def module_of(owner: tuple[str, str], **changes: Any) -> nn.Module:
     made = getattr(import_module(f"mlx_lm.models.{owner[0]}"), owner[1])(SimpleNamespace(**ARGS | changes))
     made.update(tree_map(lambda a: mx.random.normal(a.shape) * (a.shape[-1] ** -0.5 if a.ndim > 1 else 1), made))
     install()
-    patches.install(made)
+    model_patches.install(made)
     return made
 
 
@@ -157,8 +156,7 @@ def draw(*lengths: int, width: int = HIDDEN) -> list[mx.array]:
     return [mx.random.normal((n, width)) for n in lengths]
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("owner", CLASSES, ids=lambda o: o[0])
+@pytest.mark.parametrize(("owner", "gpu"), [*((owner, False) for owner in CLASSES), (CLASSES[0], True)], ids=str)
 def test_rows_and_pieces_of_one_step_are_what_the_class_computes_itself(
     owner: tuple[str, str], gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,8 +257,9 @@ def test_a_class_that_deviates_is_refused(what: str) -> None:
     latent.attention(Deviating.__call__)(Deviating(""), mx.zeros((2, 1, HIDDEN)), cache)
 
 
-@pytest.mark.parametrize("owner", CLASSES, ids=lambda o: o[0])
-@pytest.mark.parametrize("lengths", [(7, 8, 17, 1, 24), (23,)])
+@pytest.mark.parametrize(
+    ("owner", "lengths"), [*((owner, (7, 8, 17, 1, 24)) for owner in CLASSES), (CLASSES[0], (23,))], ids=str
+)
 def test_rows_with_a_tail(owner: tuple[str, str], lengths: tuple[int, ...]) -> None:
     module = module_of(owner)
     hidden = draw(*(n + 3 for n in lengths))
