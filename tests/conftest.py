@@ -90,14 +90,13 @@ def attention(request: pytest.FixtureRequest) -> Iterator[None]:
 def patient_store() -> Iterator[None]:
     """Engines wait for a disk as long as tests wait: what a busy machine reads and writes late is read and written."""
     from cortexmlx.disk import connector as store_connector
-    from cortexmlx.disk import pieces
     from cortexmlx.disk.store import KVStore
     from support.patience import PATIENCE
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(store_connector, "_CLOSING_SECONDS", PATIENCE)
         for seconds in ("PATIENCE", "FLUSH_SECONDS"):
-            patched.setattr(pieces, seconds, PATIENCE)
+            patched.setattr(store_connector, seconds, PATIENCE)
         patched.setattr(KVStore.close, "__defaults__", (PATIENCE,))
         yield
 
