@@ -16,9 +16,9 @@ from cortexmlx.protocols.anthropic import conversation, messages, tools
 from cortexmlx.protocols.responses import reader as responses
 from cortexmlx.protocols.responses.offered import LEFT_OUT
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.answering import MOST_WAITING
+from cortexmlx.server.generation import MOST_WAITING
 from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.response_paths import MOST_LISTED
+from cortexmlx.server.stored_responses import MOST_LISTED
 from support.clients.reach import reach_by_openai
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
