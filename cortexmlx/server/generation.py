@@ -19,7 +19,7 @@ from cortexmlx.core.event_loop import on_a_thread
 from cortexmlx.core.prompt import Prompt
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols import responses
-from cortexmlx.protocols.anthropic import message_events, messages
+from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import Defaults, ReplyInfo, is_tokens
 from cortexmlx.protocols.request import Request as Asked
@@ -72,12 +72,12 @@ class Protocol(NamedTuple):
 
 
 PROTOCOLS = {
-    chat_completions.URL: Protocol(chat_completions, chat_completions.Chunks),
-    completions.URL: Protocol(completions, completions.Chunks),
-    responses.URL: Protocol(responses, responses.Chunks, named=True),
+    chat_completions.URL: Protocol(chat_completions, chat_completions.ChatChunks),
+    completions.URL: Protocol(completions, completions.CompletionChunks),
+    responses.URL: Protocol(responses, responses.ResponseEvents, named=True),
     messages.URL: Protocol(
         messages,
-        message_events.Chunks,
+        messages.MessageEvents,
         named=True,
         ping=b'event: ping\ndata: {"type": "ping"}\n\n',
         id_header="request-id",

@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         "chunks have no calls",
-        "cortexmlx/protocols/openai/choices.py",
+        "cortexmlx/protocols/openai/chat_completions.py",
         "logprobs, event.tool_calls, ids)",
         "logprobs, (), ids)",
     ),
