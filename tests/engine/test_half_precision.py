@@ -56,7 +56,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 DTYPES = ("float16", "bfloat16")
-QUICK = ("penalties llama float16", "penalties gemma2 bfloat16")
+QUICK = ("penalties gemma2 bfloat16",)
 
 Rounded = Callable[[str, str], tuple[Path, Path]]
 

@@ -15,7 +15,7 @@ TEMPERATURE = 0.8
 """Of seeded answers whose luck is looked at."""
 
 LENGTHS = (3, 17, 32, 9, 26, 40, 8, 21)
-TOKENS = 40
+TOKENS = 28
 TIGHT = 112
 """Tokens of an arena in which most of the rows lose their blocks again and again."""
 
