@@ -118,7 +118,7 @@ def test_an_arena_that_grows_and_shrinks_all_the_time(folder: Path, every: int) 
     driver = Driver(folder, tokens=16_384, max_rows=4, prefill_budget=64, kv_bits=8)
     prompts = [*prompts_of()[:4], tokens_of(300, seed=3)]
     handles = [driver.add(p, TOKENS) for p in prompts]
-    assert driver.finish_resizing(every) > 3, "the arena must have changed its size"
+    assert driver.finish_resizing(every) > 2, "the arena must have changed its size"
     check_greedy(folder, driver, prompts, [driver.result(h).token_ids for h in handles])
 
 
