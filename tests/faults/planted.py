@@ -341,13 +341,13 @@ FAULTS = (
     Fault(
         "slopes are not for pieces",
         BACKEND,
-        "reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart",
-        "reference.attend_pieces(queries, kv, scale, sinks, softcap, None, apart",
+        "reference.attend_pieces(queries, kv, params, apart",
+        "reference.attend_pieces(queries, kv, replace(params, slopes=None), apart",
     ),
     Fault(
         "slopes are no part of a variant's key",
         LAYER_KEY,
-        "        slopes is not None,\n        kv.quantization,\n",
+        "        params.slopes is not None,\n        kv.quantization,\n",
         "        False,\n        kv.quantization,\n",
     ),
     Fault(

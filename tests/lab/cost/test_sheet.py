@@ -1,4 +1,4 @@
-"""The sheet: metal/README.md shows what the commands print, and residency is counted in whole threadgroups."""
+"""The sheet: metal/lab/README.md shows what the commands print, and residency is counted in whole threadgroups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cortexmlx.metal.shape import DTYPES, Kernel
 ONE = Variant("bfloat16", "bfloat16", 64, 64, 32, 8)
 """What the quick tests count: the simulator compiles its kernels once."""
 
-README = (files("cortexmlx.metal") / "README.md").read_text()
+README = (files("cortexmlx.metal.lab") / "README.md").read_text()
 fresh = pytest.mark.skipif(
     bool(kept_record().stale()), reason=f"changed since it was compiled: {', '.join(kept_record().stale())}"
 )
