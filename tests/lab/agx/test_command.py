@@ -1,5 +1,5 @@
-"""`python -m cortexmlx.metal.lab.agx`: from what the compiler printed to figures per token and query head; and the whole
-command, with a compiler that has its answers ready.
+"""`python -m cortexmlx.metal.lab.agx`: from what the compiler printed to figures per token and query head, and the
+command as a whole, with a compiler that has its answers ready.
 """
 
 from __future__ import annotations
