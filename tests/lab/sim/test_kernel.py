@@ -1,4 +1,4 @@
-"""`sim.metal_kernel` is called as `mx.fast.metal_kernel` is: inputs of every kind, wrong calls in words, refused texts."""
+"""`sim.metal_kernel` is called as `mx.fast.metal_kernel` is: inputs of every kind, and what is refused in words."""
 
 import mlx.core as mx
 import pytest
