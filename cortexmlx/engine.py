@@ -288,14 +288,14 @@ class Engine(EmbeddingCalls):
         self._worker.check_elsewhere()
         limits = self._worker.core.adapters.limits
         content = read_low_rank(name, path, limits.rank, limits.bytes)
-        return self._worker.ask(lambda core: core.adapters.load(name, content))
+        return self._worker.ask(lambda core: core.adapters.load(name, content, core.scheduler.jobs))
 
     def unload_adapter(self, name: str) -> None:
         """Let no further request name an adapter. Returns at once: requests that have it go on with it, and its memory
         is given back when the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
         """
         name = _adapter_name(name)
-        self._worker.ask(lambda core: core.adapters.unload(name))
+        self._worker.ask(lambda core: core.adapters.unload(name, core.scheduler.jobs))
 
     def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
         """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return

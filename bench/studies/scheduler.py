@@ -92,7 +92,9 @@ def _run(scheduler: Scheduler) -> list[float]:
             in_flight.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, tokens[: len(done.logit_segments)])
+            for row in scheduler.commit(done, tokens[: len(done.logit_segments)]):
+                if row.finish_reason is not None:
+                    scheduler.finish(row.job.id, row.finish_reason)
         spent += time.perf_counter() - started
         if plan is not None:
             if len(plan.logit_segments) == scheduler.config.max_rows == len(plan.positions):

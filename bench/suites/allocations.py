@@ -92,7 +92,9 @@ def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> li
             scheduler.add(JobId(len(waiting)), QueuedRequest(tuple(prompt), params), frozenset())
         plan = scheduler.plan(0)
         if plan is not None:
-            scheduler.commit(plan, [7] * len(plan.logit_segments))
+            for row in scheduler.commit(plan, [7] * len(plan.logit_segments)):
+                if row.finish_reason is not None:
+                    scheduler.finish(row.job.id, row.finish_reason)
     return recorded.calls
 
 

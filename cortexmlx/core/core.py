@@ -11,24 +11,26 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from cortexmlx.core.adapter_registry import AdapterRegistry
-from cortexmlx.core.begin_drafting import begin_speculation
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.draft_model import begun
+from cortexmlx.core.draft_model import DraftModel, open_draft
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.meter import Measurements
-from cortexmlx.core.open_model import open_model
 from cortexmlx.core.open_requests import OpenRequests
+from cortexmlx.core.opened_model import OpenedModel
 from cortexmlx.core.recovery import Recovery
 from cortexmlx.core.report import engine_stats
-from cortexmlx.core.served_model import Call
+from cortexmlx.core.served_model import Call, ServedModel
 from cortexmlx.core.text import Stops
 from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.kv.pins import Pins
 from cortexmlx.kv.spec import Counts
 from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter
 from cortexmlx.speculation.speculation import Speculation
+from cortexmlx.speculation.suffix import SuffixDrafter
 from cortexmlx.stats import EngineStats, UsageSample
 from cortexmlx.structured.matcher import Grammar
 from cortexmlx.types.request import QueuedRequest, RequestId
@@ -68,8 +70,8 @@ class EngineCore:
             self.model = model = open_model(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters, lambda: self.scheduler.jobs)
-            self.draft = begun(model.draft, config, self.info.vocab_size)
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters)
+            self.draft = None if model.draft is None else self._begin_draft(model.draft)
             self._begin_empty(model.blocks)
             self.pins = Pins(self.cache)
             if config.keep is not None:
@@ -79,23 +81,26 @@ class EngineCore:
             self.release()
             raise
 
+    def _begin_draft(self, opened: ServedModel) -> DraftModel:
+        rows, budget, vocabulary = self.config.max_rows, self.config.prefill_budget, self.info.vocab_size
+        return DraftModel(opened, rows, budget, vocabulary, self.config.prefix_cache)
+
     def _begin_empty(self, blocks: Counts, anew: bool = False) -> None:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
         self.cache = self.model.begin_cache(blocks, anew)
         self.scheduler = self.model.begin_scheduler(self.cache)
         self.measured = Measurements()
-        self.recovery = Recovery(self, self._wake)
+        self.speculation = begin_speculation(self.config, self.scheduler, self.draft)
         self.requests = OpenRequests(
             self.scheduler,
             self.measured,
             self.runner.processors,
-            lambda: self.loaded.tokenizer.detokenizer,
+            self.loaded.tokenizer,
             self._job_numbers,
-            self.config.forced_tokens,
-            lambda job: self.speculation.end(job),
+            self.speculation,
             self.adapters,
         )
-        self.speculation: Speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
+        self.recovery = Recovery(self, self._wake)
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -106,7 +111,8 @@ class EngineCore:
                 self.requests.expire(time.perf_counter())
                 if self.recovery.open or self.recovery.ready():
                     self._prepare()
-                    self.speculation.draft()
+                    if self.speculation is not None:
+                        self.speculation.draft()
                     plan = self._plan()
                     to_choose = self._dispatch(plan)
                     self._collect_due(plan)
@@ -156,7 +162,8 @@ class EngineCore:
         self.cache.states.take()
         self._give_arena_back()
         self.requests.fail_all(error)
-        self.speculation.forget()
+        if self.speculation is not None:
+            self.speculation.forget()
 
     def begin_anew(self) -> None:
         """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
@@ -272,7 +279,7 @@ class EngineCore:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
-        if self.draft is not None and self._in_flight and self.speculation.wants_drained:
+        if self.draft is not None and self._in_flight and self.speculation and self.speculation.wants_drained:
             self._collect()
         if self.disk is not None and not self._in_flight:
             self._unless_refused(self.disk.copy_in_between(self._step_seconds))
@@ -328,10 +335,11 @@ class EngineCore:
         if result is not None:
             with self.measured.committing:
                 self._step_seconds = result.seconds
-                self.requests.commit(plan, result)
-            if self.scheduler.verified:
-                self.measured.drafts(self.scheduler.verified)
-            self.speculation.took(plan, self._seconds_of(result.seconds))
+                verified = self.requests.commit(plan, result)
+            if verified:
+                self.measured.drafts(verified)
+            if self.speculation is not None:
+                self.speculation.learn(plan, self._seconds_of(result.seconds), verified)
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.cancel_asked(plan)
 
@@ -433,3 +441,31 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return the engine's statistics."""
         return engine_stats(self)
+
+
+def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool]) -> ServedModel:
+    """Return the model of an engine, in this process or on hosts. `wake` and `waiting`: see `EngineCore`. Raises what
+    `Engine` raises.
+    """
+    if config.hosts is not None:
+        from cortexmlx.distributed.hosted_model import HostedModel
+
+        return HostedModel(config, wake)
+    draft = None if config.used_draft is None else open_draft(config, waiting)
+    return OpenedModel(config, wake, waiting, draft)
+
+
+def begin_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:
+    """Return what drafts tokens for the rows of `scheduler`; None if nothing does.
+
+    Verified tokens are computed in other ways than decoded ones, and how many there are depends on the time that steps
+    take, so a `reproducible` engine drafts none.
+    """
+    drafters: list[Drafter] = []
+    if config.forced_tokens and not config.reproducible:
+        drafters.append(ForcedDrafter())
+    if config.speculate and not config.reproducible:
+        drafters.append(SuffixDrafter(config.prefix_cache))
+    if not drafters and draft is None:
+        return None
+    return Speculation(scheduler, drafters, () if draft is None else (draft,))

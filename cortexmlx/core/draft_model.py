@@ -67,13 +67,6 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
     return opened
 
 
-def begun(opened: ServedModel | None, config: EngineConfig, vocabulary: int) -> DraftModel | None:
-    """Return the draft model of an engine whose model knows `vocabulary` tokens, if any. Raises MemoryRefused."""
-    if opened is None:
-        return None
-    return DraftModel(opened, config.max_rows, config.prefill_budget, vocabulary, share_prefixes=config.prefix_cache)
-
-
 class DraftModel:
     """Guesses the likeliest next tokens of rows with a model of its own, which has its own arena. See `Drafter`.
 
@@ -107,9 +100,9 @@ class DraftModel:
         self._paused_until, self._pause = -math.inf, 0.0
         self._first: dict[int, float] = {}
         self._further: dict[int, float] = {}
-        self.rows = self._begun(anew=False)
+        self.rows = self._make_rows(anew=False)
 
-    def _begun(self, anew: bool) -> DraftRows:
+    def _make_rows(self, anew: bool) -> DraftRows:
         max_rows, budget = self._bounds
         cache = self.opened.begin_cache(self.opened.blocks, anew)
         context, vocabulary = self.opened.loaded.context_length, self.opened.info.vocab_size
@@ -163,7 +156,7 @@ class DraftModel:
         """Begin with an empty arena. Whatever was in the old one is not trusted."""
         self._in_flight.clear()
         self.runner.forget()
-        self.rows = self._begun(anew=True)
+        self.rows = self._make_rows(anew=True)
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or, if `critical`, the whole arena, whose texts are then

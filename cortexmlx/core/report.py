@@ -36,7 +36,7 @@ class Reported(Protocol):
     adapters: AdapterRegistry
     model: ServedModel
     recovery: Recovery
-    speculation: Speculation
+    speculation: Speculation | None
     draft: DraftModel | None
 
     @property
@@ -127,7 +127,8 @@ def _command_buffers(runner: Runner) -> CommandBuffers | None:
 def _speculation(core: Reported) -> SpeculationStats:
     """Return what was drafted."""
     measured = core.measured
-    sources = {name: DraftStats(of.drafted, of.accepted) for name, of in core.speculation.counts.items() if of.drafted}
+    counts = {} if core.speculation is None else core.speculation.counts
+    sources = {name: DraftStats(of.drafted, of.accepted) for name, of in counts.items() if of.drafted}
     return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
 
 

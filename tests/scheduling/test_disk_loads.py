@@ -14,7 +14,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 PIECE: Any = SimpleNamespace(arrays=())
@@ -49,7 +49,7 @@ class DiskStage:
     def step(self) -> Any:
         plan = self.scheduler.plan(0)
         if plan is not None:
-            self.scheduler.commit(plan, [5] * len(plan.logit_segments))
+            commit(self.scheduler, plan, [5] * len(plan.logit_segments))
         self.scheduler.check_invariants()
         return plan
 

@@ -25,6 +25,7 @@ from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
 from support.hosts.values import same
+from support.scheduling.requests import commit
 
 
 def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
@@ -44,7 +45,7 @@ def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
             made.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, [7] * len(done.logit_rows))
+            commit(scheduler, done, [7] * len(done.logit_rows))
     return made
 
 

@@ -20,7 +20,7 @@ from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 VOCAB = 5
 THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
@@ -81,7 +81,7 @@ class Machine:
             self.in_flight.append((plan, self._carry_out(plan)))
         if self.in_flight and (plan is None or len(self.in_flight) > 1):
             done, tokens = self.in_flight.popleft()
-            self.scheduler.commit(done, tokens, 0.001)
+            commit(self.scheduler, done, tokens, 0.001)
         self.scheduler.check_invariants()
 
     def finish(self) -> None:

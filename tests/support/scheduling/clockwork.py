@@ -10,7 +10,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
@@ -43,8 +43,9 @@ class Clockwork:
             seconds = self.cost * len(plan.positions)
             self.now += seconds
             self.plans.append((plan, seconds))
-            for news in self.scheduler.commit(plan, [5] * len(plan.logit_rows), seconds):
-                self.first.setdefault(news.job.id, self.now)
+            for row in commit(self.scheduler, plan, [5] * len(plan.logit_rows), seconds):
+                if row.tokens:
+                    self.first.setdefault(row.job.id, self.now)
 
     def until_first(self, request: int) -> float:
         while request not in self.first:

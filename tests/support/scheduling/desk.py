@@ -15,7 +15,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
@@ -53,7 +53,7 @@ class Desk:
         for _ in range(count):
             plan = self.scheduler.plan(0)
             if plan is not None:
-                self.scheduler.commit(plan, [5] * len(plan.logit_segments))
+                commit(self.scheduler, plan, [5] * len(plan.logit_segments))
 
     def drain(self) -> None:
         """Steps until everything has ended."""
