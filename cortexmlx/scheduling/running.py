@@ -43,7 +43,7 @@ class RunningSet:
     @property
     def prefilling(self) -> bool:
         """Whether the prompt of a row is not computed yet."""
-        return any([j.state is RequestState.PREFILLING for j in self.jobs])
+        return RequestState.PREFILLING in [job.state for job in self.jobs]
 
     @property
     def dropping(self) -> list[Job]:

@@ -53,7 +53,7 @@ class Prices:
     @property
     def can_pay(self) -> bool:
         """Whether a number of drafts pays if all of them are right."""
-        return any([count * self.token > cost for count, cost in enumerate(self.costs, 1)])
+        return any(count * self.token > cost for count, cost in enumerate(self.costs, 1))
 
     def allows(self, cost: float, certain: float) -> bool:
         """See `choose`."""
