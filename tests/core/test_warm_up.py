@@ -50,8 +50,13 @@ def on(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "changes", "config", "kernels"),
     [
         ("windowed llama", {}, {}, "prefill kernel, vector kernel"),
-        ("gpt_oss", {"num_attention_heads": 1, "num_key_value_heads": 1}, {}, "prefill kernel, vector kernel"),
-        ("gemma2", {}, {}, "prefill kernel, vector kernel"),
+        pytest.param(
+            "gpt_oss",
+            {"num_attention_heads": 1, "num_key_value_heads": 1},
+            {},
+            "prefill kernel, vector kernel",
+            marks=pytest.mark.slow,
+        ),
         (
             "llama",
             {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1},
@@ -59,9 +64,8 @@ def on(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
             "matrix kernel",
         ),
         ("deepseek_v3", {"kv_lora_rank": 128, "qk_rope_head_dim": 64}, {}, "wide kernel"),
-        ("llama4", {}, {}, "prefill kernel, vector kernel"),
     ],
-    ids=["window", "sinks, one head", "softcap", "quantized", "latent", "chunks"],
+    ids=["window", "sinks, one head", "quantized", "latent"],
 )
 def test_after_opening_nothing_is_compiled_whatever_the_rows_and_lengths_are(
     name: str, changes: dict[str, Any], config: dict[str, Any], kernels: str, tmp_path: Path,
@@ -73,9 +77,9 @@ def test_after_opening_nothing_is_compiled_whatever_the_rows_and_lengths_are(
     compiled = made.count
     assert compiled >= 2 and threading.get_ident() not in made.threads
     made.dry = True
-    for rows in range(1, ROWS + 1):
+    for rows in (1, 2, 4, 5, ROWS):
         driver.answers([tokens_of(length, seed=length) for length in range(1, 4 * rows, 4)], 2)
-    driver.answers([tokens_of(n, seed=n) for n in (1, 7, 40)], 34)  # two decode windows and what follows them
+    driver.answers([tokens_of(n, seed=n) for n in (1, 40)], 34)  # two decode windows and what follows them
     assert made.count == compiled, "a step compiled"
     assert driver.core.backend.notes() == () and driver.core.stats().attention_backend == f"metal, {kernels}"
 
