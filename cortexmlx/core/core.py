@@ -14,9 +14,9 @@ from cortexmlx.core.adapter_registry import AdapterRegistry
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.draft_model import DraftModel, open_draft
 from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.meter import Measurements
 from cortexmlx.core.open_requests import OpenRequests
-from cortexmlx.core.opened_model import OpenedModel
 from cortexmlx.core.recovery import Recovery
 from cortexmlx.core.served_model import Call, ServedModel
 from cortexmlx.core.text import Stops
@@ -454,7 +454,7 @@ def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Call
 
         return HostedModel(config, wake)
     draft = None if config.used_draft is None else open_draft(config, waiting)
-    return OpenedModel(config, wake, waiting, draft)
+    return InProcessModel(config, wake, waiting, draft)
 
 
 def begin_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:

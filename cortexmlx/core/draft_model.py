@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.opened_model import OpenedModel
+from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.served_model import ServedModel
 from cortexmlx.errors import CortexError, ModelUnsupported
 from cortexmlx.execution.boundary import Refused
@@ -34,11 +34,11 @@ _FORGETTING = 0.2
 """Weight of the newest round in the running means of its times."""
 
 
-def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> OpenedModel:
+def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> InProcessModel:
     """Open the draft model of an engine with this configuration. Its keys and values are not kept on disk.
-    `waiting`: see `OpenedModel`.
+    `waiting`: see `InProcessModel`.
 
-    Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
+    Raises what `InProcessModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
     """
     assert config.used_draft is not None
@@ -54,7 +54,7 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
         keep_last=None,
     )
     try:
-        opened = OpenedModel(own, lambda call: None, waiting)
+        opened = InProcessModel(own, lambda call: None, waiting)
     except CortexError as error:
         error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
         raise

@@ -333,11 +333,11 @@ def test_a_draft_model_that_is_of_no_use_is_said_and_unloaded(setting: dict[str,
 
 def test_the_default_memory_leaves_room_for_the_draft_model(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is nearly filled by the weights of both: half of the rest is for both arenas."""
-    from cortexmlx.core import opened_model
+    from cortexmlx.core import in_process_model
 
     with Engine(tiny("llama"), draft=tiny("llama"), max_rows=4, kv_memory="1MB") as engine:
         reserved = engine.inspect(lambda core: core.model.reserved + core.model.draft.reserved)
-    monkeypatch.setattr(opened_model, "working_set_bytes", lambda: reserved + 2**20)
+    monkeypatch.setattr(in_process_model, "working_set_bytes", lambda: reserved + 2**20)
     with Engine(tiny("llama"), draft=tiny("llama"), max_rows=4) as engine:
         limits = engine.inspect(lambda core: (core.cache.bytes_limit, core.draft.rows.cache.bytes_limit))
     assert 2**18 - 2**14 < limits[0] == limits[1] <= 2**18, format_bytes(limits[0])

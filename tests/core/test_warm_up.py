@@ -16,7 +16,7 @@ from cortexmlx.attention.backends import kernel_backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
-from cortexmlx.core.opened_model import THREADS, WarmUp
+from cortexmlx.core.in_process_model import THREADS, WarmUp
 from cortexmlx.core.threads import Task
 from cortexmlx.errors import EngineClosed
 from cortexmlx.metal.lab import sim
@@ -104,7 +104,7 @@ def test_compiling_begins_before_the_weights_are_read(
 ) -> None:
     made = Compilations()
     on(made, monkeypatch)
-    monkeypatch.setattr("cortexmlx.core.opened_model.automatic", lambda: "metal")
+    monkeypatch.setattr("cortexmlx.core.in_process_model.automatic", lambda: "metal")
     seen = []
     monkeypatch.setattr(
         "cortexmlx.models.folder._check_types", lambda folder, model: seen.append(made.begun.wait(PATIENCE))
@@ -144,7 +144,7 @@ def test_a_load_that_ends_while_kernels_are_compiled_does_not_wait_for_them(
         made.append(WarmUp())
         return made[-1]
 
-    monkeypatch.setattr("cortexmlx.core.opened_model.WarmUp", making)
+    monkeypatch.setattr("cortexmlx.core.in_process_model.WarmUp", making)
 
     def cancel(news: Progress) -> None:
         if news.what == "compiling":
