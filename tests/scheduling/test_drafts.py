@@ -11,12 +11,11 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.snapshots import Snapshots
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.engine.core_driver import Driver, assert_nothing_lost

@@ -8,11 +8,10 @@ import pytest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.clockwork import LAYER
 from support.scheduling.requests import add, commit

@@ -23,10 +23,9 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import add, commit

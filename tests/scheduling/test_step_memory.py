@@ -19,10 +19,9 @@ from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.scheduling import plan as step_memory
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import add

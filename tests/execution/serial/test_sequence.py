@@ -13,10 +13,9 @@ from hypothesis import example, given, settings
 from cortexmlx.execution.serial import COUNTED, OneSequence
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples

@@ -5,10 +5,9 @@ from __future__ import annotations
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.requests import add, commit
 

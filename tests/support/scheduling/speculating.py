@@ -13,11 +13,10 @@ from itertools import pairwise
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.types.sampling_params import SamplingParams
