@@ -26,6 +26,9 @@ MENTIONED = {
     for code in re.findall(r"`(cortexmlx [^`]+)`", prose(page).replace("\n", " "))
 }
 
+CODE = ("docs/architecture.md", "docs/design-steps.md", "docs/design-memory.md", "docs/design-attention.md")
+NAME = re.compile(r"[A-Za-z_]\w{3,}")
+
 NOT_OURS = {"command not found: cortexmlx", "No matching distribution found for mlx-lm==0.32.2"}
 """Messages of other programs."""
 
@@ -77,6 +80,15 @@ def test_what_the_page_of_the_architecture_says_to_begin_with_exists() -> None:
     assert len(named) > 20
     places = [(ROOT / room / path, ROOT / "cortexmlx" / room / path) for room, path in named]
     assert [place for place in places if not any(path.exists() for path in place)] == []
+
+
+def test_names_on_the_pages_about_the_code_are_those_of_the_code() -> None:
+    tops = ("cortexmlx", "cli", "metal", "tests/house")
+    paths = [path for top in tops for path in (ROOT / top).rglob("*.*") if path.suffix in (".py", ".metal")]
+    code = {word for path in paths for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    code |= {word for path in paths for word in (path.stem, path.parent.name)}
+    named = {word for page in CODE for text in re.findall(r"`([^`\n]+)`", prose(page)) for word in NAME.findall(text)}
+    assert len(named) > 100 and named - code == set()
 
 
 def test_targets_of_make_are_there() -> None:
