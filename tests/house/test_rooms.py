@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,13 @@ def modules() -> Iterator[tuple[str, Path]]:
 MODULES = dict(modules())
 
 
-def imports(module: str) -> Iterator[tuple[int, str]]:
+@cache
+def imports(module: str) -> tuple[tuple[int, str], ...]:
     """The modules of the package that a module names in its imports, with the line."""
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[tuple[int, str]]:
     path = MODULES[module]
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
