@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/opened_model.py"
-HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/core/opened_model.py"
+BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/in_process_model.py"
+HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/core/in_process_model.py"
 CALLS, TEXT = "metal/kernels.py", "metal/text.py"
 
 TESTS = ("metal/test_text.py", "core/test_warm_up.py", "attention/test_calls.py")

@@ -16,9 +16,9 @@ import numpy as np
 from cortexmlx.core.prompt import tail_of
 from cortexmlx.sessions.turn import Transcript, anchor_of
 from cortexmlx.types.request import QueuedRequest
+from support.agents.templates import Message, Template
 from support.engine.core_driver import Driver
 from support.models.tiny import CONFIGS, write_tiny
-from support.resumed.templates import Message, Template
 
 BLOCK = 16
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cortexmlx.core.core import EngineCore
 from cortexmlx.types.request import Completion
-from support.adapted.kinds import Adapted, content
+from support.adapters.kinds import Adapted, content
 from support.engine.core_driver import Driver
 from support.speculation.counts import Counts
 from support.speculation.kinds import Kind

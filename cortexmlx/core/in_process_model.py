@@ -1,4 +1,4 @@
-"""OpenedModel: a model with its runner and its store, opened as an engine's configuration says."""
+"""InProcessModel: a model with its runner and its store, opened as an engine's configuration says."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from cortexmlx.timed_choice.chooser import SECONDS
 from cortexmlx.types.progress import OnProgress, Progress
 
 
-class OpenedModel:
+class InProcessModel:
     """A model that is ready to be served: its weights, its execution mode, the runner that owns the memory, and the
     store. Only the engine's thread may use it.
     """
@@ -61,7 +61,7 @@ class OpenedModel:
         config: EngineConfig,
         wake: Callable[[Call], None],
         waiting: Callable[[], bool] = lambda: False,
-        draft: OpenedModel | None = None,
+        draft: InProcessModel | None = None,
     ) -> None:
         """`wake(call)` has a call carried out between two steps. Threads of the store use it. Nothing is timed while
         somebody is `waiting`. `draft` is the draft model, which gets a part of the KV memory. Raises InvalidRequest if

@@ -1,6 +1,6 @@
 """Compare engines that serve several adapters in one batch with engines that have one each, at length.
 
-    python -m tests.adapted [--answers N] [--seed S]
+    python -m tests.trials.adapters [--answers N] [--seed S]
 
 Prints what was compared, after every hundred trials and at the end. A trial that fails is printed with its seed, and
 the others go on. Exit status 1 if one has failed.
@@ -18,8 +18,8 @@ def main() -> int:
     from cortexmlx.cpu import blas
 
     blas.preload()
-    from support.adapted.kinds import NAMES, adapted_kinds
-    from support.adapted.trial import AdaptedTrial
+    from support.adapters.kinds import NAMES, adapted_kinds
+    from support.adapters.trial import AdaptedTrial
     from support.speculation.at_length import run_at_length
 
     return run_at_length(

@@ -1,6 +1,6 @@
 """Compare engines that speculate with one that does not, at length.
 
-    python -m tests.speculated [--answers N] [--seed S]
+    python -m tests.trials.speculation [--answers N] [--seed S]
 
 Prints what was compared, after every hundred trials and at the end. A trial that fails is printed with its seed, and
 the others go on. Exit status 1 if one has failed.

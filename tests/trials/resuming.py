@@ -1,6 +1,6 @@
 """Have a conversation of an agent with each kind of model and each template, and count what is computed again.
 
-    python -m tests.resumed [--turns N] [--loop N] [--foreign N] [--system N] [--kind NAME] [--template NAME]
+    python -m tests.trials.resuming [--turns N] [--loop N] [--foreign N] [--system N] [--kind NAME] [--template NAME]
 
 A line for each kind and template: requests, new tokens, tokens after something that the template changed, the most
 tokens that a request computed though they were cached before, and how many requests computed more than two blocks of
@@ -22,8 +22,8 @@ def main() -> int:
     from cortexmlx.cpu import blas
 
     blas.preload()
-    from support.resumed.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded
-    from support.resumed.templates import TEMPLATES
+    from support.agents.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded
+    from support.agents.templates import TEMPLATES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, number in (("turns", 20), ("loop", 60), ("foreign", 3000), ("system", 2500)):

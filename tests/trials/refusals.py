@@ -1,6 +1,6 @@
 """Refuse memory, and raise a plain exception, at every allocation of every change of memory.
 
-    python -m tests.refused [--every N] [--only KIND]...
+    python -m tests.trials.refusals [--every N] [--only KIND]...
 
 For each kind of model, one day of an engine is lived once to count its allocations: the arena grows, shrinks, moves
 blocks; prompts share beginnings and fork; states are kept; adapters, a draft model and a store come and go. Then the
