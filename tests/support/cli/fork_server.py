@@ -18,6 +18,7 @@ import sys
 import termios
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def _become(request: dict[str, Any], terminal: int, main: Any) -> None:
         os.environ.clear()
         os.environ.update(request["environment"])
         sys.argv = [sys.argv[0], *request["arguments"]]
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", 1), open(2, "w", 1)
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         main()
         code = 0
@@ -133,10 +134,8 @@ def _become(request: dict[str, Any], terminal: int, main: Any) -> None:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 stream.flush()
-            except (OSError, ValueError):
-                pass
         os._exit(code)
 
 
