@@ -184,7 +184,6 @@ class EngineCore:
         self.model.begin_anew()
         self.runner = self.model.runner
         self.cache.states.take()
-        self.scheduler.forget_loads()  # what was read for requests that came meanwhile was in the old workers
         self.cache.pools.give_all_back()
         self.runner.begin(self.cache.pools.blocks)
 

@@ -382,7 +382,9 @@ class ModelRunner:
 
     @refusable
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return copies of blocks, or of snapshots."""
+        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
+        one that does not exist. Nothing may be in flight.
+        """
         return self.memory.copy_out(group, names)
 
     def release(self) -> None:

@@ -1,15 +1,18 @@
-"""Bodies of requests and replies: JSON within bounds, errors in the protocol's words, and streams of events."""
+"""Requests and replies over HTTP: bodies within bounds, errors in the protocol's words, and streams of events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import re
+import sys
 import uuid
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -33,9 +36,20 @@ from cortexmlx.server.model_pool import CannotLoad
 
 T = TypeVar("T")
 
+log = logging.getLogger("cortexmlx")
 
-Arriving = AbstractContextManager[None]
-"""A context in which the body of a request arrives."""
+Answer = Callable[[Request], Awaitable[Response]]
+
+# What the parts of the server note in the scope of a request.
+
+CLIENT = "cortexmlx.client"
+"""The name of the client, in the scope of a request."""
+
+MODEL = "cortexmlx.model"
+"""The name of the model that answers, in the scope of a request."""
+
+TOKENS = "cortexmlx.tokens"
+"""The tokens of a request's answers, in its scope."""
 
 BODY_BYTES = "cortexmlx.body_bytes"
 """The size of a request's body, in its scope."""
@@ -53,28 +67,20 @@ class Refused(InvalidRequest):
         self.headers = headers or {}
 
 
-async def json_body(
-    request: Request,
-    most: int,
-    seconds: float,
-    arriving: Callable[[asyncio.Timeout], Arriving],
-    hold: Callable[[int], None],
-) -> dict[str, Any]:
-    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. `arriving` is entered with the
-    limit of its time while it arrives, and `hold` is told how many bytes it has. Raises Refused.
-    """
+async def json_body(request: Request, place: Place, most: int, seconds: float) -> dict[str, Any]:
+    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises Refused."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(int(declared), most)
     pieces, size, began = [], 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(seconds) as limit:
-            with arriving(limit):
+            with place.while_it_arrives(limit):
                 async for piece in request.stream():
                     size += len(piece)
                     if size > most:
                         raise _too_large(size, most)
-                    hold(size)
+                    place.hold(size)
                     pieces.append(piece)
     except TimeoutError:
         took = min(seconds, round(asyncio.get_running_loop().time() - began, 1))
@@ -82,7 +88,7 @@ async def json_body(
     data = b"".join(pieces)
     if (coding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
         data = await on_a_thread(lambda: unpacked(data, coding, most))
-        hold(len(data))
+        place.hold(len(data))
     request.scope[BODY_BYTES] = len(data)
     return await by_size(len(data), lambda: parsed(data))
 
@@ -116,6 +122,241 @@ _CODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate
 
 def _too_large(size: int, most: int) -> Refused:
     return Refused(413, f"the body has {size:,} bytes or more, but must have at most {most:,}")
+
+
+# JSON that strangers send: parsed within bounds, so that it holds up nobody else's stream.
+
+
+MOST_VALUES = 1 << 18
+"""How many values and names a body may have. Python's parser holds the interpreter's lock while it makes them, on
+whichever thread: about 0.2 s for a million. A thread is no help; this is.
+"""
+
+MOST_DEPTH = 128
+"""How deep a body may be nested. Code that descends into it does not exhaust its stack."""
+
+SMALL = 1 << 16
+"""Bytes of a body that may be parsed and read on the event loop: some milliseconds."""
+
+_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
+"""A text, also one without an end; or what stands before a value."""
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body. Raises InvalidRequest."""
+    _check_values(data)
+    try:
+        body = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is no UTF-8: {error.reason} at byte {error.start:,}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        if "integer string conversion" in str(error):
+            raise InvalidRequest("the body has an integer of more than 4,300 digits") from None
+        raise InvalidRequest(f"the body is no JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    _check_nested(body)
+    return body
+
+
+def _check_values(data: bytes) -> None:
+    """Raise InvalidRequest if there are too many values. Texts are searched only if their marks could be too many."""
+    if sum(map(data.count, (b"[", b"{", b",", b":"))) <= MOST_VALUES:
+        return
+    count = 0
+    for part in _PARTS.finditer(data):
+        count += part[0][0] != 0x22
+        if count > MOST_VALUES:
+            raise _too_many()
+
+
+def _check_nested(body: dict[str, Any]) -> None:
+    """Raise InvalidRequest if it is too deep, or if the arguments of its calls have too many values together."""
+    level: list[Any] = [body]
+    inner = 0
+    for _ in range(MOST_DEPTH):
+        inner += sum(_values_in_arguments(each) for each in level if isinstance(each, dict))
+        if inner > MOST_VALUES:
+            raise _too_many()
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _values_in_arguments(call: dict[str, Any]) -> int:
+    """Return how many values the arguments of a call may have, which are JSON in a text."""
+    text = call.get("input" if call.get("type") == "tool_use" else "arguments")
+    return sum(map(text.count, "[{,:")) if isinstance(text, str) else 0
+
+
+def _too_many() -> InvalidRequest:
+    return InvalidRequest(
+        f"the body has more than {MOST_VALUES:,} values: send a text instead of token ids, or shorten it"
+    )
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"the body is nested more than {MOST_DEPTH} deep")
+
+
+# How many requests are open at once, shared among clients so that none locks the others out.
+
+
+SLOW_SECONDS = 5.0
+"""A body that has been arriving for longer gives its place to another request of its client, if all are taken."""
+
+BODIES = 16
+"""Bodies of the greatest size that open requests may have in memory."""
+
+
+class Places:
+    """At most `most` open requests of `clients` clients. Half of the places are kept for single clients, as many for
+    each. The other half is for whoever comes first. If there are too few to keep one for each, a client has half of
+    them at most. Their bodies have at most `most_bytes` together, those of one client of several half of it. Small
+    bodies are never refused.
+    """
+
+    def __init__(self, most: int, clients: int = 1, most_bytes: int = sys.maxsize) -> None:
+        self._most = most
+        self._others = max(0, clients - 1)
+        shared = clients > 1
+        self._own = most // (2 * clients) if shared else 0
+        self._most_of_one = (most + 1) // 2 if shared and not self._own else most
+        self._most_bytes = most_bytes
+        self._most_bytes_of_one = most_bytes // 2 if shared else most_bytes
+        self._open: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._slow: dict[Place, asyncio.Timeout] = {}
+
+    @property
+    def open(self) -> int:
+        """How many requests are open."""
+        return self._open.total()
+
+    def take(self, client: str = "") -> Place:
+        """Return a place for a request. Raises Refused if there is none for this client."""
+        if not self._has_room(client) and not self._cut_a_slow_body(client):
+            mine = self._open[client]
+            whose = f"{mine} requests" if mine == self.open else f"{mine} requests of this key, and others,"
+            raise _later(f"{whose} run or wait")
+        self._open[client] += 1
+        return Place(self, client)
+
+    def _has_room(self, client: str) -> bool:
+        mine, free = self._open[client], self._most - self.open
+        if mine < self._own:
+            return free > 0
+        taken = sum(min(self._own, count) for other, count in self._open.items() if other != client)
+        return free > self._own * self._others - taken and mine < self._most_of_one
+
+    def _has_memory(self, client: str, more: int) -> bool:
+        mine, all_bytes = self._bytes[client] + more, self._bytes.total() + more
+        return mine <= self._most_bytes_of_one and all_bytes <= self._most_bytes
+
+    def _cut_a_slow_body(self, client: str) -> bool:
+        """End the oldest of this client's bodies that arrive slowly. Return whether there is one."""
+        now = asyncio.get_running_loop().time()
+        for place, limit in self._slow.items():
+            if place.client == client and now - place.since >= SLOW_SECONDS:
+                place.leave()
+                limit.reschedule(now)
+                return True
+        return False
+
+
+class Place:
+    """The place of one request, until it is left."""
+
+    def __init__(self, places: Places, client: str) -> None:
+        self.client = client
+        self.since = 0.0
+        """When its body began to arrive, on the loop's clock."""
+        self._places = places
+        self._left = False
+        self._size = 0
+
+    @contextmanager
+    def while_it_arrives(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Let the body of the request be cut with `limit` in this context, if it arrives slowly and others wait."""
+        self.since = asyncio.get_running_loop().time()
+        self._places._slow[self] = limit
+        try:
+            yield
+        finally:
+            self._places._slow.pop(self, None)
+
+    def hold(self, size: int) -> None:
+        """Say that the body has so many bytes by now. Raises Refused if bodies take too much memory."""
+        if self._left:
+            return
+        while size > SMALL and not self._places._has_memory(self.client, size - self._size):
+            if not self._places._cut_a_slow_body(self.client):
+                raise _later("the bodies of other requests take the memory that there is for them")
+        if not self._left:
+            self._places._bytes[self.client] += size - self._size
+            self._size = size
+
+    def leave(self) -> None:
+        """Leave it. Safe to call again."""
+        if not self._left:
+            self._left = True
+            self._places._slow.pop(self, None)
+            self._places._open[self.client] -= 1
+            self._places._bytes[self.client] -= self._size
+            if not self._places._open[self.client]:
+                del self._places._open[self.client], self._places._bytes[self.client]
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+
+def _later(why: str) -> Refused:
+    return Refused(429, f"{why}: come again later", "overloaded", {"retry-after": "1"})
+
+
+# Replies: JSON, errors in the form of the protocol, and streams of events.
+
+
+def with_error_replies(answer: Answer) -> Answer:
+    """Return the same, with errors as replies in the protocol of the path."""
+
+    async def answer_or_error(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except BaseException as error:
+            if (why := error_for_client(error)) is None:
+                raise
+            return error_reply(why, request.url.path)
+
+    return answer_or_error
+
+
+def error_for_client(error: BaseException) -> CortexError | None:
+    """Return what a client is told of an error; None: nothing, since nobody listens any more. A task is cancelled when
+    the server ends and the time for running requests is over. Bugs are logged, and so are panics of libraries, which
+    are no subclass of Exception. What is returned has no traceback, whose frames would keep the body of the request.
+    """
+    if isinstance(error, CortexError):
+        return error.with_traceback(None)
+    if isinstance(error, asyncio.CancelledError):
+        return EngineClosed("the server ends: ask again when it is back, or another one")
+    if isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+        return None
+    log.error("a request failed: unexpected %s", type(error).__name__, exc_info=error)
+    return CortexError("an unexpected error, which the server's log tells")
 
 
 def status_of(error: CortexError) -> int:
@@ -228,86 +469,3 @@ async def gone(request: Request) -> None:
             return
         if message["type"] == "http.disconnect":
             return
-
-
-# JSON that strangers send: parsed within bounds, so that it holds up nobody else's stream.
-
-
-MOST_VALUES = 1 << 18
-"""How many values and names a body may have. Python's parser holds the interpreter's lock while it makes them, on
-whichever thread: about 0.2 s for a million. A thread is no help; this is.
-"""
-
-MOST_DEPTH = 128
-"""How deep a body may be nested. Code that descends into it does not exhaust its stack."""
-
-SMALL = 1 << 16
-"""Bytes of a body that may be parsed and read on the event loop: some milliseconds."""
-
-_PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
-"""A text, also one without an end; or what stands before a value."""
-
-
-def parsed(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. Raises InvalidRequest."""
-    _check_values(data)
-    try:
-        body = json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is no UTF-8: {error.reason} at byte {error.start:,}") from None
-    except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:
-        if "integer string conversion" in str(error):
-            raise InvalidRequest("the body has an integer of more than 4,300 digits") from None
-        raise InvalidRequest(f"the body is no JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
-    _check_nested(body)
-    return body
-
-
-def _check_values(data: bytes) -> None:
-    """Raise InvalidRequest if there are too many values. Texts are searched only if their marks could be too many."""
-    if sum(map(data.count, (b"[", b"{", b",", b":"))) <= MOST_VALUES:
-        return
-    count = 0
-    for part in _PARTS.finditer(data):
-        count += part[0][0] != 0x22
-        if count > MOST_VALUES:
-            raise _too_many()
-
-
-def _check_nested(body: dict[str, Any]) -> None:
-    """Raise InvalidRequest if it is too deep, or if the arguments of its calls have too many values together."""
-    level: list[Any] = [body]
-    inner = 0
-    for _ in range(MOST_DEPTH):
-        inner += sum(_values_in_arguments(each) for each in level if isinstance(each, dict))
-        if inner > MOST_VALUES:
-            raise _too_many()
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _values_in_arguments(call: dict[str, Any]) -> int:
-    """Return how many values the arguments of a call may have, which are JSON in a text."""
-    text = call.get("input" if call.get("type") == "tool_use" else "arguments")
-    return sum(map(text.count, "[{,:")) if isinstance(text, str) else 0
-
-
-def _too_many() -> InvalidRequest:
-    return InvalidRequest(
-        f"the body has more than {MOST_VALUES:,} values: send a text instead of token ids, or shorten it"
-    )
-
-
-def _too_deep() -> InvalidRequest:
-    return InvalidRequest(f"the body is nested more than {MOST_DEPTH} deep")

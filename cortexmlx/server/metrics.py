@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from cortexmlx.errors import CortexError
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.stats import EngineStats, StoreStats
 from cortexmlx.types.request import Completion, FinishReason
 
@@ -292,7 +292,7 @@ class Tally:
         self._replies: Counter[tuple[str, int]] = Counter()
         self._models: dict[str, Answered] = {}
 
-    def replied(self, logged: Logged, path: str) -> None:
+    def replied(self, logged: LoggedRequest, path: str) -> None:
         """Count a reply, or a client that went away (499). `path` is that of the request, without what the server is
         mounted under.
         """

@@ -34,7 +34,7 @@ def with_slopes(queries: mx.array, keys: mx.array, values: mx.array, *_: Any, sc
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=bias)
 
 
-@pytest.mark.parametrize("backend", ["reference", "sim"])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("sim", marks=pytest.mark.lab)])
 def test_its_tokens_are_those_of_the_model_with_biases_for_a_mask(
     backend: str, tiny: Callable[[str], Path], judged: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

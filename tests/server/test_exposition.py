@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cortexmlx import Engine, EngineClosed
 from cortexmlx.server.metrics import Tally, exposition
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.stats import DraftStats, SpeculationStats
 from cortexmlx.types.request import Completion
 
@@ -55,7 +55,7 @@ def tally(engine: Engine) -> Tally:
     done = engine.generate_batch(["one", "one two three", "a b c"], max_tokens=5)
     for completion in done:
         tally.answered("tiny", Done({0: completion}))
-    tally.replied(Logged("GET", "/metrics", 200, 0.1, None), "/metrics")
+    tally.replied(LoggedRequest("GET", "/metrics", 200, 0.1, None), "/metrics")
     return tally
 
 

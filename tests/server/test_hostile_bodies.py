@@ -10,7 +10,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from cortexmlx.server.protocols import PROTOCOLS
+from cortexmlx.server.generation import PROTOCOLS
 from support.patience import PATIENCE
 
 TOOL: Any = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}

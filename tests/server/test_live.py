@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, EngineClosed
-from cortexmlx.server.watching import MOST_REQUESTS, Live, live
+from cortexmlx.server.monitoring import MOST_REQUESTS, Live, live
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 SECRET = "A secret question that nobody else may read"

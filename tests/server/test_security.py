@@ -12,9 +12,8 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.errors import FormRefused, InvalidRequest, StructuredOutputError
-from cortexmlx.server.answering import Answering
-from cortexmlx.server.protocols import PROTOCOLS
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.generation import PROTOCOLS, Answering
+from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.types.request import TokenEvent
 from support.patience import PATIENCE, soon
 
@@ -60,7 +59,7 @@ def test_tricks_with_paths_find_no_model(http: httpx.Client, name: str) -> None:
 
 def test_keys_are_in_no_log_and_no_error(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    seen: list[Logged] = []
+    seen: list[LoggedRequest] = []
     replies = []
     with httpx.Client(base_url=serve(keys=KEYS, log=seen.append), trust_env=False, timeout=PATIENCE) as http:
         for key in (*KEYS, "wrong-key-of-mine"):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cortexmlx.errors import EngineClosed
-from cortexmlx.server.watching import Shared
+from cortexmlx.server.monitoring import Shared
 from support.patience import PATIENCE
 
 

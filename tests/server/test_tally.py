@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortexmlx.server.metrics import MOST_MODELS, OTHER, Answered, Histogram, Tally
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.types.request import Completion, FinishReason, Timings, Usage
 
 
@@ -52,7 +52,7 @@ def test_a_histogram_has_every_duration_at_most_its_bound(durations: list[float]
 )
 def test_paths_of_clients_are_no_labels(path: str, known: str) -> None:
     tally = Tally(("/v1/completions", "/v1/models", "/"))
-    tally.replied(Logged("GET", path, 404, 0.1, None), path)
+    tally.replied(LoggedRequest("GET", path, 404, 0.1, None), path)
     assert tally.taken()[0] == {(known, 404): 1}
 
 

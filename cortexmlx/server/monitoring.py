@@ -7,7 +7,7 @@ import gzip
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
@@ -22,7 +22,6 @@ from cortexmlx.errors import CortexError
 from cortexmlx.server.http import dumped
 from cortexmlx.server.metrics import CONTENT_TYPE, Tally, exposition
 from cortexmlx.server.models import Models
-from cortexmlx.server.request_log import Logged
 from cortexmlx.server.settings import ServerSettings
 from cortexmlx.stats import BlockMap, BlockState, EngineStats, Latency, RequestStats
 
@@ -36,15 +35,14 @@ LIVE = "/live"
 class Watching:
     """Answers who watches. However many they are, the engines are asked once at a time, and a few times a second."""
 
-    def __init__(self, models: Models, settings: ServerSettings, paths: Iterable[str]) -> None:
-        self.tally = Tally(paths)
+    def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
         self._models = models
         self._settings = settings
         # What one client does is nothing to another: several of them see totals.
         whole = len(set(settings.keys.values())) <= 1
         started = time.time()
         self._live = Shared(lambda: live(models.loaded(), whole))
-        self._metrics = Shared(lambda: exposition(models.loaded(), self.tally, started))
+        self._metrics = Shared(lambda: exposition(models.loaded(), tally, started))
 
     async def root(self, request: Request) -> Response:
         """Answer a browser with the page. Say to others what this is: with keys, not which model."""
@@ -66,14 +64,6 @@ class Watching:
         """Answer Prometheus."""
         headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         return Response(await self._metrics.take(), headers=headers, media_type=CONTENT_TYPE)
-
-    def logged(self, logged: Logged, path: str) -> None:
-        """Count a reply to a request for `path`, which is without what the server is mounted under, and log it. The
-        page's own asking is not logged: it would fill the log.
-        """
-        self.tally.replied(logged, path)
-        if self._settings.log is not None and not (path == LIVE and logged.status == 200):
-            self._settings.log(logged)
 
 
 # What the page shows of the engines at this moment, as JSON: totals, and for one client also the map of blocks and the

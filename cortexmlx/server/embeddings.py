@@ -16,11 +16,10 @@ from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.protocols.request import Body
-from cortexmlx.server.access import CLIENT
-from cortexmlx.server.asking import Asking
-from cortexmlx.server.http import BODY_BYTES, by_size, dumped, unless_gone
+from cortexmlx.server.generation import Asking
+from cortexmlx.server.http import BODY_BYTES, CLIENT, MODEL, TOKENS, by_size, dumped, unless_gone
 from cortexmlx.server.model_pool import Lease
-from cortexmlx.server.request_log import MODEL, TOKENS, Tokens
+from cortexmlx.server.settings import RequestTokens
 
 T = TypeVar("T")
 
@@ -45,7 +44,7 @@ class EmbeddingPaths:
                 asked.inputs, **options, truncate=asked.truncate, client=request.scope.get(CLIENT, "")
             )
             made = await self._within(request, work, began)
-            request.scope[TOKENS] = Tokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
+            request.scope[TOKENS] = RequestTokens(sum(made.prompt_tokens), sum(made.cached_tokens), 0)
             size = 0 if asked.base64 else made.vectors.size * _BYTES_PER_NUMBER
             return await _reply(
                 max(size, made.vectors.nbytes),
@@ -67,7 +66,7 @@ class EmbeddingPaths:
                 client=request.scope.get(CLIENT, ""),
             )
             made = await self._within(request, work, began)
-            request.scope[TOKENS] = Tokens(made.prompt_tokens, made.cached_tokens, 0)
+            request.scope[TOKENS] = RequestTokens(made.prompt_tokens, made.cached_tokens, 0)
             named = uuid.uuid4().hex
             return await _reply(
                 request.scope[BODY_BYTES],

@@ -1,23 +1,23 @@
-"""Who may ask: keys, names of the host, and origins of web pages. An ASGI middleware that a streamed answer passes
-through unchanged.
+"""ASGI middlewares: who may ask, the log of requests, and paths as clients write them.
+
+A streamed answer passes through each of them unchanged.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import Refused, error_reply
-from cortexmlx.server.request_log import path_in
-from cortexmlx.server.settings import ServerSettings
+from cortexmlx.server.http import CLIENT, MODEL, TOKENS, Refused, error_reply
+from cortexmlx.server.settings import LoggedRequest, ServerSettings
 
 OPEN = ("/health", "/")
 """Paths that are answered without a key. They tell nothing but that the server runs; the page asks for the key."""
-
-CLIENT = "cortexmlx.client"
-"""The name of the client, in the scope of a request."""
 
 _ALLOWED = (
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
@@ -105,3 +105,67 @@ def _name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower()
+
+
+class RequestLog:
+    """Hands each request to `write` when it has ended, with its path inside the application."""
+
+    def __init__(self, app: ASGIApp, write: Callable[[LoggedRequest, str], None]) -> None:
+        self._app = app
+        self._write = write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, and log it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status, ended = time.perf_counter(), 499, False
+
+        async def also(message: Message) -> None:
+            nonlocal status, ended
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, also)
+        finally:
+            seconds = time.perf_counter() - started
+            path, inside, shown = scope["path"][:200], path_in(scope), status if ended else 499
+            logged = LoggedRequest(scope["method"], path, shown, seconds, scope.get(TOKENS), scope.get(MODEL))
+            self._write(logged, inside)
+
+
+_VERSION = "/v1"
+
+
+class UsualPaths:
+    """Serves paths as clients write them, under the path that is meant. A redirection would lose the body."""
+
+    def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
+        self._app = app
+        self._paths = frozenset(paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer."""
+        if scope["type"] == "http":
+            scope = {**scope, "path": scope.get("root_path", "") + self.served_path(path_in(scope))}
+        await self._app(scope, receive, send)
+
+    def served_path(self, path: str) -> str:
+        """Return the path that is served for this one: the same, if none is."""
+        plain = re.sub(r"/{2,}", "/", path)
+        plain = plain.rstrip("/") or "/"
+        bare = re.sub(rf"^(?:{_VERSION})+(?=/)", "", plain)
+        return next((each for each in (plain, _VERSION + bare, bare) if self._serves(each)), path)
+
+    def _serves(self, path: str) -> bool:
+        """Return whether a path is served, or is that of one thing of a list, such as a model."""
+        return path in self._paths or any(path.startswith(f"{each}/") for each in self._paths if each.startswith("/v1"))
+
+
+def path_in(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request inside the application, which may be mounted in another one."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
