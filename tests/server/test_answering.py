@@ -80,8 +80,8 @@ def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
 
     async def events() -> list[Any]:
         asked = chat_completions.read(LONG, Defaults(SamplingParams()))
-        answer = generation.Answering(engine, Mailbox(asyncio.get_running_loop()), asked)
-        await answer.begin(None, None)
+        answer = generation.RequestAnswers(engine, Mailbox(asyncio.get_running_loop()), asked)
+        await answer.submit(None, None)
         if gone:
             answer.close()
         async with asyncio.timeout(PATIENCE):
@@ -170,5 +170,5 @@ def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: E
 
     for _ in range(3):  # each in a loop of its own
         asyncio.run(ask())
-    assert application.state.asking.open == 0
+    assert application.state.generation.open == 0
     assert soon(lambda: idle(engine))
