@@ -14,7 +14,7 @@ from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.errors import HostLost
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.scheduling.decode_window import AHEAD
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.scheduler import Scheduler
@@ -32,7 +32,7 @@ class Reported(Protocol):
     runner: Runner
     measured: Measurements
     disk: StoreConnector | None
-    pins: Pins
+    pins: PinnedPrefixes
     adapters: AdapterRegistry
     model: ServedModel
     recovery: Recovery

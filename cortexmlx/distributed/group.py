@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.disk.folder import absolute
-from cortexmlx.disk.pieces import Arrived
-from cortexmlx.disk.tier import STATE
-from cortexmlx.distributed.disk.group_store import GroupStore, Later
 from cortexmlx.distributed.options import COMPARE_EVERY, RankInfo, RankOptions
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.distributed.spec import Hosts
@@ -113,18 +109,6 @@ class HostGroup:
         with self._reporting():  # a worker computes a token: it reads its weights
             runner.arrange(parts)
         return runner
-
-    def piece_store(
-        self, parts: Sequence[Part], later: Later, arrived: Arrived, can_join: Callable[[], None]
-    ) -> GroupStore:
-        """Return the store in which the workers keep their parts of blocks: see `GroupStore`. The workers must be
-        arranged.
-        """
-        config, runner = self._config, self._opened
-        assert config.kv_store is not None
-        sizes = dict(enumerate(runner.part_bytes())) | {STATE: max(map(row_bytes, parts))}
-        path = absolute(config.kv_store)
-        return GroupStore(runner.calls, path, config.store_bytes, sizes, later, arrived, can_join)
 
     def stats(self) -> tuple[HostStats, ...]:
         """Return what each worker holds, as of its newest answer. Nothing while there are no workers."""
@@ -230,8 +214,6 @@ def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) ->
         reproducible=config.reproducible,
         max_rows=config.max_rows,
         prefill_budget=config.prefill_budget,
-        kv_store=None if config.kv_store is None or not config.prefix_cache else str(absolute(config.kv_store)),
-        store_bytes=config.store_bytes,
         compare_every=compare_every(),
     )
 

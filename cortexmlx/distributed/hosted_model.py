@@ -12,7 +12,6 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import no_support
 from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
 from cortexmlx.disk.connector import StoreConnector
-from cortexmlx.distributed.disk.group_store import GroupStore
 from cortexmlx.distributed.group import HostGroup, Part, in_one_order, room_of_all, together
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
@@ -32,7 +31,9 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
+from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+
+NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed anew after a restart"
 
 
 class HostedModel:
@@ -41,6 +42,7 @@ class HostedModel:
     """
 
     draft: ServedModel | None = None
+    disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(
         "with hosts no texts are embedded and no documents judged: the model's states are in other processes. Open the "
@@ -52,10 +54,8 @@ class HostedModel:
         `Engine` raises, HostRefused and HostLost.
         """
         self._config = config
-        self._wake = wake
         self._opening = threading.Lock()
         self.runner: Runner
-        self.disk: StoreConnector | None = None
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
         self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
         try:
@@ -64,9 +64,6 @@ class HostedModel:
             self._parts, self.runner = self._arranged()
             self.loaded = self._whole(loaded)
             self.info = self._sized()
-            if config.kv_store is not None and config.prefix_cache:
-                self._pieces = self._piece_store()
-                self.disk = StoreConnector(self._pieces, None)
         except BaseException:
             self.release()
             raise
@@ -114,7 +111,9 @@ class HostedModel:
         self._room = room_of_all(parts, memory, load, longest)
         self.blocks = self._room.blocks
         whole = together(parts)
-        notes = (*self.loaded.notes, *dict.fromkeys(beyond), f"{len(infos)} workers: {'; '.join(self._group.names)}")
+        workers = f"{len(infos)} workers: {'; '.join(self._group.names)}"
+        stored = () if config.kv_store is None else (NOT_STORED,)
+        notes = (*self.loaded.notes, *dict.fromkeys(beyond), *stored, workers)
         return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
 
     @property
@@ -132,12 +131,8 @@ class HostedModel:
         unless it begins `anew`.
         """
         prefix = PrefixCache(self._config.block_size)
-        cache = begin_paged(
-            self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b), anew
-        )
-        if self.disk is not None:
-            self.disk.attach(cache)
-        return cache
+        parts, snapshots = together(self._parts), self._room.snapshots
+        return begin_paged(self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), anew)
 
     def may_resize(self, blocks: Counts) -> bool:
         """Return whether all workers could get `blocks` blocks. The answer of a lost group is yes: it is asked in the
@@ -154,22 +149,7 @@ class HostedModel:
         return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
 
     def begin_store(self) -> None:
-        """Let the workers' stores read and write, once all of them know their parts' identities."""
-        if self.disk is None or self.disk.state is not StoreState.HASHING:
-            return
-        known = self._pieces.joined()
-        if isinstance(known, bytes):
-            self.disk.join(known)
-        elif known is not None:
-            self.disk.leave(known)
-
-    def _piece_store(self) -> GroupStore:
-        return self._group.piece_store(
-            self._parts,
-            lambda call: self._wake(lambda core: call()),
-            lambda load, found: self._wake(lambda core: core.scheduler.arrived(load, found)),
-            self.begin_store,
-        )
+        """Do nothing: there is no store."""
 
     def reopen(self) -> None:
         """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
@@ -187,11 +167,6 @@ class HostedModel:
     def begin_anew(self) -> None:
         """Begin with the workers that `reopen` started: `runner` is another one, without an arena."""
         self.runner = self._reopened
-        if self.disk is not None:
-            self._pieces.abandon()
-            self._pieces = self._piece_store()
-            self.disk.restart(self._pieces)
-            self.begin_store()
 
     def adapters(self) -> AdapterTables:
         """Raise AdapterRefused: the workers cannot have any yet."""
@@ -206,11 +181,9 @@ class HostedModel:
 
     def release(self) -> None:
         """End all workers. Safe to call again."""
-        disk, self.disk = self.disk, None
         try:
             self._group.end_starts()
-            with self._opening:
-                if disk is not None:
-                    disk.close()
+            with self._opening:  # a start on another thread has ended
+                pass
         finally:
             self._group.close()

@@ -39,10 +39,6 @@ class RankOptions:
     cut: Cut = Cut.AUTO
     compare_every: int = COMPARE_EVERY
     """After how many steps the ranks' plans and block tables are compared. 1 in debug runs."""
-    kv_store: str | None = None
-    """The absolute path of the folder, the same on all hosts, in which each rank keeps its parts of blocks."""
-    store_bytes: int = 0
-    """Bound of that folder, on each machine."""
 
 
 @dataclass(frozen=True)

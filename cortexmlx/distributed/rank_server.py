@@ -7,16 +7,13 @@ from traceback import clear_frames
 from typing import Protocol
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.disk.rank_store import RankStore, Tell
 from cortexmlx.distributed.options import RankInfo, RankOptions
 from cortexmlx.distributed.wire.codec import named
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
-    UNASKED,
     Answer,
     AnyCall,
-    AnyTold,
     Arrange,
     Arranged,
     Begin,
@@ -24,23 +21,14 @@ from cortexmlx.distributed.wire.messages import (
     Choose,
     Close,
     Collect,
-    Copies,
     Copy,
-    CopyOut,
     Dispatch,
-    DropReads,
     Failed,
-    FlushStore,
     Forget,
     Forward,
-    Join,
-    Joined,
-    Keep,
-    LookAgain,
     Open,
     Prepare,
     RankState,
-    ReadPieces,
     Release,
     Resize,
     Settle,
@@ -66,9 +54,6 @@ class OpenedRank(Protocol):
         each: it may have none of some group.
         """
 
-    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
-        """Return this part's store, which keeps pieces of the runner's memory; None if none is asked for."""
-
 
 OpenRank = Callable[[RankOptions], OpenedRank]
 """Loads this rank's part of a model."""
@@ -82,10 +67,7 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
     that this one will never enter, so the group has to be started anew.
     """
 
-    def tell(told: AnyTold) -> None:
-        channel.send(ANSWER.encode(Answer(UNASKED, told)))
-
-    rank = _Rank(open_rank, tell)
+    rank = _Rank(open_rank)
     try:
         while not rank.closed:
             message = channel.receive()
@@ -102,16 +84,12 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
 class _Rank:
     """Carries out calls."""
 
-    def __init__(self, open_rank: OpenRank, tell: Tell) -> None:
+    def __init__(self, open_rank: OpenRank) -> None:
         self.closed = False
         self._open_rank = open_rank
-        self._tell = tell
-        self._store: RankStore | None = None
         self._opened: OpenedRank | None = None
         self._made: RankRunner | None = None
         self._plan: StepPlan | None = None
-        self._given: StepPlan | None = None
-        """`_plan` with this rank's parts of what is loaded: what was given to the runner."""
         self._every = 1
         self._digest = PlanDigest(1)
         self._failed: Failed | None = None
@@ -125,10 +103,7 @@ class _Rank:
 
     def close(self) -> None:
         """Free the model and all memory. Safe to call again."""
-        self.closed, self._plan, self._given, self._opened = True, None, None, None
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        self.closed, self._plan, self._opened = True, None, None
         if self._made is not None:
             self._made.close()
             self._made = None
@@ -168,33 +143,19 @@ class _Rank:
         if isinstance(asks, Choose):
             _granted(runner.choose(asks.mask))
             return None
-        given = self._whole(asks.plan)
-        assert self._plan is not None
-        _granted(runner.dispatch(given) if isinstance(asks, Dispatch) else runner.forward(given))
-        return self._digest.take(self._plan, runner.blocks)
+        plan = self._whole(asks.plan)
+        _granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
+        return self._digest.take(plan, runner.blocks)
 
     def _whole(self, sent: StepPlan | WindowStep | None) -> StepPlan:
-        """Return the plan that was sent whole, or by what differs from the last one, or before, as this rank carries it
-        out.
-        """
+        """Return the plan that was sent whole, or by what differs from the last one, or before."""
         if isinstance(sent, StepPlan):
             self._plan = sent
         elif self._plan is None:
             raise HostLost("a step came that follows from another one, which never came")
         elif sent is not None:
             self._plan = sent.after(self._plan)
-        if sent is not None or self._given is None:
-            self._given = self._with_parts(self._plan)
-        return self._given
-
-    def _with_parts(self, plan: StepPlan) -> StepPlan:
-        return plan if not plan.loads else self._disk.with_parts(plan)
-
-    @property
-    def _disk(self) -> RankStore:
-        if self._store is None:
-            raise HostLost("a rank without a store was asked for what is on disk")
-        return self._store
+        return self._plan
 
     def _carried_out(self, asks: AnyCall) -> Value:
         match asks:
@@ -206,8 +167,7 @@ class _Rank:
                 if self._opened is None:
                     raise HostLost("layers were to be arranged before the model was opened")
                 self._made = self._opened.arrange(groups)
-                self._store = self._opened.open_store(self._made, self._tell)
-                return Arranged(self._made.computes_at_dispatch, self._made.shapes)
+                return Arranged(self._made.computes_at_dispatch)
             case Begin(blocks):
                 self._digest = PlanDigest(self._every)
                 return self._runner.begin(blocks)
@@ -217,9 +177,6 @@ class _Rank:
                 return self._runner.resize(blocks)
             case Copy(copies):
                 return self._runner.copy(copies)
-            case CopyOut(group, names):
-                each = self._runner.copy_out(group, names)
-                return each if isinstance(each, Refused) else Copies(each)
             case Release():
                 self._runner.release()
             case Trim():
@@ -232,23 +189,9 @@ class _Rank:
                 result = _granted(self._runner.collect())
                 return result if tell else None
             case Settle(ops):
-                self._given = None  # with the blocks that were loaded
                 return self._runner.settle(ops)
             case Forget():
-                self._given = None
                 self._runner.forget()
-            case Join():
-                return Joined(None, "it was told of no store", 1.0) if self._store is None else self._store.join()
-            case Keep():
-                return self._disk.keep(asks)
-            case ReadPieces():
-                self._disk.read(asks)
-            case DropReads(numbers):
-                self._disk.drop(numbers)
-            case LookAgain():
-                self._disk.look()
-            case FlushStore(seconds):
-                return self._disk.flush(seconds)
         return None
 
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from math import prod
 from typing import NoReturn, TypeVar
-
-import numpy as np
 
 from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.options import RankInfo, RankOptions
@@ -25,9 +22,7 @@ from cortexmlx.distributed.wire.messages import (
     CanResize,
     Choose,
     Collect,
-    Copies,
     Copy,
-    CopyOut,
     Dispatch,
     Forget,
     Forward,
@@ -46,7 +41,7 @@ from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
 from cortexmlx.distributed.wire.plan_digest import PlanDigest
 from cortexmlx.distributed.wire.ranks import Ranks
 from cortexmlx.errors import HostLost, InvalidRequest
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
+from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy
@@ -100,18 +95,6 @@ class RemoteRunner:
         self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
 
     @property
-    def calls(self) -> Ranks:
-        """Sends further calls, between two of this object's."""
-        return self._ranks
-
-    def part_bytes(self) -> list[int]:
-        """Return the bytes of a block of each layer group on the rank that has most of it."""
-        parts = zip(*(each.shapes for each in self._arranged), strict=True)
-        return [
-            max(sum(prod(shape) * np.dtype(word).itemsize for shape, word in part) for part in group) for group in parts
-        ]
-
-    @property
     def ranks(self) -> tuple[RankState, ...]:
         """What each rank holds, and how long it has worked so far, as it told with its newest answer."""
         return tuple(state for state in self._ranks.states if state is not None)
@@ -152,12 +135,6 @@ class RemoteRunner:
             self._command_buffers = self.blocks, told if isinstance(told, CommandBuffers) else None
         return self._command_buffers[1]
 
-    @property
-    def shapes(self) -> Sequence[Shapes]:
-        """The shapes of what `copy_out` returns for a block of each layer group: the parts of all ranks in order."""
-        parts = zip(*(each.shapes for each in self._arranged), strict=True)
-        return tuple(tuple(array for part in group for array in part) for group in parts)
-
     def begin(self, blocks: Counts) -> Refused | None:
         """See `Runner`, as for all further methods. If one rank is refused memory, no rank has an arena."""
         self._last, self._digest = None, PlanDigest(self._every)
@@ -177,15 +154,6 @@ class RemoteRunner:
     def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
         """Copy blocks."""
         return _refused(self._ask(Copy(copies)))
-
-    def copy_out(self, group: int, names: Sequence[int]) -> Sequence[Arrays | None] | Refused:
-        """Return copies of blocks, or of snapshots. Each has the arrays of rank 0, then those of rank 1, and so on."""
-        answers = self._ask(CopyOut(group, names))
-        refused = _refused(answers)
-        if refused is not None:
-            return refused
-        parts = zip(*(copies.each for copies in _each(answers, Copies)), strict=True)
-        return [_together(part) for part in parts]
 
     def release(self) -> None:
         """Give all arenas back."""
@@ -255,8 +223,7 @@ class RemoteRunner:
 
     def _changes_arena(self, plan: StepPlan) -> bool:
         """Return whether a step does something before its pass for which memory may be refused."""
-        to_do = plan.flush is not None or plan.loads or plan.copies
-        return bool(to_do) or any(state.blocks != plan.blocks for state in self.ranks)
+        return plan.flush is not None or bool(plan.copies) or any(state.blocks != plan.blocks for state in self.ranks)
 
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
@@ -309,9 +276,3 @@ def _refused(answers: Sequence[Value]) -> Refused | None:
     """Return the refusal of some rank; None if there is none. An arena is as it was only if it is so on all ranks."""
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)
-
-
-def _together(parts: Sequence[Arrays | None]) -> Arrays | None:
-    """Return the arrays of a block or snapshot of all ranks; None if one of them does not have it."""
-    has = [part for part in parts if part is not None]
-    return tuple(array for part in has for array in part) if len(has) == len(parts) else None

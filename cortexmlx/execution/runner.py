@@ -22,8 +22,7 @@ from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
-from cortexmlx.execution.footprint.bindings import bound_elements
-from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
+from cortexmlx.execution.command_buffers import bound_elements, command_buffers, limits_of
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
@@ -381,7 +380,9 @@ class ModelRunner:
 
     @refusable
     def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return copies of blocks, or of snapshots."""
+        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
+        one that does not exist. Nothing may be in flight.
+        """
         return self.memory.copy_out(group, names)
 
     def release(self) -> None:

@@ -17,7 +17,17 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from cortexmlx import ChatPrompt, CortexError, Engine, InvalidRequest, RequestHandle, SamplingParams, TokenEvent
+from cortexmlx import (
+    ChatPrompt,
+    CortexError,
+    Engine,
+    RequestHandle,
+    SamplingParams,
+    TokenEvent,
+)
+from cortexmlx.errors import (
+    InvalidRequest,
+)
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.errors import error_body, is_refusal
 from cortexmlx.protocols.request import Defaults, ReplyInfo, Request

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention, MetalStep
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -66,7 +66,7 @@ class Step:
     def attend(self, backend: Any, tail_tokens: int, **options: Any) -> np.ndarray:
         tail = self.tail if tail_tokens else None
         kv = PagedKV(self.arena, 0, self.step, tail, tail_tokens, mx.float32, backend, self.derived)
-        return np.array(backend(self.queries, kv, scale=0.25, **options))
+        return np.array(backend(self.queries, kv, AttentionParams(0.25, **options)))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import FEW, MetalAttention, TokenRows
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -43,7 +43,7 @@ class Layer:
 
     def attend(self, backend: Any, **options: Any) -> np.ndarray:
         kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, Derived())
-        return np.array(backend(self.queries, kv, scale=0.125, **options))
+        return np.array(backend(self.queries, kv, AttentionParams(0.125, **options)))
 
 
 def attention() -> MetalAttention:
@@ -105,10 +105,7 @@ def test_pieces_stay_pieces_where_an_answer_must_be_repeatable() -> None:
     wanted = reference.attend_pieces(
         layer.queries,
         PagedKV(layer.arena, 0, layer.step, None, 0, mx.float32, reference.attend, Derived()),
-        0.125,
-        None,
-        None,
-        None,
+        AttentionParams(0.125),
         apart=True,
     )
     assert np.array_equal(layer.attend(kernels.attend)[2:], np.array(mx.concatenate(wanted)))

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cortexmlx.disk.tier import PieceLoad
 from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
 from cortexmlx.distributed.rank_server import serve
 from cortexmlx.distributed.wire.messages import (
@@ -24,18 +21,12 @@ from cortexmlx.distributed.wire.messages import (
     Call,
     Close,
     Failed,
-    Forget,
     Open,
-    Prepare,
-    RankPiece,
-    Settle,
     Trim,
 )
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.execution.boundary import MemoryInUse
-from cortexmlx.kv.snapshots import NOTHING
 from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.hosts.channels import QueueChannel, channel_pair
 
 OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, Cut.PIPELINE)
@@ -72,15 +63,6 @@ class StubRank:
     def arrange(self, groups: Sequence[LayerGroup]) -> Any:
         """As `OpenedRank.arrange`."""
         return self._runner
-
-    def open_store(self, runner: object, tell: object) -> None:
-        """It keeps nothing."""
-
-
-class PieceRead:
-    """What a rank has read."""
-
-    arrays = ()
 
 
 class Worker:
@@ -142,33 +124,6 @@ def test_nothing_is_carried_out_after_a_failure() -> None:
     worker.ask(Close())
     worker.join()
     assert worker.runner.calls == ["begin", "close"]
-
-
-@pytest.mark.parametrize("ends", [Forget(), Settle(NOTHING)])
-def test_what_a_step_loaded_is_held_no_longer_than_the_step(ends: AnyCall, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that was refused memory is forgotten: then all memory counts."""
-    held = [PieceRead()]
-    alive = weakref.ref(held[0])
-
-    class Store:
-        def with_parts(self, plan: StepPlan) -> StepPlan:
-            return replace(plan, loads=(PieceLoad(0, 1, held.pop()),))
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(StubRank, "open_store", lambda self, runner, tell: Store())
-    none = np.zeros(0, np.int32)
-    plan = StepPlan(0, StepKind.FLUSH, (), none, None, none, none, (), none, None, None, (), 0, 0, (3,), None)
-    worker = Worker()
-    worker.ask(Open(OPTIONS))
-    worker.ask(Arrange(()))
-    assert worker.ask(Prepare(replace(plan, loads=(PieceLoad(0, 1, RankPiece(1, 0)),)))).value is None
-    assert alive() is not None
-    worker.ask(ends)
-    assert alive() is None
-    worker.ask(Close())
-    worker.join()
 
 
 def test_a_refused_model_keeps_its_error() -> None:

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-from cortexmlx.disk.tier import STATE
 from cortexmlx.distributed.wire.messages import CALL, Dispatch, Forward, TellCommandBuffers
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.execution.boundary import Refused
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.scheduling.job import JobId
 from support.engine.core_driver import Driver
@@ -138,23 +135,6 @@ def test_functions_of_the_caller_are_refused_by_name(tiny: Tiny) -> None:
             driver.core.runner.processors[JobId(1)] = [lambda tokens, logits: logits]
         assert not driver.core.runner.processors
         assert driver.core.runner.processors.pop(JobId(1), None) is None
-        driver.core.release()
-
-
-def test_copies_of_a_block_have_the_parts_of_all_ranks(tiny: Tiny) -> None:
-    with engines_on_ranks(2, tiny("llama")):
-        driver = Driver(tiny("llama"))
-        driver.answers([tokens_of(20)], 8)
-        runner = driver.core.runner
-        copies = runner.copy_out(0, [0, 1])
-        assert not isinstance(copies, Refused)
-        for copy in copies:
-            assert copy is not None
-            assert [(a.shape, a.dtype.str) for a in copy] == list(runner.shapes[0])
-            assert all(np.array_equal(a, b) for a, b in zip(copy[:2], copy[2:], strict=True)) and copy[0].any()
-    with engines_on_ranks(2, tiny("lfm2")):
-        assert Driver(tiny("lfm2")).core.runner.copy_out(STATE, [5]) == [None]
-        assert runner.command_buffers is None and runner.computes_at_dispatch
         driver.core.release()
 
 

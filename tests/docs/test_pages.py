@@ -12,7 +12,7 @@ import pytest
 from support.pages import PAGES, ROOT, Block, anchors, blocks, links, prose, read
 
 OTHERS = {
-    "docs/architecture.md: Engine.submit -> Worker": "a drawing; tests/house/test_rooms.py has the order",
+    "docs/architecture.md: chat, batch, server": "a drawing; tests/house/test_rooms.py has the order",
     "docs/batch.md: text": "tests/cli/test_batch_page.py reads it as input",
     "docs/batch.md: jsonl": "tests/cli/test_batch_page.py reads it as input, or compares it with what is written",
     "docs/bench.md: | model   |      size": "tests/bench/report/test_speed.py has the table",

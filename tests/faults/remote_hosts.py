@@ -9,6 +9,7 @@ WINDOW, DIGEST = "cortexmlx/distributed/wire/messages.py", "cortexmlx/distribute
 RANKS, SERVER = "cortexmlx/distributed/wire/ranks.py", "cortexmlx/distributed/rank_server.py"
 OVERDUE = "cortexmlx/distributed/wire/overdue.py"
 REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"
+MODEL, STATES = "cortexmlx/distributed/hosted_model.py", "cortexmlx/execution/states.py"
 
 TESTS = (
     "distributed/wire/test_codec.py",
@@ -20,6 +21,8 @@ TESTS = (
     "distributed/wire/test_ranks.py",
     "distributed/test_rank_server.py",
     "execution/test_runner.py",
+    "execution/test_states.py",
+    "distributed/test_hosted_model.py",
     "distributed/test_remote_runner_refused.py",
     "distributed/test_remote_runner_failures.py",
     "distributed/test_remote_runner.py",
@@ -107,8 +110,8 @@ FAULTS = (
     Fault(
         "a model must be opened soon",
         OVERDUE,
-        "case Open() | Close() | FlushStore():\n                return None",
-        "case Open() | Close() | FlushStore():\n                return _MOVES",
+        "case Open() | Close():\n                return None",
+        "case Open() | Close():\n                return _MOVES",
     ),
     Fault("who waits is blamed", OVERDUE, "sorted((used, rank)", "sorted((-used, rank)"),
     Fault(
@@ -118,5 +121,7 @@ FAULTS = (
         "return rank",
     ),
     Fault("who has answered is blamed, too", OVERDUE, "if self._ranks[rank].open[0][0] == oldest]", "]"),
+    Fault("a stage without states has no snapshots", STATES, "if self.leaves else Batch((), 1)", ""),
+    Fault("a disk tier is ignored in silence", MODEL, "() if config.kv_store is None else (NOT_STORED,)", "()"),
     Fault("a step is prepared twice", RUNNER, "if plan is not self._prepared:", "if True:"),
 )

@@ -88,7 +88,7 @@ FAULTS = (
         "key = output, thoughts, calls",
         "key = output, thoughts, None",
     ),
-    Fault("raw texts are JSON", TAGGED, "dumped(piece)[1:-1]", "piece"),
+    Fault("raw texts are JSON", TAGGED, "add_arguments(escaped(piece))", "add_arguments(piece)"),
     Fault(
         "every text is a number if it can be",
         "cortexmlx/structured/calls/argument.py",

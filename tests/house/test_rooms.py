@@ -30,7 +30,7 @@ FLOORS = (
     ("attention",),
     ("products", "speculation"),
     ("execution",),
-    ("disk.connector", "disk.fingerprint", "disk.pieces", "disk.setup"),
+    ("disk.connector", "disk.fingerprint", "disk.setup"),
     ("core", "distributed"),
     ("perplexity", "sessions"),
     ("engine",),

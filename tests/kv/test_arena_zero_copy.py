@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionParams, PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -157,7 +157,7 @@ def paged(arena: KVArena, tables: Any, lengths: Any, runs: Any, pieces: tuple[Pr
 def attention(kv: PagedKV, queries: int) -> Callable[[], None]:
     q = mx.ones((queries, HEADS, 1, DIM))
     mx.eval(q)
-    return lambda: mx.eval(paged_attention(q, kv, scale=0.1))
+    return lambda: mx.eval(paged_attention(q, kv, AttentionParams(0.1)))
 
 
 def test_a_view_is_no_copy(arena: KVArena) -> None:

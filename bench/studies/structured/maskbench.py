@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cortexmlx import Completion, CortexError, Engine, FinishReason, InvalidRequest, SamplingParams, StructuredOutput
+from cortexmlx import (
+    Completion,
+    CortexError,
+    Engine,
+    FinishReason,
+    SamplingParams,
+    StructuredOutput,
+)
+from cortexmlx.errors import (
+    InvalidRequest,
+)
 
 TOKENS = 512
 ROWS = 16

@@ -6,7 +6,7 @@ Every message begins with the number of its call. A worker answers all calls, in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -15,10 +15,9 @@ import numpy as np
 
 from cortexmlx.disk.tier import PieceLoad
 from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.codec import Codec, Reader, broken, codec, read_array, register, write_natural
-from cortexmlx.errors import CortexError, HostLost, InvalidRequest
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
-from cortexmlx.kv.prefix import Key
+from cortexmlx.distributed.wire.codec import Codec, Reader, broken, codec, register, write_natural
+from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy
@@ -26,158 +25,6 @@ from cortexmlx.scheduling.plan import SamplingRow, Segment, StepKind, StepPlan
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.arrays import IntArray, TokenList
 from cortexmlx.types.sampling_params import SamplingParams
-
-NAME_BYTES = 15
-"""Bytes of a piece's key that all ranks share. The last byte of a part's key is the number of its rank, so that ranks
-of one machine can share a folder.
-"""
-
-
-TOO_MUCH = "more came than the disk takes"
-"""Why parts are not written if too many wait: no fault of the disk."""
-
-
-def part_key(piece: Key, rank: int) -> Key:
-    """Return the key of a rank's part of a piece."""
-    return piece[:NAME_BYTES] + rank.to_bytes(1, "little")
-
-
-# -- calls ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Join:
-    """Tell the identity of the part. Answered by Joined."""
-
-
-@dataclass(frozen=True)
-class Keep:
-    """`PieceStore.keep`. Answered by Kept or Refused."""
-
-    group: int
-    targets: Sequence[int]
-    keys: Sequence[Key]
-    tokens: IntArray
-    """`[pieces, block_size]`"""
-
-
-@dataclass(frozen=True)
-class ReadPieces:
-    """Read parts of pieces, in order, up to the first that cannot be had. They stay with the rank until `DropReads`.
-    HasRead tells when they are there.
-    """
-
-    number: int
-    """Names the read. No other read has the same."""
-    keys: Sequence[Key]
-    groups: Sequence[int]
-    """The group of each piece, or `STATE`."""
-    tokens: IntArray
-    """`[pieces, block_size]`"""
-    seconds: float
-    """How long reading may take."""
-
-
-@dataclass(frozen=True)
-class DropReads:
-    """Drop what was read, or is being read."""
-
-    numbers: Sequence[int]
-
-
-@dataclass(frozen=True)
-class LookAgain:
-    """Look for what other processes have written."""
-
-
-@dataclass(frozen=True)
-class FlushStore:
-    """Write what waits, in at most so many seconds. Answered by whether it is written."""
-
-    seconds: float
-
-
-# -- answers ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Joined:
-    """What a rank knows of its store."""
-
-    identity: bytes | None
-    """Names everything that the part's keys and values depend on, except the tokens; None if it is not known."""
-    why: str
-    """Why it will never be known. Empty if it is known, or will be."""
-    hashed: float
-    """Which part of the weights is hashed, from 0 to 1."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Which of the pieces exist, and the bytes of their parts that are to be written now."""
-
-    there: Sequence[bool]
-    bytes: int
-
-
-# -- what a rank tells by itself --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CanJoin:
-    """`Join` has another answer now."""
-
-
-@dataclass(frozen=True)
-class IndexChanged:
-    """Parts that are on the disk now and were not, and the other way round. At first the disk has none, as far as the
-    controller knows.
-    """
-
-    added: Sequence[Key]
-    removed: Sequence[Key]
-
-
-@dataclass(frozen=True)
-class Wrote:
-    """So many parts, with so many bytes, do not wait any more."""
-
-    parts: int
-    bytes: int
-    why: str
-    """Why they are not written; empty if they are."""
-
-
-@dataclass(frozen=True)
-class HasRead:
-    """The first `count` parts of a read are right, and with the rank."""
-
-    number: int
-    count: int
-    bytes: int
-    rate: float
-    """How many bytes the rank reads per second."""
-    slow: bool
-    """Whether the disk is so slow that nobody should wait for it for a while."""
-
-
-AnyTold = CanJoin | IndexChanged | Wrote | HasRead
-
-
-@dataclass(frozen=True)
-class RankPiece:
-    """A piece that all ranks have read, by its read and its index there: the content of a load in the controller."""
-
-    read: int
-    index: int
-    held: object = field(default=None, compare=False, repr=False)
-    """Keeps the ranks' parts alive: it is not sent."""
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """Raises HostLost: the arrays are with the ranks."""
-        raise HostLost("a piece of the disk tier was asked for in a process that does not have it")
-
 
 # Sampling rows as bytes: of parameters and texts only what the sampler reads.
 
@@ -418,14 +265,6 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class CopyOut:
-    """`Runner.copy_out`, answered by Copies or Refused."""
-
-    group: int
-    names: Sequence[int]
-
-
-@dataclass(frozen=True)
 class Release:
     """`Runner.release`."""
 
@@ -500,7 +339,6 @@ AnyCall = (
     | CanResize
     | Resize
     | Copy
-    | CopyOut
     | Release
     | Trim
     | TellCommandBuffers
@@ -512,12 +350,6 @@ AnyCall = (
     | Settle
     | Forget
     | Close
-    | Join
-    | Keep
-    | ReadPieces
-    | DropReads
-    | LookAgain
-    | FlushStore
 )
 
 
@@ -537,14 +369,6 @@ class Arranged:
     """What does not change about a runner: see `Runner`."""
 
     computes_at_dispatch: bool
-    shapes: Sequence[Shapes]
-
-
-@dataclass(frozen=True)
-class Copies:
-    """Copies of blocks or snapshots."""
-
-    each: Sequence[Arrays | None]
 
 
 @dataclass(frozen=True)
@@ -564,28 +388,12 @@ class RankState:
     wait_seconds: float
 
 
-Value = (
-    None
-    | bool
-    | RankInfo
-    | Arranged
-    | StepResult
-    | Refused
-    | Copies
-    | CommandBuffers
-    | Failed
-    | Joined
-    | Kept
-    | AnyTold
-)
-
-UNASKED = 0
-"""The number of an answer that answers no call."""
+Value = None | bool | RankInfo | Arranged | StepResult | Refused | CommandBuffers | Failed
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to the call with this number. A rank tells `AnyTold` by itself, on any thread, between two answers."""
+    """The answer to the call with this number."""
 
     number: int
     value: Value
@@ -595,41 +403,11 @@ class Answer:
     """What the plans so far come to, if they are compared now (`PlanDigest`)."""
 
 
-# -- arrays of blocks, and pieces from disk ---------------------------------------------------------------------------
-
-_DTYPES = [np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "float16", "float32")]
-"""Those of the copies of blocks and snapshots."""
+def _no_load(*args: object) -> Any:
+    raise TypeError("a load from disk cannot be sent: no disk tier is on hosts")
 
 
-def _write_array(out: bytearray, array: np.ndarray) -> None:
-    number = _DTYPES.index(array.dtype)
-    out.append(number)
-    codec(np.ndarray[Any, np.dtype[_DTYPES[number].type]]).write(out, array)  # type: ignore[misc]
-
-
-def _read_array(reader: Reader) -> np.ndarray:
-    number = reader.natural()
-    if number >= len(_DTYPES):
-        broken(f"there is no dtype number {number}")
-    return read_array(reader, _DTYPES[number])
-
-
-_LOAD = codec(tuple[int, int, int, int])
-
-
-def _write_load(out: bytearray, load: PieceLoad) -> None:
-    if not isinstance(load.content, RankPiece):
-        raise TypeError(f"a load of {type(load.content)} cannot be sent: each rank has its own part")
-    _LOAD.write(out, (load.group, load.target, load.content.read, load.content.index))
-
-
-def _read_load(reader: Reader) -> PieceLoad:
-    group, target, read, index = _LOAD.read(reader)
-    return PieceLoad(group, target, RankPiece(read, index))
-
-
-register(np.ndarray, Codec(_write_array, _read_array))
-register(PieceLoad, Codec(_write_load, _read_load))
+register(PieceLoad, Codec(_no_load, _no_load))
 
 CALL: Codec[Call] = codec(Call)
 ANSWER: Codec[Answer] = codec(Answer)

@@ -9,7 +9,7 @@ a GPU tells how far it is. Only time shows that it hangs, and the bound is what 
   work tell. If there are none either, or if the last one was long ago (the system may have moved the weights out of
   memory since), the call may take `HangLimits.first_seconds`: kernels may have to be compiled.
 - What moves or allocates much may always take `HangLimits.first_seconds`: the system may have to make room.
-- To open a part of a model may take any time: the disk decides. To write what waits has a limit of its own.
+- To open a part of a model may take any time: the disk decides.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from cortexmlx.distributed.wire.messages import (
     Close,
     Collect,
     Copy,
-    CopyOut,
     Dispatch,
-    FlushStore,
     Forward,
-    Keep,
     Open,
     Prepare,
     Resize,
@@ -199,9 +196,9 @@ class OverdueCalls:
     def _kind(self, asks: AnyCall) -> int | None:
         """Which calls are alike; None: this one may take any time."""
         match asks:
-            case Open() | Close() | FlushStore():
+            case Open() | Close():
                 return None
-            case Arrange() | Begin() | Resize() | Copy() | CopyOut() | Keep():
+            case Arrange() | Begin() | Resize() | Copy():
                 return _MOVES
             case Prepare(plan):
                 moves = plan.copies or plan.loads or plan.blocks != self._blocks

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,10 +15,8 @@ from cortexmlx.distributed.wire.codec import named
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
-    UNASKED,
     Answer,
     AnyCall,
-    AnyTold,
     Call,
     Close,
     Failed,
@@ -50,10 +48,6 @@ ended.
 """
 
 
-_UNASKED = bytes([UNASKED])
-"""How the message of an answer begins that answers no call."""
-
-
 @dataclass
 class _Expected:
     """The digest that a step's answers must have."""
@@ -80,8 +74,6 @@ class Ranks:
         self.channels, self.names = tuple(channels), tuple(names)
         self.states: list[RankState | None] = [None] * len(channels)
         """What each rank told last."""
-        self.on_told: Callable[[int, AnyTold], None] | None = None
-        """Called with the number of a rank and what it tells by itself, on a thread of its own for each rank."""
         self._number = 0
         self._sending = False
         self._lost: CortexError | None = None
@@ -131,15 +123,12 @@ class Ranks:
         asked = [r for r in range(len(self.channels)) if not isinstance(asks, Sequence) or asks[r] is not None]
         return self.answers(number, asked, opening)
 
-    def answers(
-        self, number: int, ranks: Sequence[int], opening: bool = False, seconds: float | None = None
-    ) -> list[Value]:
-        """Wait for the answers of some ranks to a call. Ranks that have not answered in `seconds` are lost."""
+    def answers(self, number: int, ranks: Sequence[int], opening: bool = False) -> list[Value]:
+        """Wait for the answers of some ranks to a call."""
         values: dict[int, Value] = {}
-        until = None if seconds is None else time.monotonic() + seconds
         while not all(rank in values for rank in ranks):
             self._check()
-            rank, answer = self._next(opening, until)
+            rank, answer = self._next(opening)
             if answer.number == number:
                 values[rank] = answer.value
         return [values[rank] for rank in ranks]
@@ -168,29 +157,13 @@ class Ranks:
     def _listen(self, rank: int, channel: Channel) -> None:
         try:
             while True:
-                message = channel.receive()
-                if message[:1] != _UNASKED or not self._was_told(rank, message):
-                    self._arrived.put((rank, message, time.monotonic()))
+                self._arrived.put((rank, channel.receive(), time.monotonic()))
         except Exception as error:
             self._arrived.put((rank, error, time.monotonic()))
 
-    def _was_told(self, rank: int, message: bytes) -> bool:
-        """Pass on what a rank tells by itself. Return False if the message is something else. Raises HostLost."""
-        try:
-            told = ANSWER.decode(message).value
-        except HostLost as error:
-            raise named(error, self.names[rank]) from error
-        if not isinstance(told, AnyTold):
-            return False
-        if self.on_told is not None:
-            self.on_told(rank, told)
-        return True
-
-    def _next(self, opening: bool, until: float | None) -> tuple[int, Answer]:
-        """Return the next answer of any rank. Raises what a rank raised, and HostLost, also if none comes `until`
-        then, or if a rank hangs.
-        """
-        rank, message, at = self._heard(until)
+    def _next(self, opening: bool) -> tuple[int, Answer]:
+        """Return the next answer of any rank. Raises what a rank raised, and HostLost, also if a rank hangs."""
+        rank, message, at = self._heard()
         name = self.names[rank]
         if isinstance(message, Exception):
             raise self._ended(self._of_channel(rank, message))
@@ -208,21 +181,15 @@ class Ranks:
         self._compare(name, answer)
         return rank, answer
 
-    def _heard(self, until: float | None) -> tuple[int, bytes | Exception, float]:
-        """Return what comes next of any rank, and when it came. Raises HostLost if a rank hangs, or if nothing comes
-        `until` then.
-        """
+    def _heard(self) -> tuple[int, bytes | Exception, float]:
+        """Return what comes next of any rank, and when it came. Raises HostLost if a rank hangs."""
         while True:
-            now = time.monotonic()
-            left = _LOOK_SECONDS if until is None else max(0.0, until - now)
             try:
-                return self._arrived.get(timeout=min(_LOOK_SECONDS, left))
+                return self._arrived.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 overdue = self._calls.look(time.monotonic(), [each.processor_seconds for each in self.channels])
                 if overdue is not None and not any(each.silent_seconds > _BEATS_SECONDS for each in self.channels):
                     raise self._ended(_hangs(overdue, self.names)) from None
-                if left <= _LOOK_SECONDS and until is not None:
-                    raise self._ended(HostLost("some worker has not answered in time: it hangs")) from None
 
     def _dead(self) -> CortexError | None:
         """Return the error of a rank whose connection is lost, if that is known within `_CAUSE_SECONDS`."""

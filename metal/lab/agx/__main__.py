@@ -1,8 +1,8 @@
 """`python -m cortexmlx.metal.lab.agx [--build] [--all] [--json FILE] [words]`: what Mesa's compiler for Apple GPUs
 says.
 
-The compiler must be built once, in about ten minutes. See "What an Apple compiler makes of it" in metal/README.md for
-how far the table can be trusted.
+The compiler must be built once, in about ten minutes. See "What an Apple compiler makes of it" in metal/lab/README.md
+for how far the table can be trusted.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal.lab.sim.toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, Build, find_compiler, kernel_flags
 from cortexmlx.system import files as folders
-
-from .toolchain import RUNTIME, RUNTIME_FLAGS, SHIM, Build, find_compiler, kernel_flags
 
 MAX_CACHED = 4000
 

@@ -23,14 +23,13 @@ from cortexmlx.metal.lab.legal.msl import (
     closing,
     split,
 )
-
-from . import settings
-from .built import build
-from .dispatch.buffers import BufferSpec, Dispatch, Triple
-from .dispatch.launch import Launched, run
-from .toolchain import SHIM, Build, mlx_headers
-from .translation.entry import attribute_value, entry_point
-from .translation.rewrite import to_cpp
+from cortexmlx.metal.lab.sim import settings
+from cortexmlx.metal.lab.sim.built import build
+from cortexmlx.metal.lab.sim.dispatch.buffers import BufferSpec, Dispatch, Triple
+from cortexmlx.metal.lab.sim.dispatch.launch import Launched, run
+from cortexmlx.metal.lab.sim.toolchain import SHIM, Build, mlx_headers
+from cortexmlx.metal.lab.sim.translation.entry import attribute_value, entry_point
+from cortexmlx.metal.lab.sim.translation.rewrite import to_cpp
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
+from cortexmlx.metal.lab.sim import settings
+from cortexmlx.metal.lab.sim.built import build
+from cortexmlx.metal.lab.sim.dispatch.buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
+from cortexmlx.metal.lab.sim.dispatch.launch import run
+from cortexmlx.metal.lab.sim.dispatch.sparse import SparseArray
+from cortexmlx.metal.lab.sim.report import LaunchReport
+from cortexmlx.metal.lab.sim.toolchain import Build
+from cortexmlx.metal.lab.sim.translation.entry import translation_unit
+from cortexmlx.metal.lab.sim.translation.legality import check
+from cortexmlx.metal.lab.sim.translation.source import BufferParam, KernelText, Role, TemplateArgs, generate
 from cortexmlx.types.arrays import dtype_name
-
-from . import settings
-from .built import build
-from .dispatch.buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
-from .dispatch.launch import run
-from .dispatch.sparse import SparseArray
-from .report import LaunchReport
-from .toolchain import Build
-from .translation.entry import translation_unit
-from .translation.legality import check
-from .translation.source import BufferParam, KernelText, Role, TemplateArgs, generate
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .report import Fault, LaunchReport
-from .toolchain import Build
+from cortexmlx.metal.lab.sim.report import Fault, LaunchReport
+from cortexmlx.metal.lab.sim.toolchain import Build
 
 
 @dataclass(frozen=True)

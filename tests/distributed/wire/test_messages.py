@@ -22,8 +22,6 @@ from cortexmlx.distributed.wire.messages import (
     Answer,
     AnyCall,
     Call,
-    Copies,
-    CopyOut,
     Dispatch,
     Failed,
     RankState,
@@ -109,9 +107,7 @@ def test_random_bytes_are_one_error_or_a_value(message: bytes) -> None:
     ("codec", "message"),
     [
         (CALL, Call(1, Dispatch(PLAN))),
-        (CALL, Call(1, CopyOut(0, (1, 2)))),
         (ANSWER, Answer(1, StepResult(0.5, [1, 2], [0.5], top_ids=[[1]], failures={1: HostLost("x")}))),
-        (ANSWER, Answer(1, Copies(((np.zeros((2, 3), np.float16),), None)), digest=b"12")),
     ],
 )
 def test_announced_sizes_are_not_believed(codec: Codec[Any], message: Any) -> None:

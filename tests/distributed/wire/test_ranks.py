@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 
 import pytest
 
 from cortexmlx.distributed.wire import ranks as ranks_module
-from cortexmlx.distributed.wire.messages import ANSWER, CALL, UNASKED, Answer, CanJoin, CanResize, Failed, Forget, Value
+from cortexmlx.distributed.wire.messages import ANSWER, CALL, Answer, CanResize, Failed, Forget, Value
 from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue
 from cortexmlx.distributed.wire.ranks import Ranks
 from cortexmlx.errors import HostLost, ModelCorrupt
@@ -225,26 +224,3 @@ def test_close_does_not_wait_for_a_rank_that_never_answers(monkeypatch: pytest.M
     group.ranks.close()
     with pytest.raises(HostLost):
         group.ends[0].send(b"late")
-
-
-def test_what_a_rank_tells_by_itself_is_no_answer() -> None:
-    group, told = Group(2), queue.SimpleQueue[tuple[int, object]]()
-    group.ranks.on_told = lambda rank, what: told.put((rank, what))
-    number, _ = group.ranks.send(CanResize((1,)))
-    group.ends[1].send(ANSWER.encode(Answer(UNASKED, CanJoin())))
-    assert told.get(timeout=PATIENCE) == (1, CanJoin()), "nobody waits for an answer"
-    for rank in (0, 1):
-        group.answer(rank, True)
-    assert group.ranks.answers(number, [0, 1]) == [True, True]
-    group.ends[0].send(ANSWER.encode(Answer(UNASKED, Failed(HostLost("it cannot read")))))
-    with pytest.raises(HostLost, match="it cannot read"):
-        group.ranks.ask(CanResize((1,)))
-
-
-def test_a_rank_that_does_not_answer_in_time_is_lost() -> None:
-    group = Group(2)
-    number, _ = group.ranks.send(CanResize((1,)))
-    group.answer(0, True)
-    with pytest.raises(HostLost, match="has not answered in time"):
-        group.ranks.answers(number, [0, 1], seconds=0.05)
-    assert group.ranks.lost

@@ -1,4 +1,4 @@
-"""The sheet: metal/README.md shows what the commands print, and residency is counted in whole threadgroups."""
+"""The sheet: metal/lab/README.md shows what the commands print, and residency is counted in whole threadgroups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cortexmlx.metal.lab.cost.sheet import EPILOGUE, SHAPES, compiler, resident_
 from cortexmlx.metal.rules import HALVES, VARIANTS, Variant
 from cortexmlx.metal.shape import DTYPES, Kernel
 
-README = (files("cortexmlx.metal") / "README.md").read_text()
+README = (files("cortexmlx.metal.lab") / "README.md").read_text()
 fresh = pytest.mark.skipif(
     bool(kept_record().stale()), reason=f"changed since it was compiled: {', '.join(kept_record().stale())}"
 )

@@ -2,11 +2,11 @@
 
 import re
 
-from cortexmlx.metal.lab.legal.swizzles import header
+from cortexmlx.metal.lab.legal.frontend import swizzle_header
 
 
 def members(width: int) -> list[str]:
-    line = next(line for line in header().splitlines() if line.startswith(f"#define LEGAL_SWIZZLES_{width} "))
+    line = next(line for line in swizzle_header().splitlines() if line.startswith(f"#define LEGAL_SWIZZLES_{width} "))
     found = re.findall(r"\)\) (?:T|vec<T, \d>) ([a-z, ]+);", line)
     return [name for names in found for name in names.split(", ")]
 
@@ -18,5 +18,5 @@ def test_all_of_them_are_there_once() -> None:
 
 
 def test_one_that_repeats_an_element_cannot_be_written() -> None:
-    for names in re.findall(r"put = \w+\)\) (?:T|vec<T, \d>) ([a-z, ]+);", header()):
+    for names in re.findall(r"put = \w+\)\) (?:T|vec<T, \d>) ([a-z, ]+);", swizzle_header()):
         assert all(len(set(name)) == len(name) for name in names.split(", "))

@@ -1,8 +1,7 @@
 """The walk finds what is written, and every instantiation once."""
 
 from cortexmlx.metal.lab.legal.diagnostics import Language
-from cortexmlx.metal.lab.legal.frontend import parse
-from cortexmlx.metal.lab.legal.tree import walk
+from cortexmlx.metal.lab.legal.frontend import parse, walk
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 from support.kernels.legal_tools import kernel
 

@@ -8,15 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import KernelFault
-
-from ..built import load
-from ..report import BufferReport, Fault, Finding, LaunchReport
-from ..settings import Settings, record
-from . import abi
-from .buffers import Dispatch, Triple
-from .memory import MAX_THREADS, STACK_BYTES, device_memory
-from .messages import describe, limit_finding, unwritten_finding
-from .poison import different, poisoned
+from cortexmlx.metal.lab.sim.built import load
+from cortexmlx.metal.lab.sim.dispatch import abi
+from cortexmlx.metal.lab.sim.dispatch.buffers import Dispatch, Triple
+from cortexmlx.metal.lab.sim.dispatch.memory import MAX_THREADS, STACK_BYTES, device_memory
+from cortexmlx.metal.lab.sim.dispatch.messages import describe, limit_finding, unwritten_finding
+from cortexmlx.metal.lab.sim.dispatch.poison import different, poisoned
+from cortexmlx.metal.lab.sim.report import BufferReport, Fault, Finding, LaunchReport
+from cortexmlx.metal.lab.sim.settings import Settings, record
 
 MAX_BUFFERS = 31
 SENTINEL = 0xFF

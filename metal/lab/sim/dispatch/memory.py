@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import threading
 
-from .abi import MAX_ARRAYS
+from cortexmlx.metal.lab.sim.dispatch.abi import MAX_ARRAYS
 
 SLOT = 1 << 36
 STAGGER = 1 << 29  # no two buffers are a round number of bytes apart

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..report import BufferReport, Fault, Finding
-from . import abi
-from .buffers import BufferSpec, Dispatch
-from .lines import line_of
+from cortexmlx.metal.lab.sim.dispatch import abi
+from cortexmlx.metal.lab.sim.dispatch.buffers import BufferSpec, Dispatch
+from cortexmlx.metal.lab.sim.dispatch.lines import line_of
+from cortexmlx.metal.lab.sim.report import BufferReport, Fault, Finding
 
 # The runtime names a threadgroup array by the type alias from rewrite.py.
 _ARRAY_TYPE = re.compile(r"'sim_type_\w+' \(aka ('[^']*')\)")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .buffers import BufferSpec
+from cortexmlx.metal.lab.sim.dispatch.buffers import BufferSpec
 
 _FLOATS = ("float32", "float16", "bfloat16")
 Bytes = npt.NDArray[np.uint8]

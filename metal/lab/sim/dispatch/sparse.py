@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from .memory import RELEASE_ABOVE, SLOT
+from cortexmlx.metal.lab.sim.dispatch.memory import RELEASE_ABOVE, SLOT
 
 
 @dataclass

@@ -3,7 +3,7 @@
 `python -m cortexmlx.metal.lab.sim.judge` runs them and prints the table.
 """
 
-from .cases import Case, Skipped, Verdict, judge
-from .table import all_cases
+from cortexmlx.metal.lab.sim.judge.cases import Case, Skipped, Verdict, judge
+from cortexmlx.metal.lab.sim.judge.table import all_cases
 
 __all__ = ["Case", "Skipped", "Verdict", "all_cases", "judge"]

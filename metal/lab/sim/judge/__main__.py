@@ -7,9 +7,9 @@ and branches ran.
 import argparse
 import sys
 
-from .cases import Case, Skipped, judge
-from .coverage import Coverage
-from .table import FAMILIES, all_cases
+from cortexmlx.metal.lab.sim.judge.cases import Case, Skipped, judge
+from cortexmlx.metal.lab.sim.judge.coverage import Coverage
+from cortexmlx.metal.lab.sim.judge.table import FAMILIES, all_cases
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cortexmlx.errors import CortexError
-
-from .. import settings
-from ..report import Fault
+from cortexmlx.metal.lab.sim import settings
+from cortexmlx.metal.lab.sim.report import Fault
 
 Floats = npt.NDArray[np.floating]
 

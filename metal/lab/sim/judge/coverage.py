@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
-
-from ..built import load
-from ..dispatch.lines import Row, rows_of
-from ..toolchain import mlx_headers
-from .mlx.others import KERNEL
+from cortexmlx.metal.lab.sim.built import load
+from cortexmlx.metal.lab.sim.dispatch.lines import Row, rows_of
+from cortexmlx.metal.lab.sim.judge.mlx.others import KERNEL
+from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 
 MARKS = ("mlx:", "custom:")
 """Prefixes of the file names of kernels. Other files belong to the simulator."""

@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..kernel import metal_kernel
-from .cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.kernel import metal_kernel
 
 Pair = tuple[mx.array, mx.array]
 

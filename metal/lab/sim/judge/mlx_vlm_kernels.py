@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ..report import Fault
-from .cases import TOLERANCE, Case, Defect, Floats, Skipped
-from .mlx_lm_kernels import pretend_metal
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Defect, Floats, Skipped
+from cortexmlx.metal.lab.sim.judge.mlx_lm_kernels import pretend_metal
+from cortexmlx.metal.lab.sim.report import Fault
 
 Wide = npt.NDArray[np.float64]
 PACKAGE = "mlx_vlm"

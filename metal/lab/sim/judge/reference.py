@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ..kernel import numpy_type
+from cortexmlx.metal.lab.sim.kernel import numpy_type
 
 Array = npt.NDArray[np.generic]
 

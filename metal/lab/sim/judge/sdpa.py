@@ -7,10 +7,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ..host import HostKernel, Output
-from .cases import TOLERANCE, Case, Floats
-from .mlx.calls import contiguous, i32
-from .reference import METAL_NAMES, Array, AttentionProblem, from_bits, rounded
+from cortexmlx.metal.lab.sim.host import HostKernel, Output
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import contiguous, i32
+from cortexmlx.metal.lab.sim.judge.reference import METAL_NAMES, Array, AttentionProblem, from_bits, rounded
 
 HEADERS = ("sdpa_vector.h",)
 MASKS = ("none", "causal", "bool", "additive", "sinks")

@@ -7,9 +7,9 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..host import HostKernel, Output
-from .cases import TOLERANCE, Case, Floats
-from .reference import METAL_NAMES, AttentionProblem, from_bits, rounded
+from cortexmlx.metal.lab.sim.host import HostKernel, Output
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.reference import METAL_NAMES, AttentionProblem, from_bits, rounded
 
 HEADERS = ("steel/attn/kernels/steel_attention.h",)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from . import mlx_lm_kernels, mlx_vlm_kernels, sdpa, steel
-from .cases import Case, Skipped
-from .mlx import attention, elementwise, gemv, others, quantized, reduce, rows, scan, sort
+from cortexmlx.metal.lab.sim.judge import mlx_lm_kernels, mlx_vlm_kernels, sdpa, steel
+from cortexmlx.metal.lab.sim.judge.cases import Case, Skipped
+from cortexmlx.metal.lab.sim.judge.mlx import attention, elementwise, gemv, others, quantized, reduce, rows, scan, sort
 
 Cases = Callable[[], Iterator[Case | Skipped] | Iterator[Case] | Iterator[Skipped]]
 

@@ -4,9 +4,8 @@ import re
 from collections.abc import Sequence
 
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
-
-from .rewrite import to_cpp
-from .source import KernelText, Role
+from cortexmlx.metal.lab.sim.translation.rewrite import to_cpp
+from cortexmlx.metal.lab.sim.translation.source import KernelText, Role
 
 _ATTRIBUTE_VALUES = {
     "dispatch_quadgroups_per_threadgroup": "t->dispatch_simdgroups * 8",

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from cortexmlx.errors import KernelCompileError
 from cortexmlx.metal.lab import legal
-
-from ..built import cache_folder, content_key
+from cortexmlx.metal.lab.sim.built import cache_folder, content_key
 
 SHOWN = 8
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .tokens import Tokens
+from cortexmlx.metal.lab.sim.translation.tokens import Tokens
 
 _MEETING = re.compile(
     r"\b(?:(?:simd|quad|simdgroup)_(?!lane|group|matrix|size|id)\w+|(?:threadgroup|simdgroup)_barrier)\b"

@@ -4,8 +4,7 @@ import re
 from dataclasses import dataclass
 
 from cortexmlx.metal.lab.legal.msl import at_top, blank_comments, split
-
-from .paths import mark_paths
+from cortexmlx.metal.lab.sim.translation.paths import mark_paths
 
 _STRING_OR_NUMBER = re.compile(r'"(?:\\.|[^"\\\n])*"|(?<![\w.])\.?\d(?:[eEpP][+-]|\'?[\w.])*')
 _FLOATING = re.compile(

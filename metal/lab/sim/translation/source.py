@@ -10,7 +10,7 @@ from enum import Enum
 
 import mlx.core as mx
 
-from ..dispatch.sparse import SparseArray
+from cortexmlx.metal.lab.sim.dispatch.sparse import SparseArray
 
 TemplateValue = bool | int | mx.Dtype
 TemplateArgs = Sequence[tuple[str, TemplateValue]]

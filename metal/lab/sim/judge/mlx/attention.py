@@ -8,9 +8,9 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..cases import TOLERANCE, Case, Floats
-from ..reference import AttentionProblem
-from .calls import F32, FLOATS, NAMES, Result, contiguous, draw, f32, i32, i64, launch
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import F32, FLOATS, NAMES, Result, contiguous, draw, f32, i32, i64, launch
+from cortexmlx.metal.lab.sim.judge.reference import AttentionProblem
 
 
 def _grouped(

@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ...dispatch.buffers import Triple
-from ...host import HostKernel, Output
-from ...kernel import numpy_type
-from ..reference import METAL_NAMES, Array, from_bits, rounded
+from cortexmlx.metal.lab.sim.dispatch.buffers import Triple
+from cortexmlx.metal.lab.sim.host import HostKernel, Output
+from cortexmlx.metal.lab.sim.judge.reference import METAL_NAMES, Array, from_bits, rounded
+from cortexmlx.metal.lab.sim.kernel import numpy_type
 
 Wide = npt.NDArray[np.float64]
 Numbers = Sequence[int] | npt.NDArray[np.integer]

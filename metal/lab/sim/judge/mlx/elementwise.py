@@ -6,9 +6,22 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..cases import TOLERANCE, Case, Floats
-from ..reference import Array, rounded
-from .calls import F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, strides_of, u32
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import (
+    F32,
+    FLOATS,
+    NAMES,
+    Result,
+    Wide,
+    draw,
+    f32,
+    i32,
+    i64,
+    launch,
+    strides_of,
+    u32,
+)
+from cortexmlx.metal.lab.sim.judge.reference import Array, rounded
 
 Function = Callable[..., Wide]
 

@@ -7,10 +7,10 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ...report import Fault
-from ..cases import TOLERANCE, Case, Defect, Floats
-from ..reference import Array
-from .calls import BF16, F16, FLOATS, NAMES, Result, draw, f32, i32, i64, launch, u32
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Defect, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import BF16, F16, FLOATS, NAMES, Result, draw, f32, i32, i64, launch, u32
+from cortexmlx.metal.lab.sim.judge.reference import Array
+from cortexmlx.metal.lab.sim.report import Fault
 
 
 @dataclass(frozen=True)

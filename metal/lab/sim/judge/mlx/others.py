@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator
 
 from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
-
-from ...toolchain import mlx_headers
-from ..cases import Skipped
+from cortexmlx.metal.lab.sim.judge.cases import Skipped
+from cortexmlx.metal.lab.sim.toolchain import mlx_headers
 
 KERNEL = re.compile(r"\bkernel\b[^;{}#]*?\bvoid\s+(\w+)\s*\(")
 

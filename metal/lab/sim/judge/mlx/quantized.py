@@ -7,10 +7,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ...report import Fault
-from ..cases import TOLERANCE, Case, Defect, Floats
-from ..reference import Array
-from .calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, i32, launch
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Defect, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, i32, launch
+from cortexmlx.metal.lab.sim.judge.reference import Array
+from cortexmlx.metal.lab.sim.report import Fault
 
 Bytes = npt.NDArray[np.uint8]
 HEADERS = ("steel/gemm/gemm.h", "quantized_utils.h", "quantized.h")

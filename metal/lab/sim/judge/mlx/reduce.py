@@ -9,11 +9,23 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ...kernel import numpy_type
-from ...report import Fault
-from ..cases import TOLERANCE, Case, Defect, Floats
-from ..reference import Array
-from .calls import BF16, F16, F32, NAMES, Result, Wide, draw, i32, i64, launch, strides_of
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Defect, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import (
+    BF16,
+    F16,
+    F32,
+    NAMES,
+    Result,
+    Wide,
+    draw,
+    i32,
+    i64,
+    launch,
+    strides_of,
+)
+from cortexmlx.metal.lab.sim.judge.reference import Array
+from cortexmlx.metal.lab.sim.kernel import numpy_type
+from cortexmlx.metal.lab.sim.report import Fault
 
 HEADERS = ("reduce_utils.h", "reduce.h")
 

@@ -6,9 +6,9 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ..cases import TOLERANCE, Case, Floats
-from ..reference import Array
-from .calls import F32, FLOATS, NAMES, Result, draw, i32, launch
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import F32, FLOATS, NAMES, Result, draw, i32, launch
+from cortexmlx.metal.lab.sim.judge.reference import Array
 
 
 def _cross_entropy(dtype: mx.Dtype, width: int, threads: int, gradient: bool) -> tuple[Floats, Floats]:

@@ -6,9 +6,9 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ...report import Fault
-from ..cases import TOLERANCE, Case, Defect, Floats
-from .calls import BF16, F16, F32, NAMES, Result, Wide, draw, i64, launch
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Defect, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import BF16, F16, F32, NAMES, Result, Wide, draw, i64, launch
+from cortexmlx.metal.lab.sim.report import Fault
 
 OPS: dict[str, tuple[str, Callable[..., Wide], float]] = {
     "sum": ("CumSum", np.add.accumulate, 0.0),

@@ -6,10 +6,24 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 
-from ...kernel import numpy_type
-from ..cases import TOLERANCE, Case, Floats
-from ..reference import Array
-from .calls import BF16, F16, F32, FLOATS, NAMES, Result, Wide, draw, f32, i32, i64, launch, u32
+from cortexmlx.metal.lab.sim.judge.cases import TOLERANCE, Case, Floats
+from cortexmlx.metal.lab.sim.judge.mlx.calls import (
+    BF16,
+    F16,
+    F32,
+    FLOATS,
+    NAMES,
+    Result,
+    Wide,
+    draw,
+    f32,
+    i32,
+    i64,
+    launch,
+    u32,
+)
+from cortexmlx.metal.lab.sim.judge.reference import Array
+from cortexmlx.metal.lab.sim.kernel import numpy_type
 
 
 def _keys(shape: tuple[int, ...], dtype: mx.Dtype) -> tuple[Array, Wide]:
