@@ -34,12 +34,13 @@ PATHS = (
 )
 
 
-@pytest.mark.parametrize("path", [*PATHS, "/%68ealth/x", "//health", "/HEALTH"])
-@pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "DELETE"])
-def test_no_path_is_answered_without_a_key(serve: Any, path: str, method: str) -> None:
+def test_no_path_is_answered_without_a_key(serve: Any) -> None:
     with httpx.Client(trust_env=False, timeout=PATIENCE) as http:
-        url = httpx.URL(serve(keys=KEYS)).copy_with(raw_path=path.encode())
-        assert http.request(method, url, json={}).status_code == 401
+        url = httpx.URL(serve(keys=KEYS))
+        for path in (*PATHS, "/%68ealth/x", "//health", "/HEALTH"):
+            for method in ("GET", "POST", "HEAD", "DELETE"):
+                reply = http.request(method, url.copy_with(raw_path=path.encode()), json={})
+                assert reply.status_code == 401, (method, path)
 
 
 def test_the_page_tells_nothing_without_a_key(serve: Any) -> None:

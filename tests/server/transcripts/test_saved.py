@@ -16,7 +16,7 @@ from cortexmlx.disk.folder import remove_transcripts
 from cortexmlx.server.transcripts import Remembered, RememberedAnswer, SavedTranscripts, TranscriptTable
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
-from support.effort import examples
+from support.effort import THOROUGH, examples
 from support.patience import PATIENCE
 
 LOTS = 1 << 30
@@ -48,8 +48,8 @@ def read(folder: Path, most: int = LOTS, identity: str = "model") -> list[tuple[
     return SavedTranscripts(folder, identity).read(most)
 
 
-@given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=4))
-@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=3))
+@settings(max_examples=examples(40) if THOROUGH else 8, deadline=None)
 def test_what_was_kept_is_read(tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[str, Remembered]]) -> None:
     folder = tmp_path_factory.mktemp("store")
     keep(folder, *kept)
