@@ -8,7 +8,6 @@ from typing import Protocol
 
 from cortexmlx.distributed.channel import Channel
 from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.codec import named
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
@@ -23,7 +22,6 @@ from cortexmlx.distributed.wire.messages import (
     Collect,
     Copy,
     Dispatch,
-    Failed,
     Forget,
     Forward,
     Open,
@@ -31,14 +29,17 @@ from cortexmlx.distributed.wire.messages import (
     RankState,
     Release,
     Resize,
+    SentPlan,
     Settle,
     TellCommandBuffers,
     Trim,
     Value,
-    WindowStep,
+    answer_with,
+    named,
+    whole_plan,
 )
 from cortexmlx.distributed.wire.plan_digest import PlanDigest
-from cortexmlx.errors import HostLost
+from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.execution.boundary import RankRunner, Refused, StepResult
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.scheduling.plan import StepPlan
@@ -74,7 +75,7 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
             try:
                 number, asks = rank.read(message)
             except HostLost as error:
-                channel.send(ANSWER.encode(Answer(0, Failed(error))))
+                channel.send(ANSWER.encode(Answer(0, error=error)))
                 raise
             channel.send(ANSWER.encode(rank.answer(number, asks)))
     finally:
@@ -92,7 +93,7 @@ class _Rank:
         self._plan: StepPlan | None = None
         self._every = 1
         self._digest = PlanDigest(1)
-        self._failed: Failed | None = None
+        self._failed: CortexError | None = None
 
     def read(self, message: bytes) -> tuple[int, AnyCall]:
         """Return a call with its number. Raises HostLost."""
@@ -112,18 +113,18 @@ class _Rank:
         """Carry out a call, and return its answer."""
         if isinstance(asks, Close):
             self.close()
-            return Answer(number, None)
+            return Answer(number)
         if self._failed is not None:
-            return Answer(number, self._failed)
+            return Answer(number, error=self._failed)
         try:
             if isinstance(asks, Dispatch | Forward | Choose):
-                return Answer(number, None, digest=self._start(asks))
-            value = self._carried_out(asks)
-            return Answer(number, value, self._state())
+                return Answer(number, digest=self._start(asks))
+            value = self._carry_out(asks)
+            return answer_with(number, value, self._state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
-            self._failed = Failed(named(error))
-            return Answer(number, self._failed)
+            self._failed = named(error)
+            return Answer(number, error=self._failed)
 
     @property
     def _runner(self) -> RankRunner:
@@ -147,17 +148,15 @@ class _Rank:
         _granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
         return self._digest.take(plan, runner.blocks)
 
-    def _whole(self, sent: StepPlan | WindowStep | None) -> StepPlan:
-        """Return the plan that was sent whole, or by what differs from the last one, or before."""
-        if isinstance(sent, StepPlan):
-            self._plan = sent
-        elif self._plan is None:
-            raise HostLost("a step came that follows from another one, which never came")
-        elif sent is not None:
-            self._plan = sent.after(self._plan)
+    def _whole(self, sent: SentPlan | None) -> StepPlan:
+        """Return the plan that was sent now, or, if none was, the one that was prepared."""
+        if sent is not None:
+            self._plan = whole_plan(sent)
+        if self._plan is None:
+            raise HostLost("a step came whose plan was never prepared")
         return self._plan
 
-    def _carried_out(self, asks: AnyCall) -> Value:
+    def _carry_out(self, asks: AnyCall) -> Value:
         match asks:
             case Open(options):
                 self._opened = self._open_rank(options)

@@ -35,7 +35,7 @@ from cortexmlx.distributed.wire.messages import (
     TellCommandBuffers,
     Trim,
     Value,
-    window_step,
+    sent_plan,
 )
 from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
 from cortexmlx.distributed.wire.plan_digest import PlanDigest
@@ -76,7 +76,6 @@ class RemoteRunner:
         self._every = 1
         self._digest = PlanDigest(1)
         self._arranged: list[Arranged] = []
-        self._last: StepPlan | None = None
         self._command_buffers: tuple[Counts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
@@ -137,7 +136,7 @@ class RemoteRunner:
 
     def begin(self, blocks: Counts) -> Refused | None:
         """See `Runner`, as for all further methods. If one rank is refused memory, no rank has an arena."""
-        self._last, self._digest = None, PlanDigest(self._every)
+        self._digest = PlanDigest(self._every)
         refused = _refused(self._ask(Begin(blocks)))
         if refused is not None:
             self.release()
@@ -153,7 +152,7 @@ class RemoteRunner:
 
     def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
         """Copy blocks."""
-        return _refused(self._ask(Copy(copies)))
+        return _refused(self._ask(Copy(tuple(copies))))
 
     def release(self) -> None:
         """Give all arenas back."""
@@ -190,12 +189,10 @@ class RemoteRunner:
 
     def settle(self, ops: StateOps) -> Refused | None:
         """Carry out `ops`, and drop everything of the last step."""
-        self._last = None
         return _refused(self._ask(Settle(ops)))
 
     def forget(self) -> None:
         """Drop everything in flight. What has gone wrong in it is raised by the next answer that is read."""
-        self._last = None
         with suppress(HostLost):
             self._ranks.send(Forget())
 
@@ -206,15 +203,13 @@ class RemoteRunner:
     def _start(self, plan: StepPlan, call: type[Dispatch] | type[Forward]) -> Refused | None:
         started, waited = time.perf_counter(), self.wait_seconds
         if self._changes_arena(plan):
-            refused = self._ask_to_resize(Prepare(plan))
+            refused = self._ask_to_resize(Prepare(sent_plan(plan)))
             if refused is not None:
-                self._last = None
                 return refused
             number, _ = self._ranks.send(call(None))
         else:
-            number, message = self._ranks.send(call(window_step(self._last, plan) or plan))
+            number, message = self._ranks.send(call(sent_plan(plan)))
             self._digest.add(message)
-        self._last = plan
         digest = self._digest.take(plan, plan.blocks)
         if digest is not None:
             self._ranks.expect(number, plan.number, digest)

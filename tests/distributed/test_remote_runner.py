@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.distributed.wire.messages import CALL, Dispatch, Forward, TellCommandBuffers
+from cortexmlx.distributed.wire.messages import CALL, Forward, TellCommandBuffers
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.scheduling.job import JobId
@@ -97,19 +97,6 @@ def test_an_idle_engine_moves_its_blocks_and_shrinks_on_all_ranks(tiny: Tiny) ->
         [ranks] = made
         assert len({state.blocks for state in ranks.runner.ranks}) == 1
         driver.core.release()
-
-
-# -- within a window --------------------------------------------------------------------------------------------------
-
-
-def test_a_step_within_a_window_takes_a_few_bytes(tiny: Tiny) -> None:
-    with engines_on_ranks(1, tiny("llama")) as made:
-        driver = Driver(tiny("llama"), tokens=1024, max_rows=8)
-        driver.answers([tokens_of(30, seed=n) for n in range(8)], 30)
-        driver.core.release()
-    calls = [(len(message), CALL.decode(message).asks) for message in made[0].channels[0].sent]
-    steps = [size for size, call in calls if isinstance(call, Dispatch) and not hasattr(call.plan, "kind")]
-    assert len(steps) > 20 and sorted(steps)[len(steps) // 2] <= 16
 
 
 def test_an_engine_begins_anew_on_the_same_ranks(tiny: Tiny) -> None:

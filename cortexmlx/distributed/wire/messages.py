@@ -1,334 +1,184 @@
-"""Calls of the controller and answers of a worker, with their bytes. Without mlx.
+"""Calls of the controller and answers of a worker, and their bytes. Without pickles and mlx.
 
-Every message begins with the number of its call. A worker answers all calls, in order.
+Every call has a number, and a worker answers all calls, in order. The bytes are MessagePack, written and checked by
+msgspec as the types here say: a value that its type does not allow, a size that is larger than what is left of the
+message, a field or a byte too much raises HostLost. Both sides have the same types (the handshake compares versions).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from functools import lru_cache
+from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, Struct
 
-from cortexmlx.disk.tier import PieceLoad
+from cortexmlx import errors
 from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.codec import Codec, Reader, broken, codec, register, write_natural
-from cortexmlx.errors import CortexError, InvalidRequest
+from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy
-from cortexmlx.scheduling.plan import SamplingRow, Segment, StepKind, StepPlan
+from cortexmlx.scheduling.plan import SamplingRow, Segment, StepPlan
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.arrays import IntArray, TokenList
 from cortexmlx.types.sampling_params import SamplingParams
 
-# Sampling rows as bytes: of parameters and texts only what the sampler reads.
-
-
-NOT_SENT = frozenset(
-    {
-        "best_of",
-        "ignore_eos",
-        "logits_processors",
-        "max_thinking_tokens",
-        "max_tokens",
-        "n",
-        "parallel_tool_calls",
-        "priority",
-        "prompt_logprobs",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "structured",
-        "tool_choice",
-        "tools",
-    }
-)
-"""The parameters that do not change how a token is chosen from logits. A row has its own seed."""
-
-
-def sent_kinds(params: type) -> dict[str, Any]:
-    """Return the types of all other parameters by their names, so that a new one is sent unless `NOT_SENT` has it.
-    Raises TypeError for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
-    """
-    said = {field.name: field.type for field in fields(params)}
-    if strange := NOT_SENT - said.keys():
-        raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
-    sent = {name: kind for name, kind in said.items() if name not in NOT_SENT}
-    kinds = get_type_hints(SimpleNamespace(__annotations__=sent), {"Mapping": Mapping})
-    for name, kind in kinds.items():
-        try:
-            codec(kind)
-        except TypeError as error:
-            raise TypeError(f"the sampling parameter {name!r} has no bytes: {error}; or it is NOT_SENT") from None
-    return kinds
-
-
-_DEFAULTS = SamplingParams()
-_FIELDS = [
-    (1 << bit, name, getattr(_DEFAULTS, name), codec(kind))
-    for bit, (name, kind) in enumerate(sent_kinds(SamplingParams).items())
-]
-_INT32 = np.dtype(np.int32)
-_MOST_KEPT = 128
-_params_bytes: Codec[bytes] = codec(bytes)
-_seed: Codec[int] = codec(int)
-
-
-def _encoded(params: SamplingParams) -> bytes:
-    """Return which parameters differ from the defaults, as bits, and their values."""
-    bits, values = 0, bytearray()
-    for bit, name, default, part in _FIELDS:
-        value = getattr(params, name)
-        if value != default:
-            bits |= bit
-            part.write(values, value)
-    out = bytearray()
-    write_natural(out, bits)
-    return bytes(out + values)
-
-
-def _decoded(encoded: bytes) -> SamplingParams:
-    reader = Reader(encoded)
-    bits = reader.natural()
-    given = {name: part.read(reader) for bit, name, _, part in _FIELDS if bits & bit}
-    reader.end()
-    try:
-        return SamplingParams(**given)
-    except InvalidRequest as error:
-        broken(str(error))
-
-
-_kept = lru_cache(64)(_decoded)
-"""Rows of a window mostly have the same parameters, and again in the next window. Checking them takes long."""
-
-
-def read_by_sampler(row: SamplingRow) -> tuple[TokenList, TokenList]:
-    """Return what the sampler reads of a row's prompt and output: the last tokens for a repetition penalty, and the
-    whole output for penalties that count. The tests compare the tokens that it chooses with these and with all.
-    """
-    params = row.params
-    last = params.repetition_context if params.repetition_penalty != 1.0 else 0
-    missing = max(0, last - len(row.output))
-    if not (params.presence_penalty or params.frequency_penalty):
-        return row.prompt[-missing:] if missing else (), row.output[-last:] if last else ()
-    return row.prompt[-missing:] if missing else (), row.output
-
-
-def _write_tokens(out: bytearray, tokens: TokenList) -> None:
-    write_natural(out, len(tokens))
-    out += np.asarray(tokens, _INT32).tobytes()
-
-
-def _read_tokens(reader: Reader) -> TokenList:
-    return np.frombuffer(reader.take(4 * reader.natural()), _INT32)
-
-
-def _write(out: bytearray, row: SamplingRow) -> None:
-    if row.processed_for is not None:
-        raise InvalidRequest(
-            "logits_processors are functions of this process, and the model runs on hosts: leave them out, or run the "
-            "model without hosts",
-            field="logits_processors",
-        )
-    prompt, output = read_by_sampler(row)
-    _params_bytes.write(out, _encoded(row.params))
-    _seed.write(out, row.seed)
-    _write_tokens(out, prompt)
-    _write_tokens(out, output)
-
-
-def _read(reader: Reader) -> SamplingRow:
-    encoded = _params_bytes.read(reader)
-    params = _kept(encoded) if len(encoded) <= _MOST_KEPT else _decoded(encoded)
-    return SamplingRow(params, _seed.read(reader), _read_tokens(reader), _read_tokens(reader))
-
-
-register(SamplingRow, Codec(_write, _read))
-
-
-# WindowStep: a step of a decode window by what differs from the step before.
-#
-# Within a window, a step follows from the one before: each row is one token farther. A whole plan of 16 rows takes 700
-# bytes, this takes ten.
-
-
-_STEP_FIELDS = [field.name for field in fields(StepPlan)]
-
-
-@dataclass(frozen=True)
-class WindowStep:
-    """What cannot be told from the step before."""
-
-    number: int
-    live: bytes
-    """A bit for each lane, the lowest first: whether its job gets a token."""
-    tokens: IntArray | None
-    states: StateOps
-
-    def after(self, before: StepPlan) -> StepPlan:
-        """Return the whole plan. Raises HostLost if it cannot follow `before`."""
-        lanes = len(before.segments)
-        if before.kind is not StepKind.DECODE or len(self.live) != -(-lanes // 8):
-            broken(f"a step of a window with {8 * len(self.live)} lanes follows a {before.kind.value} step of {lanes}")
-        live = np.unpackbits(np.frombuffer(self.live, np.uint8), count=lanes, bitorder="little").astype(np.int32)
-        segments = tuple(
-            [
-                Segment(s.job, s.generation, at := (s.first + 1) * bit, 1, range(at, at + 1), live=bit == 1)
-                for s, bit in zip(before.segments, live.tolist(), strict=True)
-            ]
-        )
-        return replace(
-            before,
-            number=self.number,
-            segments=segments,
-            logit_segments=segments,
-            tokens=self.tokens,
-            source=None,
-            positions=(before.positions + 1) * live,
-            token_index=(before.token_index + 1) * live,
-            sampling=None,
-            groups=None,
-            column=before.column + 1,
-            flush=None,
-            copies=(),
-            loads=(),
-            states=self.states,
-        )
-
-
-def window_step(before: StepPlan | None, plan: StepPlan) -> WindowStep | None:
-    """Return `plan` by what differs from the step `before` it; None if that does not say all of it."""
-    if before is None or before.kind is not StepKind.DECODE or plan.groups is not None:
-        return None
-    if len(plan.segments) != len(before.segments):
-        return None
-    live = np.packbits(np.array([s.live for s in plan.segments], bool), bitorder="little").tobytes()
-    step = WindowStep(plan.number, live, plan.tokens, plan.states)
-    after = step.after(before)
-    return step if all(_same(getattr(after, name), getattr(plan, name)) for name in _STEP_FIELDS) else None
-
-
-def _same(a: object, b: object) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.array_equal(a, b)
-    return a is b or not (isinstance(a, np.ndarray) or isinstance(b, np.ndarray) or a != b)
-
-
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Open:
+class _Message(Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
+    """A list of the class's name and its fields."""
+
+
+class Open(_Message, frozen=True):
     """Load this rank's part of a model. Answered by a RankInfo."""
 
     options: RankOptions
 
 
-@dataclass(frozen=True)
-class Arrange:
+class Arrange(_Message, frozen=True):
     """Make the runner. Answered by Arranged."""
 
     groups: tuple[LayerGroup, ...]
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(_Message, frozen=True):
     """`Runner.begin`. A call that is named after a method is answered by what the method returns."""
 
     blocks: Counts
 
 
-@dataclass(frozen=True)
-class CanResize:
+class CanResize(_Message, frozen=True):
     """`Runner.can_resize`."""
 
     blocks: Counts
 
 
-@dataclass(frozen=True)
-class Resize:
+class Resize(_Message, frozen=True):
     """`Runner.resize`."""
 
     blocks: Counts
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(_Message, frozen=True):
     """`Runner.copy`."""
 
-    copies: Sequence[BlockCopy]
+    copies: tuple[BlockCopy, ...]
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(_Message, frozen=True):
     """`Runner.release`."""
 
 
-@dataclass(frozen=True)
-class Trim:
+class Trim(_Message, frozen=True):
     """`Runner.trim`."""
 
 
-@dataclass(frozen=True)
-class TellCommandBuffers:
+class TellCommandBuffers(_Message, frozen=True):
     """`Runner.command_buffers`."""
 
 
-@dataclass(frozen=True)
-class Prepare:
+class SentRow(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What the sampler reads of a `SamplingRow`."""
+
+    params: bytes
+    """The parameters that differ from the defaults, by name."""
+    seed: int
+    prompt: IntArray
+    output: IntArray
+
+
+_PLAN_FIELDS = [field.name for field in fields(StepPlan) if field.name != "logit_segments"]
+_PLAN_TYPES = get_type_hints(StepPlan) | {"sampling": tuple[SentRow, ...] | None, "loads": tuple[()]}
+
+if TYPE_CHECKING:
+    SentPlan = StepPlan  # a class that is made at import has no fields for a type checker
+else:
+    SentPlan = msgspec.defstruct(
+        "SentPlan",
+        [(name, _PLAN_TYPES[name]) for name in _PLAN_FIELDS],
+        frozen=True,
+        forbid_unknown_fields=True,
+        array_like=True,
+    )
+    """The fields of a `StepPlan`, with `SentRow`s. Its `logit_segments` follow from its segments. It has no loads,
+    since no disk tier is on hosts.
+    """
+
+_plan_values = attrgetter(*_PLAN_FIELDS)
+
+
+def sent_plan(plan: StepPlan) -> SentPlan:
+    """Return a plan as it is sent. Raises InvalidRequest for rows with functions of this process."""
+    assert plan.logit_segments == _logit_segments(plan.segments)
+    values: dict[str, Any] = dict(zip(_PLAN_FIELDS, _plan_values(plan), strict=True))
+    if plan.sampling is not None:
+        values["sampling"] = tuple(sent_row(row) for row in plan.sampling)
+    return SentPlan(**values)
+
+
+def whole_plan(sent: SentPlan) -> StepPlan:
+    """Return the plan that was sent: the inverse of `sent_plan`. Raises HostLost."""
+    values: dict[str, Any] = dict(zip(_PLAN_FIELDS, _plan_values(sent), strict=True))
+    if sent.sampling is not None:
+        values["sampling"] = tuple(whole_row(row) for row in values["sampling"])
+    return StepPlan(**values, logit_segments=_logit_segments(sent.segments))
+
+
+def _logit_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    return tuple([segment for segment in segments if segment.logits])
+
+
+class Prepare(_Message, frozen=True):
     """`RankRunner.prepare`."""
 
-    plan: StepPlan
+    plan: SentPlan
 
 
-@dataclass(frozen=True)
-class Dispatch:
+class Dispatch(_Message, frozen=True):
     """`Runner.dispatch`. None: the plan that was prepared."""
 
-    plan: StepPlan | WindowStep | None
+    plan: SentPlan | None
 
 
-@dataclass(frozen=True)
-class Forward:
+class Forward(_Message, frozen=True):
     """`Runner.forward`. None: the plan that was prepared."""
 
-    plan: StepPlan | WindowStep | None
+    plan: SentPlan | None
 
 
-@dataclass(frozen=True)
-class Choose:
+class Choose(_Message, frozen=True):
     """`Runner.choose`. Only rank 0 gets the mask, since it chooses the tokens."""
 
     mask: TokenMask | None
 
 
-@dataclass(frozen=True)
-class Collect:
+class Collect(_Message, frozen=True):
     """`Runner.collect`."""
 
     tell: bool
     """Whether the result is told. One rank's is enough."""
 
 
-@dataclass(frozen=True)
-class Settle:
+class Settle(_Message, frozen=True):
     """`Runner.settle`."""
 
     ops: StateOps
 
 
-@dataclass(frozen=True)
-class Forget:
+class Forget(_Message, frozen=True):
     """`Runner.forget`."""
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(_Message, frozen=True):
     """`Runner.close`. The worker ends after it."""
 
 
@@ -353,8 +203,7 @@ AnyCall = (
 )
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A call with its number, which grows."""
 
     number: int
@@ -364,22 +213,13 @@ class Call:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Arranged:
+class Arranged(Struct, frozen=True, forbid_unknown_fields=True):
     """What does not change about a runner: see `Runner`."""
 
     computes_at_dispatch: bool
 
 
-@dataclass(frozen=True)
-class Failed:
-    """The call raised. The rank carries out no further call but Close."""
-
-    error: CortexError
-
-
-@dataclass(frozen=True)
-class RankState:
+class RankState(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What a rank's runner holds, and how long it has worked so far: see `Runner`."""
 
     bytes: MemoryInUse
@@ -388,27 +228,274 @@ class RankState:
     wait_seconds: float
 
 
-Value = None | bool | RankInfo | Arranged | StepResult | Refused | CommandBuffers | Failed
+Value = None | bool | RankInfo | Arranged | StepResult | Refused | CommandBuffers | CortexError
+"""What a call is answered by. An error: the call raised it, and the rank carries out no further call but Close."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer to the call with this number."""
+class Answer(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The answer to the call with this number. Of the fields for values at most one is set: see `answer_with`."""
 
     number: int
-    value: Value
+    yes: bool | None = None
+    info: RankInfo | None = None
+    arranged: Arranged | None = None
+    result: StepResult | None = None
+    refused: Refused | None = None
+    buffers: CommandBuffers | None = None
+    error: CortexError | None = None
     state: RankState | None = None
     """None before `Arrange`, and for the calls that start a part of a step."""
     digest: bytes | None = None
     """What the plans so far come to, if they are compared now (`PlanDigest`)."""
 
+    @property
+    def value(self) -> Value:
+        """What the call is answered by."""
+        values = (self.yes, self.info, self.arranged, self.result, self.refused, self.buffers, self.error)
+        return next((value for value in values if value is not None), None)
 
-def _no_load(*args: object) -> Any:
-    raise TypeError("a load from disk cannot be sent: no disk tier is on hosts")
+
+_ANSWER_FIELDS: dict[type, str] = {
+    bool: "yes",
+    RankInfo: "info",
+    Arranged: "arranged",
+    StepResult: "result",
+    Refused: "refused",
+    CommandBuffers: "buffers",
+}
 
 
-register(PieceLoad, Codec(_no_load, _no_load))
+def answer_with(number: int, value: Value, state: RankState | None = None, digest: bytes | None = None) -> Answer:
+    """Return an answer with a value."""
+    own = {} if value is None else {_ANSWER_FIELDS.get(type(value), "error"): value}
+    return Answer(number, state=state, digest=digest, **own)  # type: ignore[arg-type]
 
-CALL: Codec[Call] = codec(Call)
-ANSWER: Codec[Answer] = codec(Answer)
-PLAN: Codec[StepPlan] = codec(StepPlan)
+
+# -- the parameters of a sampling row ---------------------------------------------------------------------------------
+
+
+NOT_SENT = frozenset(
+    {
+        "best_of",
+        "ignore_eos",
+        "logits_processors",
+        "max_thinking_tokens",
+        "max_tokens",
+        "n",
+        "parallel_tool_calls",
+        "priority",
+        "prompt_logprobs",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "structured",
+        "tool_choice",
+        "tools",
+    }
+)
+"""The parameters that do not change how a token is chosen from logits. A row has its own seed."""
+
+
+def sent_types(params: type) -> dict[str, Any]:
+    """Return the types of all other parameters by their names, so that a new one is sent unless `NOT_SENT` has it.
+    Raises TypeError for a type that has no bytes, and for a name in `NOT_SENT` that is no parameter.
+    """
+    said = {field.name: field.type for field in fields(params)}
+    if strange := NOT_SENT - said.keys():
+        raise TypeError(f"not sent, and no parameters: {', '.join(sorted(strange))}")
+    sent = {name: kind for name, kind in said.items() if name not in NOT_SENT}
+    kinds = get_type_hints(SimpleNamespace(__annotations__=sent), {"Mapping": Mapping})
+    for name, kind in kinds.items():
+        if isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
+            raise TypeError(f"the sampling parameter {name!r} has no bytes: {kind}; or it is NOT_SENT")
+    return kinds
+
+
+_SENT = sent_types(SamplingParams)
+_DEFAULTS = SamplingParams()
+_SentParams = msgspec.defstruct(
+    "_SentParams",
+    [(name, kind | msgspec.UnsetType, UNSET) for name, kind in _SENT.items()],
+    forbid_unknown_fields=True,
+)
+
+
+def read_by_sampler(row: SamplingRow) -> tuple[TokenList, TokenList]:
+    """Return what the sampler reads of a row's prompt and output: the last tokens for a repetition penalty, and the
+    whole output for penalties that count. The tests compare the tokens that it chooses with these and with all.
+    """
+    params = row.params
+    last = params.repetition_context if params.repetition_penalty != 1.0 else 0
+    missing = max(0, last - len(row.output))
+    if not (params.presence_penalty or params.frequency_penalty):
+        return row.prompt[-missing:] if missing else (), row.output[-last:] if last else ()
+    return row.prompt[-missing:] if missing else (), row.output
+
+
+def sent_row(row: SamplingRow) -> SentRow:
+    """Return what is sent of a row. Raises InvalidRequest for one with functions of this process."""
+    if row.processed_for is not None:
+        raise InvalidRequest(
+            "logits_processors are functions of this process, and the model runs on hosts: leave them out, or run the "
+            "model without hosts",
+            field="logits_processors",
+        )
+    prompt, output = (np.asarray(part, np.int32) for part in read_by_sampler(row))
+    changed = {name: value for name in _SENT if (value := getattr(row.params, name)) != getattr(_DEFAULTS, name)}
+    return SentRow(_encoder.encode(changed), row.seed, prompt, output)
+
+
+def whole_row(row: SentRow) -> SamplingRow:
+    """Return the row that was sent, with what the sampler reads of it. Raises HostLost."""
+    return SamplingRow(_decode_params(row.params), row.seed, row.prompt, row.output)
+
+
+@lru_cache(64)
+def _decode_params(encoded: bytes) -> SamplingParams:
+    """Return the parameters of a `SentRow`. Rows of a window mostly have the same ones, and again in the next window:
+    checking them takes long.
+    """
+    sent = _PARAMS.decode(encoded)
+    try:
+        return SamplingParams(**{name: value for name in _SENT if (value := getattr(sent, name)) is not UNSET})
+    except InvalidRequest as error:
+        _refuse(str(error))
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+_MOST_DIMS = 4
+
+_DTYPES = {np.dtype(name): name for name in ("int32", "uint32", "float32")}
+"""Those of the arrays in plans and results."""
+
+
+class Codec(Generic[T]):
+    """How the values of one type become bytes, and come back."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind, dec_hook=_restore)
+
+    def encode(self, value: T) -> bytes:
+        """Return a value as a message. Raises TypeError for a value that has no bytes, and InvalidRequest for a text
+        that is not Unicode, such as a path of undecodable bytes.
+        """
+        try:
+            return _encoder.encode(value)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{error.object!r} is not Unicode, and cannot be sent to hosts") from error
+
+    def decode(self, message: bytes) -> T:
+        """Return the value of a whole message. Raises HostLost."""
+        try:
+            return self._decoder.decode(message)
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+            _refuse(str(error))
+
+
+def _refuse(why: str) -> NoReturn:
+    """Raise HostLost for a message that cannot be read."""
+    raise HostLost(f"a message cannot be read ({why}): start the hosts again, with one version of cortexmlx on all")
+
+
+def _simplify(value: Any) -> Any:
+    """Return a value that MessagePack does not know as values that it does."""
+    if isinstance(value, np.ndarray):
+        if value.dtype not in _DTYPES:
+            raise TypeError(f"an array of {value.dtype} cannot be sent to a host")
+        return (_DTYPES[value.dtype], value.shape, value.tobytes())
+    if isinstance(value, range):
+        if value.step != 1:
+            raise TypeError(f"{value} has steps of {value.step}: only ranges with steps of 1 can be sent")
+        return (value.start, value.stop)
+    if isinstance(value, CortexError):
+        message = str(value).encode("utf-8", "backslashreplace").decode()
+        return (_class_of(value).__name__, message, _detail(value))
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    raise TypeError(f"values of {type(value)} cannot be sent to a host")
+
+
+def _restore(kind: Any, sent: Any) -> Any:
+    """Return the value of a type that MessagePack does not know: the inverse of `_simplify`. Raises ValueError and
+    TypeError, which msgspec takes for a value that is not allowed.
+    """
+    if kind is range:
+        begin, end = sent
+        return range(begin, end)  # raises TypeError for what is no integer
+    if kind is CortexError:
+        name, message, detail = _checked(sent, str, str, str | None)
+        if name not in _CLASSES:
+            raise ValueError(f"there is no error {name!r}")
+        return _error_of(_CLASSES[name], message, detail)
+    if get_origin(kind) is np.ndarray:
+        name, shape, data = _checked(sent, str, list, bytes)
+        (number,) = get_args(get_args(kind)[1])
+        if name != number.__name__:
+            raise ValueError(f"an array of {name!r} came instead of {number.__name__}")
+        if len(shape) > _MOST_DIMS or not all(type(dim) is int and dim >= 0 for dim in shape):
+            raise ValueError(f"an array has the shape {shape}")
+        dtype = np.dtype(number)
+        if math.prod(shape) * dtype.itemsize != len(data):
+            raise ValueError(f"an array of the shape {shape} has {len(data)} bytes")
+        return np.frombuffer(data, dtype).reshape(shape).copy()
+    raise ValueError(f"values of {kind} cannot be read")
+
+
+def _checked(sent: Any, *kinds: Any) -> Sequence[Any]:
+    """Return the elements of a list that has one of each kind. Raises ValueError."""
+    if not isinstance(sent, list) or len(sent) != len(kinds) or not all(map(isinstance, sent, kinds)):
+        raise ValueError(f"{type(sent).__name__} came instead of {kinds}")
+    return sent
+
+
+# Errors: the name of a class of `cortexmlx.errors`, its message, and what it has beside it.
+
+
+_CLASSES = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, CortexError)
+}
+
+
+def named(error: Exception, host: str | None = None) -> CortexError:
+    """Return a copy of an error without its traceback, whose frames may hold arrays. The name of `host` is in front of
+    the message, unless the message names a host already. An error that is not ours becomes HostLost.
+    """
+    names = (host, error.host if isinstance(error, HostLost) else None)
+    prefix = "" if host is None or any(name in str(error) for name in names if name) else f"{host}: "
+    if not isinstance(error, CortexError):
+        return HostLost(f"{prefix}{type(error).__name__}: {error}", host=host)
+    if isinstance(error, HostLost):
+        return HostLost(f"{prefix}{error}", host=error.host or host)
+    return _error_of(_class_of(error), f"{prefix}{error}", _detail(error))
+
+
+def _class_of(error: CortexError) -> type[CortexError]:
+    """Return the class of `cortexmlx.errors` that an error has, or that is nearest above its own."""
+    return next(base for base in type(error).__mro__ if base in _CLASSES.values())
+
+
+def _detail(error: CortexError) -> str | None:
+    """Return what an error has beside its message."""
+    return error.host if isinstance(error, HostLost) else error.field if isinstance(error, InvalidRequest) else None
+
+
+def _error_of(kind: type[CortexError], message: str, detail: str | None) -> CortexError:
+    if issubclass(kind, HostLost):
+        return kind(message, host=detail)
+    return kind(message, field=detail) if issubclass(kind, InvalidRequest) else kind(message)
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """Return a whole plan as bytes, for a hash."""
+    return _encoder.encode(sent_plan(plan))
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_simplify)
+_PARAMS: Codec[Any] = Codec(_SentParams)
+CALL = Codec(Call)
+ANSWER = Codec(Answer)

@@ -201,11 +201,11 @@ class OverdueCalls:
             case Arrange() | Begin() | Resize() | Copy():
                 return _MOVES
             case Prepare(plan):
-                moves = plan.copies or plan.loads or plan.blocks != self._blocks
+                moves = plan.copies or plan.blocks != self._blocks
                 self._take(plan)
                 return _MOVES if moves else _SMALL
             case Dispatch(plan) | Forward(plan):
-                if isinstance(plan, StepPlan):
+                if plan is not None:
                     self._take(plan)
                 return self._step
             case Choose() | Collect():

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 
 from cortexmlx.distributed.channel import Message
-from cortexmlx.distributed.wire.messages import PLAN
+from cortexmlx.distributed.wire.messages import encode_plan
 from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.plan import StepPlan
@@ -36,6 +36,6 @@ class PlanDigest:
             self._groups = plan.groups
         if self._steps % self._every:
             return None
-        self._hash.update(PLAN.encode(replace(plan, groups=self._groups)))
+        self._hash.update(encode_plan(replace(plan, groups=self._groups)))
         self._hash.update(repr(blocks).encode())
         return self._hash.digest()

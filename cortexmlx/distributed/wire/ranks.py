@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.wire.codec import named
 from cortexmlx.distributed.wire.messages import (
     ANSWER,
     CALL,
@@ -19,9 +18,9 @@ from cortexmlx.distributed.wire.messages import (
     AnyCall,
     Call,
     Close,
-    Failed,
     RankState,
     Value,
+    named,
 )
 from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits, Overdue, OverdueCalls
 from cortexmlx.errors import CortexError, HostLost
@@ -91,15 +90,15 @@ class Ranks:
         """Whether the group has ended."""
         return self._lost is not None or self._sending
 
-    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytearray]:
+    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
         """Send a call to all ranks, or to each its own, or none. Return its number, and the last message that was sent.
         Raises HostLost.
         """
         self._check()
         self._number += 1
         each = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
-        messages: dict[int, bytearray] = {}
-        message = bytearray()
+        messages: dict[int, bytes] = {}
+        message = b""
         for one in each:
             if one is not None and id(one) not in messages:
                 messages[id(one)] = message = CALL.encode(Call(self._number, one))
@@ -171,8 +170,7 @@ class Ranks:
             answer = ANSWER.decode(message)
         except HostLost as error:
             raise self._ended(named(error, name)) from error
-        if isinstance(answer.value, Failed):
-            failure = answer.value.error
+        if (failure := answer.error) is not None:
             own = opening and not isinstance(failure, HostLost)
             raise self._ended((not own and self._dead()) or named(failure, name), opening)
         self._calls.answered(rank, at)

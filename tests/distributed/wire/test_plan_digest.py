@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
 
 from cortexmlx.distributed.wire.plan_digest import PlanDigest
+from cortexmlx.kv.cache import KVCache
+from cortexmlx.kv.pools import BlockPools
+from cortexmlx.kv.spec import KVSpec, group_layers
+from cortexmlx.scheduling.config import SchedulerConfig
+from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepPlan
-from tests.distributed.wire.test_window_step import plans
+from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.types.request import QueuedRequest
+from cortexmlx.types.sampling_params import SamplingParams
+
+
+def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
+    """The plans of answers of these lengths: lanes die on the way."""
+    cache = KVCache(BlockPools(group_layers([KVSpec(1, 8, 8, "float16")]), 256, 8))
+    config = SchedulerConfig(max_rows=rows, prefill_budget=16, context_length=512, pipeline=pipeline)
+    scheduler = Scheduler(cache, config)
+    for number, length in enumerate(lengths):
+        params = SamplingParams(max_tokens=length, ignore_eos=True)
+        scheduler.add(JobId(number), QueuedRequest(tuple(range(5 + number)), params), frozenset())
+    made: list[StepPlan] = []
+    in_flight: deque[StepPlan] = deque()
+    while not scheduler.idle:
+        plan = scheduler.plan(len(in_flight))
+        if plan is not None:
+            in_flight.append(plan)
+            made.append(plan)
+        if in_flight and (plan is None or len(in_flight) > 1):
+            done = in_flight.popleft()
+            scheduler.commit(done, [7] * len(done.logit_rows))
+    return made
 
 
 def digests(made: list[StepPlan], every: int, blocks: int = 3) -> list[bytes | None]:
