@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from traceback import clear_frames
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
     Answer,
@@ -25,7 +24,9 @@ from cortexmlx.distributed.wire.messages import (
     Forget,
     Forward,
     Open,
+    PlanDigest,
     Prepare,
+    RankOptions,
     RankState,
     Release,
     Resize,
@@ -35,28 +36,18 @@ from cortexmlx.distributed.wire.messages import (
     Trim,
     Value,
     answer_with,
-    named,
+    copy_error,
     whole_plan,
 )
-from cortexmlx.distributed.wire.plan_digest import PlanDigest
 from cortexmlx.errors import CortexError, HostLost
-from cortexmlx.execution.boundary import RankRunner, Refused, StepResult
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.execution.boundary import Refused, StepResult
 from cortexmlx.scheduling.plan import StepPlan
 
+if TYPE_CHECKING:
+    from cortexmlx.distributed.rank import OpenedRank
+    from cortexmlx.execution.runner import ModelRunner
 
-class OpenedRank(Protocol):
-    """A worker's part of a model, loaded."""
-
-    info: RankInfo
-
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
-        """Return the runner of this part. `groups` are those of all ranks, in one order, with this rank's layers in
-        each: it may have none of some group.
-        """
-
-
-OpenRank = Callable[[RankOptions], OpenedRank]
+OpenRank = Callable[[RankOptions], "OpenedRank"]
 """Loads this rank's part of a model."""
 
 
@@ -89,7 +80,7 @@ class _Rank:
         self.closed = False
         self._open_rank = open_rank
         self._opened: OpenedRank | None = None
-        self._made: RankRunner | None = None
+        self._made: ModelRunner | None = None
         self._plan: StepPlan | None = None
         self._every = 1
         self._digest = PlanDigest(1)
@@ -123,11 +114,11 @@ class _Rank:
             return answer_with(number, value, self._state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
-            self._failed = named(error)
+            self._failed = copy_error(error)
             return Answer(number, error=self._failed)
 
     @property
-    def _runner(self) -> RankRunner:
+    def _runner(self) -> ModelRunner:
         if self._made is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
         return self._made
@@ -142,10 +133,10 @@ class _Rank:
         """Start a part of a step. Return the digest if it is to be compared now."""
         runner = self._runner
         if isinstance(asks, Choose):
-            _granted(runner.choose(asks.mask))
+            _check_granted(runner.choose(asks.mask))
             return None
         plan = self._whole(asks.plan)
-        _granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
+        _check_granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
         return self._digest.take(plan, runner.blocks)
 
     def _whole(self, sent: SentPlan | None) -> StepPlan:
@@ -185,7 +176,7 @@ class _Rank:
             case Prepare(plan):
                 return self._runner.prepare(self._whole(plan))
             case Collect(tell):
-                result = _granted(self._runner.collect())
+                result = _check_granted(self._runner.collect())
                 return result if tell else None
             case Settle(ops):
                 return self._runner.settle(ops)
@@ -194,7 +185,7 @@ class _Rank:
         return None
 
 
-def _granted(answer: StepResult | Refused | None) -> StepResult | None:
+def _check_granted(answer: StepResult | Refused | None) -> StepResult | None:
     """Return an answer that is no refusal. A refusal within a step's pass ends the group: other ranks are in it."""
     if isinstance(answer, Refused):
         raise HostLost(f"memory was refused within a step: {answer.why}")

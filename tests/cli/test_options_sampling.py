@@ -14,7 +14,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.start import run
 from cortexmlx.core.arguments import with_keywords
-from cortexmlx.distributed.wire.messages import NOT_SENT, sent_row, sent_types, whole_row
+from cortexmlx.distributed.messages import NOT_SENT, sent_row, sent_types, whole_row
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions, completions

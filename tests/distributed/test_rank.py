@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.distributed.options import Cut, RankOptions
+from cortexmlx.distributed.messages import Cut, RankOptions
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import HostRefused, ModelCorrupt
 from cortexmlx.execution.mode import execution_mode

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
-from cortexmlx.distributed.rank_server import serve
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
     Answer,
@@ -20,9 +18,13 @@ from cortexmlx.distributed.wire.messages import (
     Begin,
     Call,
     Close,
+    Cut,
     Open,
+    RankInfo,
+    RankOptions,
     Trim,
 )
+from cortexmlx.distributed.rank_server import serve
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.execution.boundary import MemoryInUse
 from cortexmlx.kv.spec import LayerGroup

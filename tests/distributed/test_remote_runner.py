@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.distributed.wire.messages import CALL, Forward, TellCommandBuffers
+from cortexmlx.distributed.messages import CALL, Forward, TellCommandBuffers
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.scheduling.job import JobId

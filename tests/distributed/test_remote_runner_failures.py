@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.distributed import ranks as ranks_module
 from cortexmlx.distributed.group import rank_options
+from cortexmlx.distributed.messages import CALL, Call, Dispatch
+from cortexmlx.distributed.overdue import HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
-from cortexmlx.distributed.wire import ranks as ranks_module
-from cortexmlx.distributed.wire.messages import CALL, Call, Dispatch
-from cortexmlx.distributed.wire.overdue import HangLimits
 from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.snapshots import NOTHING

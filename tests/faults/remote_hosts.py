@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-WIRE, DIGEST = "cortexmlx/distributed/wire/messages.py", "cortexmlx/distributed/wire/plan_digest.py"
-RANKS, SERVER = "cortexmlx/distributed/wire/ranks.py", "cortexmlx/distributed/rank_server.py"
-OVERDUE = "cortexmlx/distributed/wire/overdue.py"
+WIRE, DIGEST = "cortexmlx/distributed/messages.py", "cortexmlx/distributed/messages.py"
+RANKS, SERVER = "cortexmlx/distributed/ranks.py", "cortexmlx/distributed/rank_server.py"
+OVERDUE = "cortexmlx/distributed/overdue.py"
 REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"
 MODEL, STATES = "cortexmlx/distributed/hosted_model.py", "cortexmlx/execution/states.py"
 
 TESTS = (
-    "distributed/wire/test_messages.py",
-    "distributed/wire/test_plan_digest.py",
-    "distributed/wire/test_overdue.py",
-    "distributed/wire/test_ranks.py",
+    "distributed/test_messages.py",
+    "distributed/test_plan_digest.py",
+    "distributed/test_overdue.py",
+    "distributed/test_ranks.py",
     "distributed/test_rank_server.py",
     "execution/test_runner.py",
     "execution/test_states.py",
@@ -55,7 +55,12 @@ FAULTS = (
     ),
     Fault("an old answer is taken for the new one", RANKS, "if answer.number == number:", "if True:"),
     Fault("a call that was half sent is forgotten", RANKS, "        self._sending = True\n", ""),
-    Fault("the neighbour of a dead rank is blamed", RANKS, "(not own and self._dead()) or named", "named"),
+    Fault(
+        "the neighbour of a dead rank is blamed",
+        RANKS,
+        "(not own and self._lost_rank_error()) or copy_error",
+        "copy_error",
+    ),
     Fault(
         "how a dead rank ended is not waited for", RANKS, "_TOLD_SECONDS if known else", "_CAUSE_SECONDS if known else"
     ),

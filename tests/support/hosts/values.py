@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from cortexmlx import errors
 from cortexmlx.disk.tier import PieceLoad
-from cortexmlx.distributed.wire.messages import SentPlan, sent_plan
+from cortexmlx.distributed.messages import SentPlan, sent_plan
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.scheduling.plan import SamplingRow, StepPlan
 from cortexmlx.types.sampling_params import SamplingParams

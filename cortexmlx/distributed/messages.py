@@ -1,4 +1,4 @@
-"""Calls of the controller and answers of a worker, and their bytes. Without pickles and mlx.
+"""What crosses between the controller and its workers, and its bytes: calls and answers. Without pickles and mlx.
 
 Every call has a number, and a worker answers all calls, in order. The bytes are MessagePack, written and checked by
 msgspec as the types here say: a value that its type does not allow, a size that is larger than what is left of the
@@ -7,9 +7,11 @@ message, a field or a byte too much raises HostLost. Both sides have the same ty
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
 from types import SimpleNamespace
@@ -20,16 +22,82 @@ import numpy as np
 from msgspec import UNSET, Struct
 
 from cortexmlx import errors
-from cortexmlx.distributed.options import RankInfo, RankOptions
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
 from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
-from cortexmlx.kv.step import BlockCopy
+from cortexmlx.kv.step import BlockCopy, GroupStep
 from cortexmlx.scheduling.plan import SamplingRow, Segment, StepPlan
 from cortexmlx.stats import CommandBuffers
 from cortexmlx.types.arrays import IntArray, TokenList
 from cortexmlx.types.sampling_params import SamplingParams
+
+# -- what a worker opens ---------------------------------------------------------------------------------------------
+
+COMPARE_EVERY = 64
+"""After how many steps plans are compared, if nobody asks for another number."""
+
+
+class Cut(Enum):
+    """How a model is cut into parts."""
+
+    AUTO = "auto"
+    """Into tensors if its class can be cut so, else into a pipeline."""
+    TENSOR = "tensor"
+    """Each rank has a part of every layer's weights, and some of its heads."""
+    PIPELINE = "pipeline"
+    """Each rank has some of the layers."""
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """All that a worker needs to open its part of a model. The fields without a comment are those of `EngineConfig`."""
+
+    model: str
+    adapter: str | None
+    dequantize: bool | None
+    kv_bits: int | None
+    kv_group_size: int | None
+    block_size: int
+    attention: str
+    reproducible: bool
+    max_rows: int
+    prefill_budget: int
+    cut: Cut = Cut.AUTO
+    compare_every: int = COMPARE_EVERY
+    """After how many steps the ranks' plans and block tables are compared. 1 in debug runs."""
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """What a worker tells about its part of a model."""
+
+    groups: tuple[LayerGroup, ...]
+    """What its layers keep. `layers` index the caches of the part, and `spec` counts its own heads."""
+    vocab_size: int
+    context_length: int
+    weight_bytes: int
+    """Bytes of its own weights in memory."""
+    parameters: int
+    """Numbers that its own weights stand for."""
+    dtype: str
+    """The type of the activations."""
+    name: str
+    architecture: str
+    """The model type of config.json."""
+    notes: tuple[str, ...]
+    """Lines for the user."""
+    identity: str
+    """Names the content of the model's files: `LoadedModel.identity`."""
+    memory_bytes: int
+    """Bytes that the weights and the KV cache should use at most on this machine."""
+    backend: str
+    """The name of what computes attention."""
+    whole_bytes: int
+    """Bytes that the weights of the whole model would take in memory."""
+    whole_parameters: int
+    """How many numbers those stand for."""
+
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
@@ -138,7 +206,7 @@ def _logit_segments(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
 
 
 class Prepare(_Message, frozen=True):
-    """`RankRunner.prepare`."""
+    """`ModelRunner.prepare`."""
 
     plan: SentPlan
 
@@ -461,7 +529,7 @@ _CLASSES = {
 }
 
 
-def named(error: Exception, host: str | None = None) -> CortexError:
+def copy_error(error: Exception, host: str | None = None) -> CortexError:
     """Return a copy of an error without its traceback, whose frames may hold arrays. The name of `host` is in front of
     the message, unless the message names a host already. An error that is not ours becomes HostLost.
     """
@@ -490,12 +558,39 @@ def _error_of(kind: type[CortexError], message: str, detail: str | None) -> Cort
     return kind(message, field=detail) if issubclass(kind, InvalidRequest) else kind(message)
 
 
-def encode_plan(plan: StepPlan) -> bytes:
-    """Return a whole plan as bytes, for a hash."""
-    return _encoder.encode(sent_plan(plan))
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=_simplify)
 _PARAMS: Codec[Any] = Codec(_SentParams)
 CALL = Codec(Call)
 ANSWER = Codec(Answer)
+
+
+# -- a hash over the plans of all steps, which must be the same at the controller and at every rank -------------------
+
+
+class PlanDigest:
+    """Takes each step as it was sent or received. After every so many steps, it also takes the whole plan as it is
+    carried out, with the block tables in force and the size of the arena.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._steps = 0
+        self._groups: tuple[GroupStep, ...] | None = None
+
+    def add(self, message: bytes) -> None:
+        """Take the message that brings a plan."""
+        self._hash.update(message)
+
+    def take(self, plan: StepPlan, blocks: Counts) -> bytes | None:
+        """Take a step that begins on an arena of so many blocks. Return the hash of everything so far if it is to be
+        compared now.
+        """
+        self._steps += 1
+        if plan.groups is not None:
+            self._groups = plan.groups
+        if self._steps % self._every:
+            return None
+        self._hash.update(_encoder.encode(sent_plan(replace(plan, groups=self._groups))))
+        self._hash.update(repr(blocks).encode())
+        return self._hash.digest()

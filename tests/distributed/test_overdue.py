@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.options import RankOptions
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     AnyCall,
     Arrange,
     Begin,
@@ -23,12 +22,13 @@ from cortexmlx.distributed.wire.messages import (
     Forward,
     Open,
     Prepare,
+    RankOptions,
     Resize,
     SentPlan,
     Trim,
     sent_plan,
 )
-from cortexmlx.distributed.wire.overdue import ENOUGH, LONGER, PAUSE_SECONDS, HangLimits, Overdue, OverdueCalls, work
+from cortexmlx.distributed.overdue import ENOUGH, LONGER, PAUSE_SECONDS, HangLimits, Overdue, OverdueCalls, work
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
 
@@ -61,7 +61,7 @@ class Story:
     def send(self, asks: AnyCall) -> None:
         self.number += 1
         for rank in self.ranks:
-            self.calls.sent(rank, self.number, asks, self.now)
+            self.calls.note_call(rank, self.number, asks, self.now)
 
     def wait(self, seconds: float, often: bool = False) -> Overdue | None:
         """Look for so long, some times or as often as in earnest. What was found first."""
@@ -74,7 +74,7 @@ class Story:
 
     def answer(self, *ranks: int) -> None:
         for rank in ranks or self.ranks:
-            self.calls.answered(rank, self.now)
+            self.calls.note_answer(rank, self.now)
 
     def took(self, asks: AnyCall, seconds: float, times: int = 1) -> None:
         for _ in range(times):

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.wire import messages
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed import messages
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
     Answer,
@@ -30,7 +30,7 @@ from cortexmlx.distributed.wire.messages import (
     RankState,
     Value,
     answer_with,
-    named,
+    copy_error,
     read_by_sampler,
     sent_plan,
     whole_plan,
@@ -259,7 +259,9 @@ def test_rows_choose_the_same_tokens_after_they_were_sent(rows: list[SamplingRow
 
 def test_a_plain_row_takes_a_few_bytes_however_long_its_text_is() -> None:
     row = SamplingRow(SamplingParams(stop=["x"], max_tokens=9), 7, list(range(4000)), list(range(4000)))
-    with_it, without = (len(messages.encode_plan(replace(PLAN, sampling=rows))) for rows in ((row,), ()))
+    with_it, without = (
+        len(CALL.encode(Call(1, Dispatch(sent_plan(replace(PLAN, sampling=rows)))))) for rows in ((row,), ())
+    )
     assert with_it - without <= 40
 
 
@@ -296,18 +298,18 @@ def test_a_class_of_another_module_becomes_the_nearest_of_ours() -> None:
 
     error = error_sent(NotOnTheHub("a", "b"))
     assert type(error) is ModelNotFound and str(error) == "a is not in b"
-    assert same(named(NotOnTheHub("a", "b"), "mac"), ModelNotFound("mac: a is not in b"))
+    assert same(copy_error(NotOnTheHub("a", "b"), "mac"), ModelNotFound("mac: a is not in b"))
 
 
 def test_a_copy_of_an_error_names_the_host_and_has_no_traceback() -> None:
     try:
         raise InvalidRequest("no", field="seed")
     except InvalidRequest as error:
-        copy = named(error, "mac")
+        copy = copy_error(error, "mac")
     assert same(copy, InvalidRequest("mac: no", field="seed")) and copy.__traceback__ is None
-    assert same(named(ZeroDivisionError("odd"), "mac"), HostLost("mac: ZeroDivisionError: odd", host="mac"))
-    assert same(named(HostLost("gone", host="b"), "a"), HostLost("a: gone", host="b"))
-    assert same(named(HostLost("b is gone", host="b"), "a"), HostLost("b is gone", host="b"))
-    assert same(named(HostLost("gone")), HostLost("gone"))
+    assert same(copy_error(ZeroDivisionError("odd"), "mac"), HostLost("mac: ZeroDivisionError: odd", host="mac"))
+    assert same(copy_error(HostLost("gone", host="b"), "a"), HostLost("a: gone", host="b"))
+    assert same(copy_error(HostLost("b is gone", host="b"), "a"), HostLost("b is gone", host="b"))
+    assert same(copy_error(HostLost("gone")), HostLost("gone"))
     silent = HostLost("the link to mac2, rank 1 is silent", host="mac2, rank 1")
-    assert same(named(silent, "mac2, rank 1"), silent)
+    assert same(copy_error(silent, "mac2, rank 1"), silent)

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from cortexmlx.distributed.wire import ranks as ranks_module
-from cortexmlx.distributed.wire.messages import ANSWER, CALL, CanResize, Forget, Value, answer_with
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue
-from cortexmlx.distributed.wire.ranks import Ranks
+from cortexmlx.distributed import ranks as ranks_module
+from cortexmlx.distributed.messages import ANSWER, CALL, CanResize, Forget, Value, answer_with
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HangLimits, Overdue
+from cortexmlx.distributed.ranks import Ranks
 from cortexmlx.errors import HostLost, ModelCorrupt
 from support.hosts.channels import QueueChannel, channel_pair
 from support.patience import PATIENCE, soon

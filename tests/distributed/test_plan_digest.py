@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cortexmlx.distributed.wire.plan_digest import PlanDigest
+from cortexmlx.distributed.messages import PlanDigest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, group_layers
