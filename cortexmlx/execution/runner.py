@@ -131,7 +131,10 @@ class ModelRunner:
 
     @refusable
     def prepare(self, plan: StepPlan) -> None:
-        """Carry out the memory operations of a step before its pass: see `RankRunner`."""
+        """Carry out the memory operations of a step (`step_memory.prepare`) before its pass. `dispatch` or `forward` of
+        the same object must be the next call, and leaves them out. Nothing may be in flight. It is a call of its own
+        since a rank must not wait in a collective for one that was refused memory.
+        """
         self._prepare(plan)
         self._prepared = plan
 
