@@ -124,11 +124,11 @@ class EngineConfig:
 
     kv_store: str | Path | None = None
     """A folder that keeps KV blocks when they leave memory, also for the next engine. Several engines may share it.
-    With `hosts`, each worker keeps its part, in the folder of that path on its machine.
+    With `hosts`, nothing is kept.
     """
 
     kv_store_bytes: int | str = "4GB"
-    """Bound of that folder, on each machine."""
+    """Bound of that folder."""
 
     on_progress: OnProgress | None = None
     """Called with the progress of downloading and loading."""

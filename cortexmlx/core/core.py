@@ -23,7 +23,7 @@ from cortexmlx.core.text import Stops
 from cortexmlx.errors import CortexError, HostLost
 from cortexmlx.execution.boundary import Refused, Runner
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.spec import Counts
 from cortexmlx.scheduling.decode_window import AHEAD
 from cortexmlx.scheduling.job import Job
@@ -75,7 +75,7 @@ class EngineCore:
             self.adapters = AdapterRegistry(config.adapter_limits, model.adapters)
             self.draft = None if model.draft is None else self._begin_draft(model.draft)
             self._begin_empty(model.blocks)
-            self.pins = Pins(self.cache)
+            self.pins = PinnedPrefixes(self.cache)
             if config.keep is not None:
                 config.keep.check(self.loaded.context_length, self.cache.tables.configured_tokens)
             model.begin_store()
@@ -149,7 +149,7 @@ class EngineCore:
         self.requests.cancel(request)
 
     def pin(self, tokens: Sequence[int], client: str | None, adapter: str | None = None) -> tuple[int, int]:
-        """Pin a text that requests begin with: see `Pins.add`. Raises InvalidRequest if that is useless here."""
+        """Pin a text that requests begin with: see `PinnedPrefixes.add`. Raises InvalidRequest where it is useless."""
         self.model.check_pins()
         client = None if self.scheduler.config.share_between_clients else client
         return self.pins.add(tokens, self.adapters.salt(adapter, client))
@@ -193,7 +193,6 @@ class EngineCore:
         self.model.begin_anew()
         self.runner = self.model.runner
         self.cache.states.take()
-        self.scheduler.forget_loads()  # what was read for requests that came meanwhile was in the old workers
         self.cache.pools.give_all_back()
         self.runner.begin(self.cache.pools.blocks)
 

@@ -19,7 +19,6 @@ from cortexmlx.core.embedding_support import support_of
 from cortexmlx.core.served_model import Call, check_prefix_cache, described, scheduling_of
 from cortexmlx.core.threads import Task
 from cortexmlx.disk.connector import StoreConnector
-from cortexmlx.disk.pieces import LocalPieces
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, InvalidRequest
 from cortexmlx.execution.boundary import AdapterTables
@@ -237,12 +236,12 @@ class InProcessModel:
         store = setup.start(self.loaded, self._mode.groups, others, lambda: wake(lambda core: None))
         if isinstance(store, str):
             return None
-        pieces = LocalPieces(
+        return StoreConnector(
             store,
+            setup.identity,
             lambda: setup.share,
             lambda load, found: wake(lambda core: core.scheduler.arrived(load, found)),
         )
-        return StoreConnector(pieces, setup.identity)
 
     def begin_cache(self, blocks: Counts, anew: bool = False) -> KVCache:
         """Begin an empty arena of at most `blocks` blocks in each group. Return the owner of these blocks. Raises
@@ -276,6 +275,7 @@ class InProcessModel:
     def begin_store(self) -> None:
         """Let the store read and write, once the first cache has begun."""
         if self.disk is not None and self._store is not None:
+            assert isinstance(self.runner, ModelRunner)  # else `not_stored` has said why there is no store
             self.disk.begin(self.runner)
             if self.disk.state is StoreState.HASHING:
                 self._store.when_known(self.loaded.model, lambda: self._wake(lambda core: self._join()))

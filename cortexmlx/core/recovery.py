@@ -86,7 +86,6 @@ class Recovery:
         if not resume:
             self._fail_running(lost)
         core.scheduler.restart_rows()
-        core.scheduler.forget_loads()  # what was read for them was in the workers
         self._start()
 
     @property

@@ -1,21 +1,36 @@
-"""Moves blocks between the KV cache and the store on disk, between two steps."""
+"""StoreConnector: moves blocks between the KV cache and the store on disk, between two steps."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from cortexmlx.disk.folder import shown
-from cortexmlx.disk.pieces import PieceStore
-from cortexmlx.disk.tier import DiskTier
-from cortexmlx.execution.boundary import Refused, Runner
+from cortexmlx.disk.segments import Record
+from cortexmlx.disk.store import KVStore, ReadRequest
+from cortexmlx.disk.tier import STATE, Content, DiskLoad, DiskTier
+from cortexmlx.execution.boundary import Refused, Shapes
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.prefix import Entry
+from cortexmlx.kv.prefix import Entry, Key
 from cortexmlx.stats import StoreState, StoreStats
 
+if TYPE_CHECKING:
+    from cortexmlx.execution.runner import ModelRunner
+
 log = logging.getLogger("cortexmlx")
+
+Arrived = Callable[[DiskLoad, Mapping[Key, Content]], None]
+"""Called with a load and those of its pieces that are right, on another thread than the engine's."""
+
+PATIENCE = 2.0
+"""Seconds that a prompt waits for the disk even if computing would take less: a drive may have to wake up."""
+
+FLUSH_SECONDS = 5.0
+"""For how long `flush` waits until what was copied is written."""
 
 SHARE = 0.02
 """The share of the time that goes to copying blocks for the store while requests run."""
@@ -37,30 +52,26 @@ class StoreConnector:
     """Decides which cached blocks a store gets, and when; has blocks read that prompts request.
 
     Only the engine's thread may use it. `identity` is the model's identity in this store, and part of each piece's key.
-    While it is None, nothing is read or written: `join` sets it, or `leave` says that there is none.
+    While it is None, nothing is read or written: `join` sets it, or `leave` says that there is none. `hashed` returns
+    which part of the weights is hashed so far, from 0 to 1.
     """
 
-    def __init__(self, store: PieceStore, identity: bytes | None) -> None:
+    def __init__(self, store: KVStore, identity: bytes | None, hashed: Callable[[], float], arrived: Arrived) -> None:
         self._store = store
         self._identity = identity
+        self._hashed = hashed
+        self._arrived = arrived
+        self._runner: ModelRunner | None = None
+        self._shapes: Sequence[Shapes] = ()
         self._left = False
         self._cache: KVCache
         self._tier: DiskTier | None = None
         self._credit = 0.0
         self._looked = time.perf_counter()
 
-    def begin(self, runner: Runner) -> None:
-        """Use this runner from now on."""
-        self._store.begin(runner)
-
-    def restart(self, store: PieceStore) -> None:
-        """Use another store from now on, whose identity is not known: the workers were started again. No load may be
-        open.
-        """
-        self._store = store
-        self._identity = None
-        if self._tier is not None:
-            self._tier.identity = None
+    def begin(self, runner: ModelRunner) -> None:
+        """Keep the blocks of this runner's memory from now on."""
+        self._runner, self._shapes = runner, runner.shapes
 
     def attach(self, cache: KVCache) -> None:
         """Be the disk tier of a cache, which must be empty."""
@@ -71,10 +82,10 @@ class StoreConnector:
                 cache.groups,
                 cache.block_size,
                 states is not None,
-                lambda load: self._store.read(load),
+                self._read,
                 self._identity,
-                lambda pieces: self._store.drop(pieces),
-                lambda piece: self._store.may_have(piece),
+                self._store.drop,
+                self._store.may_have,
             )
 
     def join(self, identity: bytes) -> None:
@@ -118,7 +129,7 @@ class StoreConnector:
 
     def flush(self) -> bool:
         """Wait until what was copied is written. Return False if that takes too long."""
-        return self._store.flush()
+        return self._store.writer.flush(FLUSH_SECONDS)
 
     def close(self) -> None:
         """Store what is left, as far as a few seconds allow, and end."""
@@ -130,17 +141,18 @@ class StoreConnector:
         except Exception as error:  # a step that failed has left arrays that cannot be had
             log.debug("not all of the cache was stored: %r", error)
         self._store.close()
+        self._runner = None  # and the model with it
 
     def stats(self) -> StoreStats:
         """Return the store's counts."""
-        hashed = self._store.hashed if self.state is StoreState.HASHING else 1.0
+        hashed = self._hashed() if self.state is StoreState.HASHING else 1.0
         return replace(self._store.stats(), state=self.state, hashed=hashed)
 
     @property
     def _can_copy(self) -> bool:
         """Whether there is more to copy, and the store has room for it."""
         waits = self._identity is not None and self._tier is not None and len(self._tier) > 0
-        return waits and self._store.has_room
+        return waits and self._store.writer.has_room
 
     def _copy(self, seconds: float) -> tuple[float, Refused | None]:
         """Copy entries for about `seconds`. Return how many seconds it took, and a refusal of memory if there was
@@ -164,11 +176,29 @@ class StoreConnector:
             mine = [(entry, target) for entry, own, target in pieces if own == group]
             if not mine:
                 continue
-            keys, tokens = [tier.piece_key(e.key, group) for e, _ in mine], [e.tokens for e, _ in mine]
-            there = self._store.keep(group, [target for _, target in mine], keys, tokens)
-            if isinstance(there, Refused):
-                return there
-            for (entry, _), kept in zip(mine, there, strict=True):
-                if kept:
+            assert self._runner is not None
+            copies = self._runner.copy_out(group, [target for _, target in mine])
+            if isinstance(copies, Refused):
+                return copies
+            records: list[Record] = []
+            for (entry, _), arrays in zip(mine, copies, strict=True):
+                if arrays is not None:  # the snapshot exists
+                    records.append(Record(tier.piece_key(entry.key, group), entry.tokens, arrays))
                     tier.mark_stored(entry, group)
+            self._store.writer.offer(records)
         return None
+
+    # -- up -----------------------------------------------------------------------------------------------------------
+
+    def _read(self, load: DiskLoad) -> None:
+        """Have the pieces of a load read that are worth reading."""
+        groups = load.groups()
+
+        def done(found: dict[bytes, Record]) -> None:
+            self._arrived(load, {key: record for key, record in found.items() if self._fits(record, groups[key])})
+
+        self._store.reader.ask(ReadRequest(load.wanted(), load.choose, done, max(PATIENCE, load.seconds)))
+
+    def _fits(self, record: Record, group: int) -> bool:
+        """Return whether a record has the shapes of a group's blocks. A state says its shapes itself."""
+        return group == STATE or bool(tuple((a.shape, a.dtype.str) for a in record.arrays) == self._shapes[group])

@@ -163,11 +163,10 @@ class Index:
                 file.execute("DELETE FROM records WHERE segment = ?", (name,))
                 file.execute("DELETE FROM segments WHERE name = ?", (name,))
 
-    def keys(self, ending: bytes = b"") -> list[bytes]:
-        """Return the keys of all records, or of those that end so."""
-        where = ("WHERE substr(key, ?) = ?", (-len(ending), ending)) if ending else ("", ())
+    def keys(self) -> list[bytes]:
+        """Return the keys of all records."""
         with self._held() as file:
-            rows = file.execute(f"SELECT key FROM records {where[0]}", where[1]).fetchall()
+            rows = file.execute("SELECT key FROM records").fetchall()
         return [key for (key,) in rows if isinstance(key, bytes) and len(key) == 16]
 
     def version(self) -> int:

@@ -76,11 +76,9 @@ class DiskLoads:
         load = self._loads.pop(job.id, None)
         return load if load is not None and load.pieces is None else None
 
-    def clear(self) -> list[DiskLoad]:
-        """Forget all loads, and return them."""
-        loads = list(self._loads.values())
+    def clear(self) -> None:
+        """Forget all loads."""
         self._loads.clear()
-        return loads
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless few loads are being read, each of them for one job."""

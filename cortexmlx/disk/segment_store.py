@@ -194,12 +194,6 @@ class SegmentStore:
             return index.find(keys)
         return {}
 
-    def keys(self, ending: bytes) -> list[bytes] | None:
-        """Return the keys of all records that end so; None if the index cannot be read now."""
-        with contextlib.suppress(sqlite3.Error), self._used() as index:
-            return index.keys(ending)
-        return None
-
     def read(self, place: RecordLocation, tokens: Sequence[int]) -> Record | None:
         """Return the record at a place if it really belongs to these tokens. Otherwise return None and forget the
         record.

@@ -13,7 +13,7 @@ from cortexmlx.disk.fingerprint import described, fingerprint
 from cortexmlx.disk.folder import SECRET, absolute
 from cortexmlx.disk.hashes import KeptHashes
 from cortexmlx.disk.segment_store import SegmentStore
-from cortexmlx.disk.store import KVStore, OnDone, open_segment_store, start_store
+from cortexmlx.disk.store import KVStore, open_segment_store, start_store
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
@@ -52,13 +52,11 @@ class StoreSetup:
         groups: Sequence[LayerGroup],
         others: tuple[object, ...],
         on_room: Callable[[], None] = lambda: None,
-        on_done: OnDone = lambda records, why: None,
-        on_look: Callable[[], None] = lambda: None,
     ) -> KVStore | str:
         """Start the store's threads and return the store. If there can be none, a warning is logged; return why.
 
         Keys and values depend on the model, on what its layers keep (`groups`) and on `others`. Nobody waits for
-        threads that hash files. The callbacks are those of `KVStore`.
+        threads that hash files. `on_room`: see `KVStore`.
         """
         if isinstance(self._segments, str):
             self.cancel()
@@ -66,7 +64,7 @@ class StoreSetup:
         self._described = described(loaded, tuple(groups), *others)
         if self.weights.ready:
             self.identity = self._named(self.weights.value() or hash_of_model(loaded.model))
-        store = start_store(self._segments, loaded.name, on_room, on_done, on_look)
+        store = start_store(self._segments, loaded.name, on_room)
         if isinstance(store, str) or self.identity is not None:
             self.cancel()
         return store

@@ -24,21 +24,14 @@ CLOSING_SECONDS = 5.0
 
 class KVStore:
     """A segment store with a `writer` and a `reader`, for one engine. `model` is the model's name for people.
-    `on_room` and `on_done`: see `Writer`; `on_look`: see `Reader`. Nothing here waits but `close` and `keys`.
+    `on_room`: see `Writer`. Nothing here waits but `close`.
     """
 
-    def __init__(
-        self,
-        segment_store: SegmentStore,
-        model: str,
-        on_room: Callable[[], None] = lambda: None,
-        on_done: OnDone = lambda records, why: None,
-        on_look: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> None:
         self._segments = segment_store
-        self.writer = Writer(segment_store, model, on_room, on_done)
+        self.writer = Writer(segment_store, model, on_room)
         try:
-            self.reader = Reader(segment_store, on_look)
+            self.reader = Reader(segment_store)
         except BaseException:  # no thread is to be had
             self.writer.stop(0.0)
             raise
@@ -58,12 +51,6 @@ class KVStore:
         if not known:
             self.reader.refresh()
         return known and not self.reader.paused
-
-    def keys(self, ending: bytes) -> list[bytes] | None:
-        """Return the keys of all records that end so; None if the index cannot be read now. It reads the index, so the
-        engine's thread should not call it.
-        """
-        return self._segments.keys(ending)
 
     def drop(self, records: int) -> None:
         """Count `records` records that left memory before they could be offered."""
@@ -94,18 +81,10 @@ class KVStore:
         )
 
 
-def start_store(
-    segment_store: SegmentStore,
-    model: str,
-    on_room: Callable[[], None] = lambda: None,
-    on_done: OnDone = lambda records, why: None,
-    on_look: Callable[[], None] = lambda: None,
-) -> KVStore | str:
-    """Return the KVStore of an open segment store, with its callbacks. If the system gives it no threads, log a warning
-    and return why.
-    """
+def start_store(segment_store: SegmentStore, model: str, on_room: Callable[[], None] = lambda: None) -> KVStore | str:
+    """Return the KVStore of an open segment store. If the system gives it no threads, log a warning and return why."""
     try:
-        return KVStore(segment_store, model, on_room, on_done, on_look)
+        return KVStore(segment_store, model, on_room)
     except RuntimeError as error:
         log.warning("the KV store %s cannot be used (%s): prompts are computed anew", shown(segment_store.path), error)
         segment_store.close()
@@ -165,30 +144,18 @@ _LEAST_MEASURED = 1 << 20
 """Bytes below which a measurement tells more about the start of reading than about the rate."""
 
 
-OnDone = Callable[[Sequence[Record], str], None]
-"""Called with records that are written, or were before, and an empty text; or with why they never will be."""
-
-
 class Writer:
     """A thread that writes records, several in one segment. `on_room` is called from this thread when it accepts
-    records again after it has refused some. `on_done` is called from it once for each record that was accepted, unless
-    the writer is stopped before.
+    records again after it has refused some.
 
     `stored` records with `stored_bytes` bytes have been written. `dropped` records never will be.
     """
 
-    def __init__(
-        self,
-        segment_store: SegmentStore,
-        model: str,
-        on_room: Callable[[], None],
-        on_done: OnDone = lambda records, why: None,
-    ) -> None:
+    def __init__(self, segment_store: SegmentStore, model: str, on_room: Callable[[], None]) -> None:
         self.stored = self.stored_bytes = self.dropped = 0
         self._segments = segment_store
         self._model = model
         self._on_room = on_room
-        self._on_done = on_done
         self._records: deque[Record] = deque()
         self._waiting = 0
         self._busy = True
@@ -268,7 +235,6 @@ class Writer:
             return records
 
     def _write(self, records: Sequence[Record]) -> None:
-        why = ""
         try:
             fits = sum(record.nbytes for record in records) <= self._segments.limit
             if fits and time.monotonic() >= self._paused_until:
@@ -277,9 +243,7 @@ class Writer:
                 self.stored_bytes += sum(record.nbytes for record in records) if new else 0
             else:
                 self.dropped += len(records)
-                why = "the disk has refused to write lately" if fits else "they are larger than the folder may be"
         except Exception as error:
-            why = str(error) or type(error).__name__
             self.dropped += len(records)
             self._paused_until = time.monotonic() + _PAUSE
             self._segments.warn("cannot be written", error, "what is new is not kept there")
@@ -289,7 +253,6 @@ class Writer:
             self._refused = self._refused and not tell
         if tell:
             self._on_room()
-        self._on_done(records, why)
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,16 +278,14 @@ _NOTHING = ReadRequest({}, lambda there, rate: [], lambda found: None, 0.0)
 class Reader:
     """A thread that reads records, one request after the other, and a thread that gives up requests that take too long.
 
-    `on_look` is called on the reader's thread whenever it has looked into the store: after each request, read or not.
     `rate` is how many bytes are read per second. `read` records with `read_bytes` bytes were right. `missed` records
     did not exist, or were damaged.
     """
 
-    def __init__(self, segment_store: SegmentStore, on_look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, segment_store: SegmentStore) -> None:
         self.read = self.read_bytes = self.missed = 0
         self.rate = START_RATE
         self._segments = segment_store
-        self._on_look = on_look
         self._asked: deque[tuple[ReadRequest, float]] = deque()
         self._open: dict[ReadRequest, float] = {}
         """The readings that are not answered, and when each is given up."""
@@ -381,16 +342,12 @@ class Reader:
         if waits:
             reading.done(found)
 
-    def look(self) -> None:
-        """Look for what other processes have written, as soon as the store is open."""
-        self.ask(_NOTHING)
-
     def refresh(self) -> None:
         """Look soon for what other processes have written, unless that was done within the last second."""
         now = time.monotonic()
         if now >= self._refreshed + REFRESH_SECONDS:
             self._refreshed = now
-            self.look()
+            self.ask(_NOTHING)
 
     def stop(self, seconds: float) -> None:
         """End both threads, after the record that is being read."""
@@ -419,7 +376,6 @@ class Reader:
             except Exception as error:
                 self._segments.warn("cannot be read", error)
             self._answer(reading, found)
-            self._on_look()
 
     def _carry_out(self, reading: ReadRequest, until: float, found: dict[bytes, Record]) -> None:
         self._segments.wait()

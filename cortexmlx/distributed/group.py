@@ -13,14 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.disk.folder import absolute
-from cortexmlx.disk.pieces import Arrived
-from cortexmlx.disk.tier import STATE
-from cortexmlx.distributed.disk.group_store import GroupStore, Later
-from cortexmlx.distributed.options import COMPARE_EVERY, RankInfo, RankOptions
+from cortexmlx.distributed.messages import COMPARE_EVERY, RankInfo, RankOptions
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.distributed.spec import Hosts
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
 from cortexmlx.execution.boundary import Runner
@@ -113,18 +109,6 @@ class HostGroup:
         with self._reporting():  # a worker computes a token: it reads its weights
             runner.arrange(parts)
         return runner
-
-    def piece_store(
-        self, parts: Sequence[Part], later: Later, arrived: Arrived, can_join: Callable[[], None]
-    ) -> GroupStore:
-        """Return the store in which the workers keep their parts of blocks: see `GroupStore`. The workers must be
-        arranged.
-        """
-        config, runner = self._config, self._opened
-        assert config.kv_store is not None
-        sizes = dict(enumerate(runner.part_bytes())) | {STATE: max(map(row_bytes, parts))}
-        path = absolute(config.kv_store)
-        return GroupStore(runner.calls, path, config.store_bytes, sizes, later, arrived, can_join)
 
     def stats(self) -> tuple[HostStats, ...]:
         """Return what each worker holds, as of its newest answer. Nothing while there are no workers."""
@@ -230,8 +214,6 @@ def rank_options(config: EngineConfig, name: str, adapter: str | Path | None) ->
         reproducible=config.reproducible,
         max_rows=config.max_rows,
         prefill_budget=config.prefill_budget,
-        kv_store=None if config.kv_store is None or not config.prefix_cache else str(absolute(config.kv_store)),
-        store_bytes=config.store_bytes,
         compare_every=compare_every(),
     )
 
@@ -280,7 +262,7 @@ Part = tuple[LayerGroup, ...]
 """The layer groups of one rank."""
 
 
-def in_one_order(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
+def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
     """Return the layer groups of each rank, all ranks with the same groups in the same order. A rank that has no layer
     of some group gets that group without layers.
     """
@@ -290,7 +272,7 @@ def in_one_order(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
     return tuple(tuple(LayerGroup(spec, own.get(spec, ())) for spec in specs) for own in layers)
 
 
-def together(parts: Sequence[Part]) -> Part:
+def join_groups(parts: Sequence[Part]) -> Part:
     """Return the groups of all ranks, with the layers of all ranks. So the bytes of a group are those on all ranks.
     `parts` are in one order.
     """
@@ -317,7 +299,7 @@ def room_of_all(parts: Sequence[Part], memory: Sequence[int], load: Load, contex
     All ranks have the same block tables. So the smallest number of blocks counts, and groups that see equally far have
     equally many (`BlockPools`), also if they are on different ranks.
     """
-    groups = paged(together(parts))
+    groups = paged(join_groups(parts))
     states = [split_memory(part, bytes_, load.rows) for part, bytes_ in zip(parts, memory, strict=True)]
     snapshots = [count for part, (_, count) in zip(parts, states, strict=True) if row_bytes(part)]
     most: dict[AttentionWindow, int] = {}

@@ -12,8 +12,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import no_support
 from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
 from cortexmlx.disk.connector import StoreConnector
-from cortexmlx.distributed.disk.group_store import GroupStore
-from cortexmlx.distributed.group import HostGroup, Part, in_one_order, room_of_all, together
+from cortexmlx.distributed.group import HostGroup, Part, align_groups, join_groups, room_of_all
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.mode import begin_paged
@@ -32,7 +31,9 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.load import load_without_weights
 from cortexmlx.scheduling.scheduler import Scheduler
-from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
+from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
+
+NOT_STORED = "nothing goes to the KV store: with hosts, prompts are computed anew after a restart"
 
 
 class HostedModel:
@@ -41,6 +42,7 @@ class HostedModel:
     """
 
     draft: ServedModel | None = None
+    disk: StoreConnector | None = None
     choices: tuple[TimedChoice, ...] = ()
     embedding = no_support(
         "with hosts no texts are embedded and no documents judged: the model's states are in other processes. Open the "
@@ -52,36 +54,31 @@ class HostedModel:
         `Engine` raises, HostRefused and HostLost.
         """
         self._config = config
-        self._wake = wake
         self._opening = threading.Lock()
         self.runner: Runner
-        self.disk: StoreConnector | None = None
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
-        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
+        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._on_loss(core, epoch, lost)))
         try:
             self._group.open()
             self._groups = [info.groups for info in self._group.infos]
-            self._parts, self.runner = self._arranged()
-            self.loaded = self._whole(loaded)
-            self.info = self._sized()
-            if config.kv_store is not None and config.prefix_cache:
-                self._pieces = self._piece_store()
-                self.disk = StoreConnector(self._pieces, None)
+            self._parts, self.runner = self._arrange()
+            self.loaded = self._describe_whole(loaded)
+            self.info = self._divide_memory()
         except BaseException:
             self.release()
             raise
 
-    def _noticed(self, core: Any, epoch: int, lost: HostLost) -> None:
+    def _on_loss(self, core: Any, epoch: int, lost: HostLost) -> None:
         """Recover from a loss that was noticed outside of a step, unless a step or a start has met it since."""
         if core.recovery.open and epoch == self._group.epoch:
             core.recovery.recover(lost)
 
-    def _arranged(self) -> tuple[tuple[Part, ...], Runner]:
+    def _arrange(self) -> tuple[tuple[Part, ...], Runner]:
         """Let the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
-        parts = in_one_order(info.groups for info in self._group.infos)
+        parts = align_groups(info.groups for info in self._group.infos)
         return parts, self._group.arrange(parts)
 
-    def _whole(self, files: LoadedModel) -> LoadedModel:
+    def _describe_whole(self, files: LoadedModel) -> LoadedModel:
         """Return the model that the parts are together."""
         infos = self._group.infos
         return replace(
@@ -92,7 +89,7 @@ class HostedModel:
             notes=tuple(dict.fromkeys((*files.notes, *(note for info in infos for note in info.notes)))),
         )
 
-    def _sized(self) -> ModelInfo:
+    def _divide_memory(self) -> ModelInfo:
         """Divide the memory of each worker. Return what an app sees of the model."""
         config, infos, parts = self._config, self._group.infos, self._parts
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
@@ -113,8 +110,10 @@ class HostedModel:
             memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
         self._room = room_of_all(parts, memory, load, longest)
         self.blocks = self._room.blocks
-        whole = together(parts)
-        notes = (*self.loaded.notes, *dict.fromkeys(beyond), f"{len(infos)} workers: {'; '.join(self._group.names)}")
+        whole = join_groups(parts)
+        workers = f"{len(infos)} workers: {'; '.join(self._group.names)}"
+        stored = () if config.kv_store is None else (NOT_STORED,)
+        notes = (*self.loaded.notes, *dict.fromkeys(beyond), *stored, workers)
         return described(self.loaded, vocab_size, bytes_per_token(whole), notes)
 
     @property
@@ -132,12 +131,8 @@ class HostedModel:
         unless it begins `anew`.
         """
         prefix = PrefixCache(self._config.block_size)
-        cache = begin_paged(
-            self.runner, together(self._parts), blocks, prefix, self._room.snapshots, lambda b: self.may_resize(b), anew
-        )
-        if self.disk is not None:
-            self.disk.attach(cache)
-        return cache
+        parts, snapshots = join_groups(self._parts), self._room.snapshots
+        return begin_paged(self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), anew)
 
     def may_resize(self, blocks: Counts) -> bool:
         """Return whether all workers could get `blocks` blocks. The answer of a lost group is yes: it is asked in the
@@ -154,22 +149,7 @@ class HostedModel:
         return Scheduler(cache, replace(scheduling, long_tail_rows=self._long_tail_rows))
 
     def begin_store(self) -> None:
-        """Let the workers' stores read and write, once all of them know their parts' identities."""
-        if self.disk is None or self.disk.state is not StoreState.HASHING:
-            return
-        known = self._pieces.joined()
-        if isinstance(known, bytes):
-            self.disk.join(known)
-        elif known is not None:
-            self.disk.leave(known)
-
-    def _piece_store(self) -> GroupStore:
-        return self._group.piece_store(
-            self._parts,
-            lambda call: self._wake(lambda core: call()),
-            lambda load, found: self._wake(lambda core: core.scheduler.arrived(load, found)),
-            self.begin_store,
-        )
+        """Do nothing: there is no store."""
 
     def reopen(self) -> None:
         """Start all workers anew, with another epoch: one was lost, or a message may have been cut in the middle.
@@ -182,16 +162,11 @@ class HostedModel:
             if [info.groups for info in self._group.infos] != self._groups:
                 self._group.close()
                 raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
-            _, self._reopened = self._arranged()
+            _, self._reopened = self._arrange()
 
     def begin_anew(self) -> None:
         """Begin with the workers that `reopen` started: `runner` is another one, without an arena."""
         self.runner = self._reopened
-        if self.disk is not None:
-            self._pieces.abandon()
-            self._pieces = self._piece_store()
-            self.disk.restart(self._pieces)
-            self.begin_store()
 
     def adapters(self) -> AdapterTables:
         """Raise AdapterRefused: the workers cannot have any yet."""
@@ -206,11 +181,9 @@ class HostedModel:
 
     def release(self) -> None:
         """End all workers. Safe to call again."""
-        disk, self.disk = self.disk, None
         try:
             self._group.end_starts()
-            with self._opening:
-                if disk is not None:
-                    disk.close()
+            with self._opening:  # a start on another thread has ended
+                pass
         finally:
             self._group.close()

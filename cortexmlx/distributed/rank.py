@@ -15,11 +15,8 @@ import mlx.core as mx
 from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck import KernelCheck
-from cortexmlx.disk.setup import StoreSetup
-from cortexmlx.distributed.disk.rank_store import PartIdentity, RankStore, Tell
-from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
+from cortexmlx.distributed.messages import Cut, RankInfo, RankOptions
 from cortexmlx.errors import HostRefused
-from cortexmlx.execution.boundary import RankRunner
 from cortexmlx.execution.mode import PagedMode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.shared_choice import SharedChoice
@@ -48,10 +45,8 @@ class OpenedRank:
         backend: Backend,
         options: RankOptions,
         group: mx.distributed.Group,
-        setup: StoreSetup | None = None,
     ) -> None:
         self.info = info
-        self._setup = setup
         self._loaded, self._backend = loaded, backend
         self._options, self._group = options, group
 
@@ -62,7 +57,6 @@ class OpenedRank:
         """
         loaded, options, backend = self._loaded, self._options, self._backend
         check_logits(loaded)
-        self._groups = tuple(groups)
         runner = ModelRunner(
             loaded.model,
             paged(groups),
@@ -79,23 +73,6 @@ class OpenedRank:
             choose(runner, backend, options.max_rows, loaded.context_length, reproducible=True)
         return runner
 
-    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
-        """Return the store of this part, in the folder that the options name; None if they name none."""
-        setup, loaded, group = self._setup, self._loaded, self._group
-        if setup is None:
-            return None
-        options, rank, ranks = self._options, group.rank(), group.size()
-        named = replace(loaded, name=f"{loaded.name} (rank {rank} of {ranks})")
-        attention = self._backend.name + (", reproducible" if options.reproducible else "")
-        others = (options.block_size, attention, rank, ranks)
-        return RankStore(
-            rank,
-            runner,
-            lambda done, look: setup.start(named, self._groups, others, on_done=done, on_look=look),
-            PartIdentity(setup, loaded.model),
-            tell,
-        )
-
 
 def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     """Load this rank's part of a model, on the thread that will run it.
@@ -103,18 +80,14 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
     Raises HostRefused for a model that cannot be cut for so many ranks, or that runs on mlx-lm's own caches, and
     whatever `load_model` raises.
     """
-    setup = None if options.kv_store is None else StoreSetup(options.kv_store, options.store_bytes)
     part = load_part(
         options.model,
         group,
         _WAYS[options.cut],
         adapter=options.adapter,
         dequantize=options.dequantize,
-        weights_hash=None if setup is None else setup.weights,
     )
     loaded = part.loaded
-    if setup is not None:
-        setup.weights.check(loaded.model)
     try:
         groups = quantized(group_layers(probe(loaded.model)), options.kv_bits, options.kv_group_size)
     except NotPaged as why:
@@ -140,7 +113,7 @@ def open_rank(options: RankOptions, group: mx.distributed.Group) -> OpenedRank:
         whole_bytes=part.whole_bytes,
         whole_parameters=part.whole_parameters,
     )
-    return OpenedRank(info, loaded, backend, options, group, setup)
+    return OpenedRank(info, loaded, backend, options, group)
 
 
 def _carry_out(checks: Sequence[KernelCheck]) -> None:

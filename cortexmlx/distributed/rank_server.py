@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from traceback import clear_frames
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.disk.rank_store import RankStore, Tell
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.codec import named
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
-    UNASKED,
     Answer,
     AnyCall,
-    AnyTold,
     Arrange,
     Arranged,
     Begin,
@@ -24,53 +19,35 @@ from cortexmlx.distributed.wire.messages import (
     Choose,
     Close,
     Collect,
-    Copies,
     Copy,
-    CopyOut,
     Dispatch,
-    DropReads,
-    Failed,
-    FlushStore,
     Forget,
     Forward,
-    Join,
-    Joined,
-    Keep,
-    LookAgain,
     Open,
+    PlanDigest,
     Prepare,
+    RankOptions,
     RankState,
-    ReadPieces,
     Release,
     Resize,
+    SentPlan,
     Settle,
     TellCommandBuffers,
     Trim,
     Value,
-    WindowStep,
+    answer_with,
+    copy_error,
+    whole_plan,
 )
-from cortexmlx.distributed.wire.plan_digest import PlanDigest
-from cortexmlx.errors import HostLost
-from cortexmlx.execution.boundary import RankRunner, Refused, StepResult
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.execution.boundary import Refused, StepResult
 from cortexmlx.scheduling.plan import StepPlan
 
+if TYPE_CHECKING:
+    from cortexmlx.distributed.rank import OpenedRank
+    from cortexmlx.execution.runner import ModelRunner
 
-class OpenedRank(Protocol):
-    """A worker's part of a model, loaded."""
-
-    info: RankInfo
-
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
-        """Return the runner of this part. `groups` are those of all ranks, in one order, with this rank's layers in
-        each: it may have none of some group.
-        """
-
-    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
-        """Return this part's store, which keeps pieces of the runner's memory; None if none is asked for."""
-
-
-OpenRank = Callable[[RankOptions], OpenedRank]
+OpenRank = Callable[[RankOptions], "OpenedRank"]
 """Loads this rank's part of a model."""
 
 
@@ -82,17 +59,14 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
     that this one will never enter, so the group has to be started anew.
     """
 
-    def tell(told: AnyTold) -> None:
-        channel.send(ANSWER.encode(Answer(UNASKED, told)))
-
-    rank = _Rank(open_rank, tell)
+    rank = _Rank(open_rank)
     try:
         while not rank.closed:
             message = channel.receive()
             try:
                 number, asks = rank.read(message)
             except HostLost as error:
-                channel.send(ANSWER.encode(Answer(0, Failed(error))))
+                channel.send(ANSWER.encode(Answer(0, error=error)))
                 raise
             channel.send(ANSWER.encode(rank.answer(number, asks)))
     finally:
@@ -102,19 +76,15 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
 class _Rank:
     """Carries out calls."""
 
-    def __init__(self, open_rank: OpenRank, tell: Tell) -> None:
+    def __init__(self, open_rank: OpenRank) -> None:
         self.closed = False
         self._open_rank = open_rank
-        self._tell = tell
-        self._store: RankStore | None = None
         self._opened: OpenedRank | None = None
-        self._made: RankRunner | None = None
+        self._made: ModelRunner | None = None
         self._plan: StepPlan | None = None
-        self._given: StepPlan | None = None
-        """`_plan` with this rank's parts of what is loaded: what was given to the runner."""
         self._every = 1
         self._digest = PlanDigest(1)
-        self._failed: Failed | None = None
+        self._failed: CortexError | None = None
 
     def read(self, message: bytes) -> tuple[int, AnyCall]:
         """Return a call with its number. Raises HostLost."""
@@ -125,10 +95,7 @@ class _Rank:
 
     def close(self) -> None:
         """Free the model and all memory. Safe to call again."""
-        self.closed, self._plan, self._given, self._opened = True, None, None, None
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        self.closed, self._plan, self._opened = True, None, None
         if self._made is not None:
             self._made.close()
             self._made = None
@@ -137,21 +104,21 @@ class _Rank:
         """Carry out a call, and return its answer."""
         if isinstance(asks, Close):
             self.close()
-            return Answer(number, None)
+            return Answer(number)
         if self._failed is not None:
-            return Answer(number, self._failed)
+            return Answer(number, error=self._failed)
         try:
             if isinstance(asks, Dispatch | Forward | Choose):
-                return Answer(number, None, digest=self._start(asks))
-            value = self._carried_out(asks)
-            return Answer(number, value, self._state())
+                return Answer(number, digest=self._start(asks))
+            value = self._carry_out(asks)
+            return answer_with(number, value, self._state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
-            self._failed = Failed(named(error))
-            return Answer(number, self._failed)
+            self._failed = copy_error(error)
+            return Answer(number, error=self._failed)
 
     @property
-    def _runner(self) -> RankRunner:
+    def _runner(self) -> ModelRunner:
         if self._made is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
         return self._made
@@ -166,37 +133,21 @@ class _Rank:
         """Start a part of a step. Return the digest if it is to be compared now."""
         runner = self._runner
         if isinstance(asks, Choose):
-            _granted(runner.choose(asks.mask))
+            _check_granted(runner.choose(asks.mask))
             return None
-        given = self._whole(asks.plan)
-        assert self._plan is not None
-        _granted(runner.dispatch(given) if isinstance(asks, Dispatch) else runner.forward(given))
-        return self._digest.take(self._plan, runner.blocks)
+        plan = self._whole(asks.plan)
+        _check_granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
+        return self._digest.take(plan, runner.blocks)
 
-    def _whole(self, sent: StepPlan | WindowStep | None) -> StepPlan:
-        """Return the plan that was sent whole, or by what differs from the last one, or before, as this rank carries it
-        out.
-        """
-        if isinstance(sent, StepPlan):
-            self._plan = sent
-        elif self._plan is None:
-            raise HostLost("a step came that follows from another one, which never came")
-        elif sent is not None:
-            self._plan = sent.after(self._plan)
-        if sent is not None or self._given is None:
-            self._given = self._with_parts(self._plan)
-        return self._given
+    def _whole(self, sent: SentPlan | None) -> StepPlan:
+        """Return the plan that was sent now, or, if none was, the one that was prepared."""
+        if sent is not None:
+            self._plan = whole_plan(sent)
+        if self._plan is None:
+            raise HostLost("a step came whose plan was never prepared")
+        return self._plan
 
-    def _with_parts(self, plan: StepPlan) -> StepPlan:
-        return plan if not plan.loads else self._disk.with_parts(plan)
-
-    @property
-    def _disk(self) -> RankStore:
-        if self._store is None:
-            raise HostLost("a rank without a store was asked for what is on disk")
-        return self._store
-
-    def _carried_out(self, asks: AnyCall) -> Value:
+    def _carry_out(self, asks: AnyCall) -> Value:
         match asks:
             case Open(options):
                 self._opened = self._open_rank(options)
@@ -206,8 +157,7 @@ class _Rank:
                 if self._opened is None:
                     raise HostLost("layers were to be arranged before the model was opened")
                 self._made = self._opened.arrange(groups)
-                self._store = self._opened.open_store(self._made, self._tell)
-                return Arranged(self._made.computes_at_dispatch, self._made.shapes)
+                return Arranged(self._made.computes_at_dispatch)
             case Begin(blocks):
                 self._digest = PlanDigest(self._every)
                 return self._runner.begin(blocks)
@@ -217,9 +167,6 @@ class _Rank:
                 return self._runner.resize(blocks)
             case Copy(copies):
                 return self._runner.copy(copies)
-            case CopyOut(group, names):
-                each = self._runner.copy_out(group, names)
-                return each if isinstance(each, Refused) else Copies(each)
             case Release():
                 self._runner.release()
             case Trim():
@@ -229,30 +176,16 @@ class _Rank:
             case Prepare(plan):
                 return self._runner.prepare(self._whole(plan))
             case Collect(tell):
-                result = _granted(self._runner.collect())
+                result = _check_granted(self._runner.collect())
                 return result if tell else None
             case Settle(ops):
-                self._given = None  # with the blocks that were loaded
                 return self._runner.settle(ops)
             case Forget():
-                self._given = None
                 self._runner.forget()
-            case Join():
-                return Joined(None, "it was told of no store", 1.0) if self._store is None else self._store.join()
-            case Keep():
-                return self._disk.keep(asks)
-            case ReadPieces():
-                self._disk.read(asks)
-            case DropReads(numbers):
-                self._disk.drop(numbers)
-            case LookAgain():
-                self._disk.look()
-            case FlushStore(seconds):
-                return self._disk.flush(seconds)
         return None
 
 
-def _granted(answer: StepResult | Refused | None) -> StepResult | None:
+def _check_granted(answer: StepResult | Refused | None) -> StepResult | None:
     """Return an answer that is no refusal. A refusal within a step's pass ends the group: other ranks are in it."""
     if isinstance(answer, Refused):
         raise HostLost(f"memory was refused within a step: {answer.why}")

@@ -10,14 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
-from math import prod
 from typing import NoReturn, TypeVar
 
-import numpy as np
-
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     AnyCall,
     Arrange,
     Arranged,
@@ -25,14 +21,15 @@ from cortexmlx.distributed.wire.messages import (
     CanResize,
     Choose,
     Collect,
-    Copies,
     Copy,
-    CopyOut,
     Dispatch,
     Forget,
     Forward,
     Open,
+    PlanDigest,
     Prepare,
+    RankInfo,
+    RankOptions,
     RankState,
     Release,
     Resize,
@@ -40,13 +37,12 @@ from cortexmlx.distributed.wire.messages import (
     TellCommandBuffers,
     Trim,
     Value,
-    window_step,
+    sent_plan,
 )
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
-from cortexmlx.distributed.wire.plan_digest import PlanDigest
-from cortexmlx.distributed.wire.ranks import Ranks
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HangLimits
+from cortexmlx.distributed.ranks import Ranks
 from cortexmlx.errors import HostLost, InvalidRequest
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Refused, Shapes, StepResult, TokenMask
+from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import Counts, LayerGroup
 from cortexmlx.kv.step import BlockCopy
@@ -81,7 +77,6 @@ class RemoteRunner:
         self._every = 1
         self._digest = PlanDigest(1)
         self._arranged: list[Arranged] = []
-        self._last: StepPlan | None = None
         self._command_buffers: tuple[Counts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
@@ -89,27 +84,15 @@ class RemoteRunner:
         front.
         """
         self._every = options.compare_every
-        return tuple(_each(self._ranks.ask(Open(options), opening=True), RankInfo))
+        return tuple(_of_kind(self._ranks.ask(Open(options), opening=True), RankInfo))
 
     def arrange(self, groups: Sequence[Sequence[LayerGroup]]) -> None:
         """Have every rank make its runner: `groups[rank]` are the groups of all ranks in one order, each with the
         layers that this rank has of it. Raises as `open`.
         """
         answers = self._ranks.ask([Arrange(tuple(each)) for each in groups], opening=True)
-        self._arranged = _each(answers, Arranged)
+        self._arranged = _of_kind(answers, Arranged)
         self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
-
-    @property
-    def calls(self) -> Ranks:
-        """Sends further calls, between two of this object's."""
-        return self._ranks
-
-    def part_bytes(self) -> list[int]:
-        """Return the bytes of a block of each layer group on the rank that has most of it."""
-        parts = zip(*(each.shapes for each in self._arranged), strict=True)
-        return [
-            max(sum(prod(shape) * np.dtype(word).itemsize for shape, word in part) for part in group) for group in parts
-        ]
 
     @property
     def ranks(self) -> tuple[RankState, ...]:
@@ -125,7 +108,7 @@ class RemoteRunner:
 
     @property
     def bytes(self) -> MemoryInUse:
-        """The bytes that all ranks hold together, as of their newest answers."""
+        """The bytes that all ranks hold join_groups, as of their newest answers."""
         held = [state.bytes for state in self.ranks]
         writes = [each.writes for each in held]
         return MemoryInUse(
@@ -152,16 +135,10 @@ class RemoteRunner:
             self._command_buffers = self.blocks, told if isinstance(told, CommandBuffers) else None
         return self._command_buffers[1]
 
-    @property
-    def shapes(self) -> Sequence[Shapes]:
-        """The shapes of what `copy_out` returns for a block of each layer group: the parts of all ranks in order."""
-        parts = zip(*(each.shapes for each in self._arranged), strict=True)
-        return tuple(tuple(array for part in group for array in part) for group in parts)
-
     def begin(self, blocks: Counts) -> Refused | None:
         """See `Runner`, as for all further methods. If one rank is refused memory, no rank has an arena."""
-        self._last, self._digest = None, PlanDigest(self._every)
-        refused = _refused(self._ask(Begin(blocks)))
+        self._digest = PlanDigest(self._every)
+        refused = _first_refusal(self._ask(Begin(blocks)))
         if refused is not None:
             self.release()
         return refused
@@ -176,16 +153,7 @@ class RemoteRunner:
 
     def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
         """Copy blocks."""
-        return _refused(self._ask(Copy(copies)))
-
-    def copy_out(self, group: int, names: Sequence[int]) -> Sequence[Arrays | None] | Refused:
-        """Return copies of blocks, or of snapshots. Each has the arrays of rank 0, then those of rank 1, and so on."""
-        answers = self._ask(CopyOut(group, names))
-        refused = _refused(answers)
-        if refused is not None:
-            return refused
-        parts = zip(*(copies.each for copies in _each(answers, Copies)), strict=True)
-        return [_together(part) for part in parts]
+        return _first_refusal(self._ask(Copy(tuple(copies))))
 
     def release(self) -> None:
         """Give all arenas back."""
@@ -217,17 +185,15 @@ class RemoteRunner:
     def collect(self) -> StepResult | Refused:
         """Return rank 0's result. The others are through soon, too: they say so in their next answers."""
         number, _ = self._ranks.send([Collect(True)] + [Collect(False)] * (len(self._arranged) - 1))
-        (result,) = _each(self._answers(number, [0]), StepResult)
+        (result,) = _of_kind(self._answers(number, [0]), StepResult)
         return result
 
     def settle(self, ops: StateOps) -> Refused | None:
         """Carry out `ops`, and drop everything of the last step."""
-        self._last = None
-        return _refused(self._ask(Settle(ops)))
+        return _first_refusal(self._ask(Settle(ops)))
 
     def forget(self) -> None:
         """Drop everything in flight. What has gone wrong in it is raised by the next answer that is read."""
-        self._last = None
         with suppress(HostLost):
             self._ranks.send(Forget())
 
@@ -238,15 +204,13 @@ class RemoteRunner:
     def _start(self, plan: StepPlan, call: type[Dispatch] | type[Forward]) -> Refused | None:
         started, waited = time.perf_counter(), self.wait_seconds
         if self._changes_arena(plan):
-            refused = self._ask_to_resize(Prepare(plan))
+            refused = self._ask_to_resize(Prepare(sent_plan(plan)))
             if refused is not None:
-                self._last = None
                 return refused
             number, _ = self._ranks.send(call(None))
         else:
-            number, message = self._ranks.send(call(window_step(self._last, plan) or plan))
+            number, message = self._ranks.send(call(sent_plan(plan)))
             self._digest.add(message)
-        self._last = plan
         digest = self._digest.take(plan, plan.blocks)
         if digest is not None:
             self._ranks.expect(number, plan.number, digest)
@@ -255,8 +219,7 @@ class RemoteRunner:
 
     def _changes_arena(self, plan: StepPlan) -> bool:
         """Return whether a step does something before its pass for which memory may be refused."""
-        to_do = plan.flush is not None or plan.loads or plan.copies
-        return bool(to_do) or any(state.blocks != plan.blocks for state in self.ranks)
+        return plan.flush is not None or bool(plan.copies) or any(state.blocks != plan.blocks for state in self.ranks)
 
     # -- all ranks ----------------------------------------------------------------------------------------------------
 
@@ -275,13 +238,13 @@ class RemoteRunner:
         number, message = self._ranks.send(asks)
         if isinstance(asks, Prepare):
             self._digest.add(message)
-        refused = _refused(self._answers(number, range(len(before))))
+        refused = _first_refusal(self._answers(number, range(len(before))))
         if refused is None or not refused.of_arena:
             return refused
         undo = [
             None if state.blocks == blocks else Resize(blocks) for state, blocks in zip(self.ranks, before, strict=True)
         ]
-        if _refused(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
+        if _first_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
             return Refused(refused.why, of_arena=False)
         return refused
 
@@ -297,7 +260,7 @@ class _NoProcessors(dict[JobId, Sequence[LogitsProcessor]]):
         )
 
 
-def _each(answers: Sequence[Value], kind: type[T]) -> list[T]:
+def _of_kind(answers: Sequence[Value], kind: type[T]) -> list[T]:
     """Return the answers of all ranks. Raises HostLost unless all are of that kind."""
     of_kind = [answer for answer in answers if isinstance(answer, kind)]
     if len(of_kind) != len(answers):
@@ -305,13 +268,7 @@ def _each(answers: Sequence[Value], kind: type[T]) -> list[T]:
     return of_kind
 
 
-def _refused(answers: Sequence[Value]) -> Refused | None:
+def _first_refusal(answers: Sequence[Value]) -> Refused | None:
     """Return the refusal of some rank; None if there is none. An arena is as it was only if it is so on all ranks."""
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)
-
-
-def _together(parts: Sequence[Arrays | None]) -> Arrays | None:
-    """Return the arrays of a block or snapshot of all ranks; None if one of them does not have it."""
-    has = [part for part in parts if part is not None]
-    return tuple(array for part in has for array in part) if len(has) == len(parts) else None

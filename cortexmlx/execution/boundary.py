@@ -111,7 +111,7 @@ class StepResult:
 class Runner(Protocol):
     """Runs a model's steps, and owns the memory that they work on.
 
-    `begin`, `resize`, `copy`, `copy_out` and `release` may only be called while nothing is in flight.
+    `begin`, `resize`, `copy` and `release` may only be called while nothing is in flight.
     """
 
     processors: MutableMapping[JobId, Sequence[LogitsProcessor]]
@@ -135,10 +135,6 @@ class Runner(Protocol):
     def command_buffers(self) -> CommandBuffers | None:
         """How a decode step is handed to the GPU; None if there is none, or it is not known."""
 
-    @property
-    def shapes(self) -> Sequence[Shapes]:
-        """The shapes of what `copy_out` returns for a block of each layer group."""
-
     def begin(self, blocks: Counts) -> Refused | None:
         """Begin with an empty arena of `blocks` blocks. The old arena is given back first."""
 
@@ -152,11 +148,6 @@ class Runner(Protocol):
 
     def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
         """Copy blocks. All sources are read before any target is written."""
-
-    def copy_out(self, group: int, names: Sequence[int]) -> Sequence[Arrays | None] | Refused:
-        """Return copies of blocks of a layer group. If `group` is `STATE`, return copies of snapshots, with None for
-        one that does not exist.
-        """
 
     def release(self) -> None:
         """Give the arena back. It has no blocks until `resize`."""
@@ -188,17 +179,6 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free everything, the model included. The runner cannot be used afterwards. Safe to call again."""
-
-
-class RankRunner(Runner, Protocol):
-    """A runner of one part of a model, beside those of other ranks. What may be refused memory without a word of the
-    others is a call of its own: a rank must not wait in a collective for one that was refused.
-    """
-
-    def prepare(self, plan: StepPlan) -> Refused | None:
-        """Carry out the memory operations of a step (`step_memory.prepare`) before its pass. `dispatch` or `forward`
-        of the same object must be the next call, and leaves them out. Nothing may be in flight.
-        """
 
 
 class AdapterTables(Protocol):

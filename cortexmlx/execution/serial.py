@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from cortexmlx.attention.mlx_lm_hook import leaves_of, own_caches
 from cortexmlx.disk.tier import DiskLoad
 from cortexmlx.errors import KVBlockError
-from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, TokenScores, refusable
+from cortexmlx.execution.boundary import MemoryInUse, StepResult, TokenMask, TokenScores, refusable
 from cortexmlx.execution.prompt_scores import PromptResults, rows_at_once, scores_of
 from cortexmlx.execution.sampling import BatchSampler, Pending, Sampled, read
 from cortexmlx.kv.cache import KVCache
@@ -103,11 +103,6 @@ class SerialRunner:
         """They are mlx-lm's own."""
         return None
 
-    @property
-    def shapes(self) -> tuple[Shapes, ...]:
-        """Nothing is stored in blocks."""
-        return ()
-
     def begin(self, blocks: Counts) -> None:
         """Begin with new caches, which keep nothing, and count `blocks` blocks."""
         self.arena = OwnCaches(self._model, self.arena.groups, self.arena.block_size)
@@ -127,10 +122,6 @@ class SerialRunner:
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Do nothing, since nothing is stored in blocks."""
-
-    def copy_out(self, group: int, names: Sequence[int]) -> list[Arrays | None]:
-        """Return nothing, since nothing is stored in blocks."""
-        return []
 
     def release(self) -> None:
         """Drop what the caches keep."""

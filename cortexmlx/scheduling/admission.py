@@ -118,10 +118,6 @@ class Admission:
         if self._disk_loads.arrived(load, pieces):
             self._wake([load])
 
-    def forget_loads(self) -> None:
-        """Forget all disk loads, since what was read for them is lost. Jobs that wait for one may ask again."""
-        self._wake(self._disk_loads.clear())
-
     @property
     def stalled(self) -> bool:
         """Whether all waiting jobs are parked. If no job runs, they wait for the disk."""

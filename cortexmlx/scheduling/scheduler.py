@@ -101,7 +101,7 @@ class Scheduler:
         self._clock = clock
         self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
         self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
-        self.arrived, self.forget_loads = self._admission.arrived, self._admission.forget_loads
+        self.arrived = self._admission.arrived
         self._builder = StepBuilder(cache)
         self._jobs: dict[JobId, Job] = {}
         self._window = DecodeWindow(cache, self._running, config.long_tail_rows)

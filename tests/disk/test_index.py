@@ -116,14 +116,3 @@ def test_a_file_that_is_no_index_is_an_error_and_can_be_thrown_away(tmp_path: Pa
         Index(tmp_path)
     throw_away(tmp_path)
     Index(tmp_path).add(segment("a"), "model", 1, [])
-
-
-def test_keys_can_be_asked_for_by_their_ends(tmp_path: Path) -> None:
-    index = Index(tmp_path)
-    keys = [bytes([number]) * 15 + bytes([number % 3]) for number in range(9)]
-    places = [RecordLocation(key, segment("a"), 100, 32 + 256, LAYOUT, b"p" * 16) for key in keys]
-    index.add(segment("a"), "model", 5000, places)
-    for end in range(4):
-        assert set(index.keys(bytes([end]))) == {key for key in keys if key[-1] == end}
-    assert set(index.keys()) == set(keys)
-    index.close()

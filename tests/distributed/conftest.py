@@ -10,9 +10,7 @@ import pytest
 
 from cortexmlx.distributed.launch import processes
 from cortexmlx.kv import sizing
-from support.hosts.thread_workers import ThreadWorkers, thread_workers
 from support.patience import PATIENCE
-from support.store.stored import reading_pays
 
 
 @pytest.fixture
@@ -35,16 +33,3 @@ def news(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_arenas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arenas begin with a few blocks, so that they grow soon."""
     monkeypatch.setattr(sizing, "_FIRST_TOKENS", 96)
-
-
-@pytest.fixture
-def reading_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is on disk is read."""
-    reading_pays(monkeypatch)
-
-
-@pytest.fixture
-def workers() -> Iterator[list[ThreadWorkers]]:
-    """Engines with hosts have workers in this process."""
-    with thread_workers() as made:
-        yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_the_model_is_told_once_and_its_keys_are_those_of_all_workers(
     assert (model.info.weight_bytes, model.info.parameters) == (one.whole_bytes, one.whole_parameters)
     assert model.info.kv_bytes_per_token == 2 * bytes_per_token(one.groups)
     assert model.info.notes == ("a note of the worker", "2 workers: worker 0; worker 1")
+
+
+def test_a_folder_for_blocks_is_not_used_and_that_is_said(
+    opened: Callable[..., tuple[HostedModel, Copies]], tmp_path: Path
+) -> None:
+    model, _ = opened(("a", "b"), kv_store=tmp_path / "kv")
+    assert model.disk is None and not (tmp_path / "kv").exists()
+    assert any("nothing goes to the KV store: with hosts" in note for note in model.info.notes)
 
 
 def test_a_memory_that_a_machine_does_not_have_is_refused_with_its_name(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cortexmlx.disk.tier import PieceLoad
-from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
-from cortexmlx.distributed.rank_server import serve
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
     Answer,
@@ -23,19 +18,16 @@ from cortexmlx.distributed.wire.messages import (
     Begin,
     Call,
     Close,
-    Failed,
-    Forget,
+    Cut,
     Open,
-    Prepare,
-    RankPiece,
-    Settle,
+    RankInfo,
+    RankOptions,
     Trim,
 )
+from cortexmlx.distributed.rank_server import serve
 from cortexmlx.errors import HostLost, HostRefused
 from cortexmlx.execution.boundary import MemoryInUse
-from cortexmlx.kv.snapshots import NOTHING
 from cortexmlx.kv.spec import LayerGroup
-from cortexmlx.scheduling.plan import StepKind, StepPlan
 from support.hosts.channels import QueueChannel, channel_pair
 
 OPTIONS = RankOptions("m", None, False, None, None, 8, "auto", False, 4, 32, Cut.PIPELINE)
@@ -72,15 +64,6 @@ class StubRank:
     def arrange(self, groups: Sequence[LayerGroup]) -> Any:
         """As `OpenedRank.arrange`."""
         return self._runner
-
-    def open_store(self, runner: object, tell: object) -> None:
-        """It keeps nothing."""
-
-
-class PieceRead:
-    """What a rank has read."""
-
-    arrays = ()
 
 
 class Worker:
@@ -122,11 +105,11 @@ class Worker:
 
 def test_the_story_of_a_worker() -> None:
     worker = Worker()
-    assert worker.ask(Open(OPTIONS)) == Answer(1, INFO) and worker.opened == [OPTIONS]
+    assert worker.ask(Open(OPTIONS)) == Answer(1, info=INFO) and worker.opened == [OPTIONS]
     arranged = worker.ask(Arrange(()))
     assert arranged.state is not None and (arranged.state.bytes, arranged.state.blocks) == (StubRunner.bytes, (3,))
     assert worker.ask(Begin((3,))).value is None and worker.ask(Trim()).value is None
-    assert worker.ask(Close()) == Answer(5, None)
+    assert worker.ask(Close()) == Answer(5)
     worker.join()
     assert worker.runner.calls == ["begin", "trim", "close"] and not worker.raised
 
@@ -136,45 +119,16 @@ def test_nothing_is_carried_out_after_a_failure() -> None:
     worker.ask(Open(OPTIONS))
     worker.ask(Arrange(()))
     for asks in (Begin((0,)), Begin((1,)), Trim()):
-        failed = worker.ask(asks).value
-        assert isinstance(failed, Failed) and str(failed.error) == "ZeroDivisionError: odd"
+        assert str(worker.ask(asks).error) == "ZeroDivisionError: odd"
     assert worker.runner.calls == ["begin"]
     worker.ask(Close())
     worker.join()
     assert worker.runner.calls == ["begin", "close"]
 
 
-@pytest.mark.parametrize("ends", [Forget(), Settle(NOTHING)])
-def test_what_a_step_loaded_is_held_no_longer_than_the_step(ends: AnyCall, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that was refused memory is forgotten: then all memory counts."""
-    held = [PieceRead()]
-    alive = weakref.ref(held[0])
-
-    class Store:
-        def with_parts(self, plan: StepPlan) -> StepPlan:
-            return replace(plan, loads=(PieceLoad(0, 1, held.pop()),))
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(StubRank, "open_store", lambda self, runner, tell: Store())
-    none = np.zeros(0, np.int32)
-    plan = StepPlan(0, StepKind.FLUSH, (), none, None, none, none, (), none, None, None, (), 0, 0, (3,), None)
-    worker = Worker()
-    worker.ask(Open(OPTIONS))
-    worker.ask(Arrange(()))
-    assert worker.ask(Prepare(replace(plan, loads=(PieceLoad(0, 1, RankPiece(1, 0)),)))).value is None
-    assert alive() is not None
-    worker.ask(ends)
-    assert alive() is None
-    worker.ask(Close())
-    worker.join()
-
-
 def test_a_refused_model_keeps_its_error() -> None:
     worker = Worker()
-    failed = worker.ask(Open(replace(OPTIONS, model="refused")))
-    assert isinstance(failed.value, Failed) and isinstance(failed.value.error, HostRefused)
+    assert isinstance(worker.ask(Open(replace(OPTIONS, model="refused"))).error, HostRefused)
     worker.ours.close()
     worker.join()
 
@@ -192,7 +146,7 @@ def test_bytes_that_are_no_call_are_answered_and_end_the_worker() -> None:
     worker = Worker()
     worker.ours.send(b"\xff\xff\xff")
     answer = ANSWER.decode(worker.ours.receive())
-    assert isinstance(answer.value, Failed) and isinstance(answer.value.error, HostLost)
+    assert isinstance(answer.error, HostLost)
     worker.join()
     assert "cannot be read" in str(worker.raised[0])
 
@@ -200,7 +154,7 @@ def test_bytes_that_are_no_call_are_answered_and_end_the_worker() -> None:
 @pytest.mark.parametrize("asks", [Arrange(()), Begin((1,)), Trim()])
 def test_a_call_before_its_turn_is_a_failure(asks: AnyCall) -> None:
     worker = Worker()
-    assert isinstance(worker.ask(asks).value, Failed)
+    assert worker.ask(asks).error is not None
     worker.ask(Close())
     worker.join()
     assert not worker.runner.calls

@@ -79,9 +79,8 @@ class Poison:
 @pytest.mark.parametrize(
     ("name", "prefix_cache"),
     [
-        *(("windowed llama", True), ("windowed llama", False), ("gpt_oss", True), ("gemma3_text", True)),
-        ("deepseek_v2", True),
-        pytest.param("llama4", True, marks=pytest.mark.slow),
+        *(("windowed llama", False), ("gpt_oss", True), ("deepseek_v2", True)),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("gemma3_text", "llama4")),
     ],
 )
 def test_poisoned_memory_changes_no_answer(name: str, prefix_cache: bool, tiny: Any) -> None:

@@ -80,7 +80,7 @@ def test_a_queue_that_is_full_is_not_waited_for(tiny: Any, tmp_path: Path, monke
         disk = full(driver, monkeypatch)
         before = waiting(disk)
         with monkeypatch.context() as patched:
-            patched.setattr(type(disk._store), "has_room", False)
+            patched.setattr(type(disk._store.writer), "has_room", False)
             assert not driver.core.tidy() and waiting(disk) == before
         assert driver.core.tidy() or not waiting(disk)
 

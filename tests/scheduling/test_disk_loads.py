@@ -158,32 +158,3 @@ def test_after_a_failed_step_nothing_is_waited_for() -> None:
     assert stage.scheduler.idle and not stage.scheduler.jobs
     stage.ask(50)
     assert stage.step() is None and len(stage.requested) == 2
-
-
-def test_loads_whose_bytes_are_lost_are_asked_for_again() -> None:
-    """One is being read, one was read and waits for a row: as when the workers that had read them are gone."""
-    stage = DiskStage(max_rows=1)
-    running = stage.ask(20, text=9)
-    stage.step()
-    stage.answer(stage.requested[0], blocks=0)
-    stage.step()
-    jobs = [stage.ask(50), stage.ask(50, text=2)]
-    stage.scheduler.plan(0)
-    stage.scheduler.finish(running.id, FinishReason.CANCELLED)
-    stage.step()
-    read = next(load for load in stage.requested[1:])
-    stage.answer(read)
-    stage.scheduler.forget_loads()
-    stage.scheduler.check_invariants()
-    stage.scheduler.arrived(read, dict.fromkeys(read.wanted(), PIECE))
-    before = len(stage.requested)
-    while len(stage.requested) == before:
-        assert stage.step() is None, "nothing begins with what is lost"
-    for load in stage.requested[before:]:
-        stage.answer(load)
-    plans = []
-    while any(job.finish_reason is None for job in jobs):
-        for load in stage.requested[before:]:
-            stage.answer(load) if load.pieces is None else None
-        plans.append(stage.step())
-    assert [job.cached for job in jobs] == [48, 48]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from cortexmlx.disk.tier import DiskLoad, DiskTier
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.snapshots import Snapshots
@@ -82,7 +82,7 @@ class Watched:
         self.cache = KVCache(BlockPools(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None))
         self.requested: list[DiskLoad] = []
         self.tier = self.cache.disk_tier = DiskTier(groups, SIZE, self.states, self.requested.append, b"model")
-        self.pins = Pins(self.cache)
+        self.pins = PinnedPrefixes(self.cache)
         config = SchedulerConfig(context_length=1 << 20, headroom=0, **self.config)
         self.scheduler = Scheduler(self.cache, config, self.clock.__next__)
 

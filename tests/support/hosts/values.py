@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -12,12 +12,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from msgspec import Struct
 
 from cortexmlx import errors
 from cortexmlx.disk.tier import PieceLoad
-from cortexmlx.distributed.wire.messages import RankPiece
+from cortexmlx.distributed.messages import SentPlan, sent_plan
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
-from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow, StepPlan
 from cortexmlx.types.sampling_params import SamplingParams
 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CortexError)]
@@ -45,7 +46,7 @@ _SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=20),
     NoneType: st.none(),
     range: st.builds(range, _INTS, _INTS),
-    PieceLoad: st.builds(PieceLoad, st.integers(-1, 9), _NUMBERS, st.builds(RankPiece, _NUMBERS, _NUMBERS)),
+    tuple[PieceLoad, ...]: st.just(()),
     SamplingRow: st.builds(SamplingRow, _PARAMS, st.integers(-(2**63), 2**64 - 1), _TOKENS, _TOKENS),
     CortexError: st.builds(lambda kind, text: kind(text), st.sampled_from(ERRORS), st.text(max_size=20))
     | st.builds(HostLost, st.text(max_size=9), host=st.none() | st.text(max_size=9))
@@ -58,8 +59,6 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type."""
     if kind in _SPECIAL:
         return _SPECIAL[kind]
-    if kind is np.ndarray:
-        return st.sampled_from(["uint8", "uint16", "uint32", "int32", "float16", "float32"]).flatmap(_array)
     if hasattr(kind, "__supertype__"):
         return values(kind.__supertype__)
     origin, args = get_origin(kind), get_args(kind)
@@ -75,10 +74,20 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(list(kind))
+    if kind is SentPlan:
+        return values(StepPlan).map(sent_plan)
+    if kind is StepPlan:
+        drawn = values_of_fields(kind)
+        return drawn.map(lambda plan: replace(plan, logit_segments=tuple(s for s in plan.segments if s.logits)))
+    return values_of_fields(kind)
+
+
+def values_of_fields(kind: Any) -> st.SearchStrategy[Any]:
+    """Objects of a class whose fields have values of their types."""
+    names = kind.__struct_fields__ if issubclass(kind, Struct) else [field.name for field in fields(kind)]
     hints = get_type_hints(kind)
     # Not `builds`, which follows the annotations by itself.
-    each = st.tuples(*(values(hints[field.name]) for field in fields(kind)))
-    return each.map(lambda given: kind(*given))
+    return st.tuples(*(values(hints[name]) for name in names)).map(lambda given: kind(*given))
 
 
 def _array(dtype: str) -> st.SearchStrategy[Any]:
@@ -93,8 +102,9 @@ def same(a: Any, b: Any) -> bool:
         return bool(a == b)
     if isinstance(a, CortexError):
         return type(a) is type(b) and str(a) == str(b) and vars(a) == vars(b)
-    if is_dataclass(a):
-        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if is_dataclass(a) or isinstance(a, Struct):
+        names = a.__struct_fields__ if isinstance(a, Struct) else [field.name for field in fields(a)]
+        return type(a) is type(b) and all(same(getattr(a, name), getattr(b, name)) for name in names)
     if isinstance(a, Mapping):
         return isinstance(b, Mapping) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, Sequence) and not isinstance(a, str | bytes | range):

@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 
 from cortexmlx.core.threads import Task
-from cortexmlx.disk.setup import StoreSetup
-from cortexmlx.distributed.disk.rank_store import PartIdentity, RankStore, Tell
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.rank_server import OpenedRank, serve
+from cortexmlx.distributed.messages import RankInfo, RankOptions
+from cortexmlx.distributed.rank import OpenedRank
+from cortexmlx.distributed.rank_server import serve
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.errors import HostLost
-from cortexmlx.execution.boundary import RankRunner
 from cortexmlx.execution.mode import ExecutionMode, PagedMode, execution_mode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.spec import LayerGroup
@@ -29,16 +27,10 @@ from support.models.tiny import VOCAB
 
 
 class WholeModel:
-    """A rank that has all of a model. `rank` is its number, where it has a store."""
+    """A rank that has all of a model."""
 
-    def __init__(self, options: RankOptions, rank: int = 0) -> None:
-        self._setup = None if options.kv_store is None else StoreSetup(options.kv_store, options.store_bytes)
-        self._rank = rank
-        self._loaded = loaded = load_model(
-            options.model, weights_hash=None if self._setup is None else self._setup.weights
-        )
-        if self._setup is not None:
-            self._setup.weights.check(loaded.model)
+    def __init__(self, options: RankOptions) -> None:
+        loaded = load_model(options.model)
         self._mode: ExecutionMode = execution_mode(loaded.model, options.kv_bits, options.kv_group_size)
         self._backend = self._mode.backend(options.attention)
         self._block_size = options.block_size
@@ -59,27 +51,12 @@ class WholeModel:
             loaded.parameters,
         )
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
+    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
         """As `OpenedRank.arrange`."""
         assert tuple(groups) == self._mode.groups
         runner = ORIGINAL(self._mode, self._block_size, VOCAB, self._backend)
         assert isinstance(runner, ModelRunner)
         return runner
-
-    def open_store(self, runner: RankRunner, tell: Tell) -> RankStore | None:
-        """As `OpenedRank.open_store`."""
-        setup, groups = self._setup, self._mode.groups
-        if setup is None:
-            return None
-        return RankStore(
-            self._rank,
-            runner,
-            lambda done, look: setup.start(
-                self._loaded, groups, (self._block_size, self._rank), on_done=done, on_look=look
-            ),
-            PartIdentity(setup, self._loaded.model),
-            tell,
-        )
 
 
 ORIGINAL: Callable[..., Any] = PagedMode.runner
@@ -93,7 +70,11 @@ class Ranks:
         pairs = [channel_pair(name) for name in self.names]
         self.channels = [ours for ours, _ in pairs]
         self._tasks = [
-            Task(lambda raised, rank=rank, theirs=theirs: served(theirs, lambda options: open_rank(rank, options)))
+            Task(
+                lambda raised, rank=rank, theirs=theirs: serve_until_lost(
+                    theirs, lambda options: open_rank(rank, options)
+                )
+            )
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for task in self._tasks:
@@ -107,7 +88,7 @@ class Ranks:
             task.join()
 
 
-def served(channel: QueueChannel, open_rank: Callable[[RankOptions], OpenedRank]) -> None:
+def serve_until_lost(channel: QueueChannel, open_rank: Callable[[RankOptions], OpenedRank]) -> None:
     try:
         serve(channel, open_rank)
     except HostLost:
@@ -121,7 +102,7 @@ class Changed(WholeModel):
         super().__init__(options)
         self._change = change
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
+    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
         """As `OpenedRank.arrange`."""
         runner = super().arrange(groups)
         assert isinstance(runner, ModelRunner)
