@@ -254,12 +254,12 @@ _USES = {"CALL_EXPR", "DECL_REF_EXPR", "MEMBER_REF_EXPR", "OVERLOADED_DECL_REF"}
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class TreeNode:
     """A place in the tree."""
 
     cursor: Any
     kind: str
-    parent: Node | None
+    parent: TreeNode | None
     instantiated: bool
     """Whether this is part of an instantiation: a copy of what is written elsewhere."""
 
@@ -273,14 +273,14 @@ class Node:
         """The canonical type: all names resolved, address spaces by the front end's names."""
         return str(self.cursor.type.get_canonical().spelling)
 
-    def above(self) -> Iterator[Node]:
+    def above(self) -> Iterator[TreeNode]:
         """Yield the nodes around this one, from the inside out."""
         node = self.parent
         while node is not None:
             yield node
             node = node.parent
 
-    def function(self) -> Node | None:
+    def function(self) -> TreeNode | None:
         """Return the function around this node, or None."""
         return next((node for node in self.above() if node.kind in FUNCTIONS), None)
 
@@ -322,12 +322,12 @@ def unwrapped(cursor: Any) -> Any:
 
 class _Walk:
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[TreeNode] = []
         self.waiting: list[Any] = []
         self.seen: set[int] = set()
 
-    def visit(self, cursor: Any, parent: Node | None, instantiated: bool) -> None:
-        node = Node(cursor, kind_of(cursor), parent, instantiated)
+    def visit(self, cursor: Any, parent: TreeNode | None, instantiated: bool) -> None:
+        node = TreeNode(cursor, kind_of(cursor), parent, instantiated)
         self.nodes.append(node)
         if node.kind in _USES:
             self._follow(cursor)
@@ -344,7 +344,7 @@ class _Walk:
         self.waiting.append(used)
 
 
-def walk(parsed: Parsed) -> list[Node]:
+def walk(parsed: Parsed) -> list[TreeNode]:
     """Return every node of the text in order, then the nodes of the instantiations."""
     found = _Walk()
     for cursor in parsed.unit.cursor.get_children():

@@ -14,8 +14,8 @@ from cortexmlx.metal.lab.legal.diagnostics import Language
 from cortexmlx.metal.lab.legal.frontend import (
     FUNCTIONS,
     Complaint,
-    Node,
     Parsed,
+    TreeNode,
     in_text,
     kind_of,
     marks,
@@ -106,7 +106,7 @@ def _word_features(text: str) -> Iterator[Complaint]:
         yield Complaint(line, f"'{found.group(1)}' is a word of the language and names nothing else")
 
 
-def _feature(node: Node, language: Language) -> Iterator[Complaint]:
+def _feature(node: TreeNode, language: Language) -> Iterator[Complaint]:
     if node.kind in _FEATURE_NODES:
         yield Complaint(node.line, _FEATURE_NODES[node.kind])
     elif node.kind == "LAMBDA_EXPR" and language is Language.METAL_3_1:
@@ -120,7 +120,7 @@ def _feature(node: Node, language: Language) -> Iterator[Complaint]:
             yield Complaint(node.line, "no function of Metal's may be called main")
 
 
-def _features(parsed: Parsed, nodes: Sequence[Node]) -> Iterator[Complaint]:
+def _features(parsed: Parsed, nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield uses of features that Metal does not have."""
     yield from (complaint for complaint in _word_features(parsed.text) if complaint.line not in parsed.dead)
     for node in nodes:
@@ -193,7 +193,7 @@ def _deduced(cursor: Any) -> bool:
     return any(token.spelling in ("auto", "decltype") for token in cursor.get_tokens())
 
 
-def _undeclared(node: Node) -> Iterator[Complaint]:
+def _undeclared(node: TreeNode) -> Iterator[Complaint]:
     cursor = node.cursor
     if node.kind in _DECLARATIONS:
         type_ = cursor.underlying_typedef_type if node.kind in ("TYPEDEF_DECL", "TYPE_ALIAS_DECL") else cursor.type
@@ -219,7 +219,7 @@ def _deduced_result(cursor: Any) -> bool:
     return "auto" in str(cursor.result_type.spelling)
 
 
-def _called_object(node: Node) -> Iterator[Complaint]:
+def _called_object(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a call of a member function that is not marked for the space of its object."""
     callee = next(iter(node.cursor.get_children()), None)
     if callee is None or kind_of(callee) != "MEMBER_REF_EXPR":
@@ -248,7 +248,7 @@ def _copies(constructor: Any) -> bool:
     return constructor is not None and (constructor.is_copy_constructor() or constructor.is_move_constructor())
 
 
-def _bound_arguments(node: Node) -> Iterator[Complaint]:
+def _bound_arguments(node: TreeNode) -> Iterator[Complaint]:
     """Refuse an argument from another space for a `const thread T&` (text.py makes this parameter a value)."""
     function = node.cursor.referenced
     if function is None or not in_text(function):
@@ -269,7 +269,7 @@ def _bound_arguments(node: Node) -> Iterator[Complaint]:
             )
 
 
-def _spaces(nodes: Sequence[Node]) -> Iterator[Complaint]:
+def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield what is wrong with the address spaces of a text and the front end does not report itself."""
     for node in nodes:
         if not node.instantiated:
@@ -288,11 +288,11 @@ _BRANCHES = {"IF_STMT", "SWITCH_STMT"}
 _CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
 
 
-def _in_constant(node: Node) -> bool:
+def _in_constant(node: TreeNode) -> bool:
     return "__constant" in node.cursor.type.spelling.split("<")[0] or "__constant" in node.type.split("<")[0]
 
 
-def _variable(node: Node) -> Iterator[Complaint]:
+def _variable(node: TreeNode) -> Iterator[Complaint]:
     name = node.cursor.spelling
     parent = node.parent.kind if node.parent else "TRANSLATION_UNIT"
     if parent in _PROGRAM_SCOPE or parent == "UNEXPOSED_DECL":
@@ -319,7 +319,7 @@ def _variable(node: Node) -> Iterator[Complaint]:
         )
 
 
-def _template(node: Node) -> Iterator[Complaint]:
+def _template(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a variable template that is not `constant`. The tree shows only its words."""
     words = [token.spelling for token in node.cursor.get_tokens()]
     before = words[: words.index(node.cursor.spelling)] if node.cursor.spelling in words else []
@@ -331,13 +331,13 @@ def _template(node: Node) -> Iterator[Complaint]:
         yield Complaint(node.line, f"'{node.cursor.spelling}' is a variable at program scope: it must be `constant`")
 
 
-def _too_large(nodes: Sequence[Node]) -> Iterator[Complaint]:
+def _too_large(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Refuse a kernel that declares more threadgroup memory than there is.
 
     Variables in branches are left to the simulator's launch: the compiler may drop the branch.
     """
     declared: dict[int, int] = {}
-    last: dict[int, Node] = {}
+    last: dict[int, TreeNode] = {}
     for node in nodes:
         if node.kind != "VAR_DECL" or "threadgroup variable" not in marks(node.cursor):
             continue
@@ -352,7 +352,7 @@ def _too_large(nodes: Sequence[Node]) -> Iterator[Complaint]:
             yield Complaint(last[key].line, f"{total} bytes of threadgroup memory, at most {_MOST_BYTES} are there")
 
 
-def _storage(nodes: Sequence[Node]) -> Iterator[Complaint]:
+def _storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield variables in the wrong place, with initial values, or too large."""
     yield from _too_large(nodes)
     for node in nodes:
@@ -379,7 +379,7 @@ def _scalar(type_: Any) -> str:
     return spelling
 
 
-def _to_bfloat(node: Node) -> Iterator[Complaint]:
+def _to_bfloat(node: TreeNode) -> Iterator[Complaint]:
     if node.parent and node.parent.kind in _EXPLICIT:
         return
     inside = list(node.cursor.get_children())
@@ -387,7 +387,7 @@ def _to_bfloat(node: Node) -> Iterator[Complaint]:
         yield Complaint(node.line, _FLOAT)
 
 
-def _initialized(node: Node) -> Iterator[Complaint]:
+def _initialized(node: TreeNode) -> Iterator[Complaint]:
     """Check initializers in braces. The tree shows them as they are written, without their conversions."""
     type_ = node.cursor.type.get_canonical()
     values = list(node.cursor.get_children())
@@ -402,7 +402,7 @@ def _initialized(node: Node) -> Iterator[Complaint]:
             yield Complaint(int(value.location.line), _FLOAT)
 
 
-def _updated(node: Node) -> Iterator[Complaint]:
+def _updated(node: TreeNode) -> Iterator[Complaint]:
     left, right = [*node.cursor.get_children(), None, None][:2]
     if (
         left is not None
@@ -425,7 +425,7 @@ def _is_element(cursor: Any) -> bool:
     return owner is not None and owner.spelling in ("vec", "__packed") and not in_text(owner)
 
 
-def _element(node: Node) -> Iterator[Complaint]:
+def _element(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a pointer or a reference to an element of a vector."""
     inside = list(node.cursor.get_children())
     if node.kind == "UNARY_OPERATOR":
@@ -445,7 +445,7 @@ def _element(node: Node) -> Iterator[Complaint]:
                 yield Complaint(node.line, "a reference cannot be bound to an element of a vector")
 
 
-def _conversions(nodes: Sequence[Node]) -> Iterator[Complaint]:
+def _conversions(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield implicit conversions to bfloat, and pointers and references to elements of vectors."""
     for node in nodes:
         if node.kind == "UNEXPOSED_EXPR":
@@ -499,7 +499,7 @@ _POSITION = re.compile(r"unsigned (?:int|short)|(?:metal::)?vec<unsigned (?:int|
 _QUALIFIERS = re.compile(r"\b(?:const|__private|__generic)\s+")
 
 
-def _kernel(node: Node) -> Iterator[Complaint]:
+def _kernel(node: TreeNode) -> Iterator[Complaint]:
     name = node.cursor.spelling
     if node.cursor.result_type.spelling != "void":
         yield Complaint(node.line, f"the kernel '{name}' returns a value: a kernel returns void")
@@ -567,7 +567,7 @@ def _told(parameter: Any, line: int, given: Sequence[str]) -> Iterator[Complaint
             yield Complaint(line, f"'{name}' is {wanted}, and '{parameter.spelling}' is not")
 
 
-def _kernel_call(node: Node) -> Iterator[Complaint]:
+def _kernel_call(node: TreeNode) -> Iterator[Complaint]:
     called = node.cursor.referenced
     if called is None or kind_of(called) not in FUNCTIONS or not in_text(called):
         return
@@ -579,7 +579,7 @@ def _dependent(kind: str) -> bool:
     return kind in ("UNEXPOSED", "DEPENDENT", "INVALID")
 
 
-def _entry_points(nodes: Sequence[Node]) -> Iterator[Complaint]:
+def _entry_points(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield kernels that cannot be launched with their signature."""
     for node in nodes:
         if node.kind in FUNCTIONS and not node.instantiated and "kernel" in marks(node.cursor):

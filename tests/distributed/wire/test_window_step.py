@@ -17,14 +17,14 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.snapshots import StateOps
 from cortexmlx.kv.spec import KVSpec, group_layers
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
 from support.hosts.values import same
+from support.scheduling.requests import commit
 
 
 def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
@@ -44,7 +44,7 @@ def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
             made.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, [7] * len(done.logit_rows))
+            commit(scheduler, done, [7] * len(done.logit_rows))
     return made
 
 

@@ -18,7 +18,7 @@ from cortexmlx.execution.adapters import ServedAdapters, SlotTable
 from cortexmlx.execution.boundary import Refused
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.products.served import QuantizedProducts
-from support.adapted.kinds import content, write_four_bits
+from support.adapters.kinds import content, write_four_bits
 from support.engine.core_driver import Driver
 from support.models.adapters import write_adapter
 from support.models.tiny import write_tiny
