@@ -18,7 +18,7 @@ from cortexmlx.attention.backends import choose_backend
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.served_model import described, scheduling_of
 from cortexmlx.distributed.group import rank_options
-from cortexmlx.distributed.options import Cut, RankInfo
+from cortexmlx.distributed.messages import Cut, RankInfo
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.boundary import AdapterTables

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.options import RankOptions
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     AnyCall,
     Arrange,
     Begin,
@@ -22,12 +22,13 @@ from cortexmlx.distributed.wire.messages import (
     Forward,
     Open,
     Prepare,
+    RankOptions,
     Resize,
+    SentPlan,
     Trim,
-    WindowStep,
+    sent_plan,
 )
-from cortexmlx.distributed.wire.overdue import ENOUGH, LONGER, PAUSE_SECONDS, HangLimits, Overdue, OverdueCalls, work
-from cortexmlx.kv.snapshots import NOTHING
+from cortexmlx.distributed.overdue import ENOUGH, LONGER, PAUSE_SECONDS, HangLimits, Overdue, OverdueCalls, work
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import Segment, StepKind, StepPlan
 
@@ -35,11 +36,12 @@ LIMITS = HangLimits(seconds=7.0, first_seconds=300.0)
 LOOK = 0.5
 
 
-def plan_of(*pieces: tuple[int, int]) -> StepPlan:
+def plan_of(*pieces: tuple[int, int]) -> SentPlan:
     """A plan whose segments have so many tokens from a position: `(count, first)`."""
     none = np.zeros(0, np.int32)
     segments = tuple(Segment(JobId(n), 0, first, count) for n, (count, first) in enumerate(pieces))
-    return StepPlan(0, StepKind.MIXED, segments, none, None, none, none, (), none, None, None, (), 0, 0, (1,), None)
+    plan = StepPlan(0, StepKind.MIXED, segments, none, None, none, none, (), none, None, None, (), 0, 0, (1,), None)
+    return sent_plan(plan)
 
 
 DECODE = Dispatch(plan_of((1, 0)))
@@ -59,7 +61,7 @@ class Story:
     def send(self, asks: AnyCall) -> None:
         self.number += 1
         for rank in self.ranks:
-            self.calls.sent(rank, self.number, asks, self.now)
+            self.calls.note_call(rank, self.number, asks, self.now)
 
     def wait(self, seconds: float, often: bool = False) -> Overdue | None:
         """Look for so long, some times or as often as in earnest. What was found first."""
@@ -72,7 +74,7 @@ class Story:
 
     def answer(self, *ranks: int) -> None:
         for rank in ranks or self.ranks:
-            self.calls.answered(rank, self.now)
+            self.calls.note_answer(rank, self.now)
 
     def took(self, asks: AnyCall, seconds: float, times: int = 1) -> None:
         for _ in range(times):
@@ -119,7 +121,7 @@ def test_to_open_a_part_may_take_any_time() -> None:
         Resize((9,)),
         Begin((9,)),
         Copy(()),
-        Prepare(replace(plan_of((1, 0)), blocks=(9,))),
+        Prepare(msgspec.structs.replace(plan_of((1, 0)), blocks=(9,))),
     ],
 )
 def test_what_moves_or_allocates_much_may_take_long_however_quick_it_was(asks: AnyCall) -> None:
@@ -146,8 +148,7 @@ def test_steps_with_more_work_say_what_smaller_ones_may_take_and_not_the_other_w
 
 
 def test_all_calls_of_a_step_are_of_its_kind() -> None:
-    window = WindowStep(1, b"\1", None, NOTHING)
-    for asks in (Collect(True), Choose(None), Forward(None), Dispatch(window), Forward(plan_of((600, 0)))):
+    for asks in (Collect(True), Choose(None), Forward(None), Forward(plan_of((600, 0)))):
         story = Story()
         story.took(PIECE, 0.1, ENOUGH)
         assert story.found_after(asks) < 8.5, asks

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     AnyCall,
     Arrange,
     Begin,
@@ -144,13 +144,13 @@ class OverdueCalls:
         self._step = 0
         self._blocks: Counts = ()
 
-    def sent(self, rank: int, number: int, asks: AnyCall, now: float) -> None:
+    def note_call(self, rank: int, number: int, asks: AnyCall, now: float) -> None:
         """Note a call. Calls of one number are of one kind."""
         if number != self._newest[0]:
             self._newest = number, self._kind(asks)
         self._ranks[rank].open.append((number, self._newest[1], now))
 
-    def answered(self, rank: int, now: float) -> None:
+    def note_answer(self, rank: int, now: float) -> None:
         """Note the answer to a rank's oldest call, and learn how long it took."""
         of = self._ranks[rank]
         if not of.open:
@@ -201,11 +201,11 @@ class OverdueCalls:
             case Arrange() | Begin() | Resize() | Copy():
                 return _MOVES
             case Prepare(plan):
-                moves = plan.copies or plan.loads or plan.blocks != self._blocks
+                moves = plan.copies or plan.blocks != self._blocks
                 self._take(plan)
                 return _MOVES if moves else _SMALL
             case Dispatch(plan) | Forward(plan):
-                if isinstance(plan, StepPlan):
+                if plan is not None:
                     self._take(plan)
                 return self._step
             case Choose() | Collect():

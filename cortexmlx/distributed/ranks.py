@@ -11,19 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.wire.codec import named
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
     Answer,
     AnyCall,
     Call,
     Close,
-    Failed,
     RankState,
     Value,
+    copy_error,
 )
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits, Overdue, OverdueCalls
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits, Overdue, OverdueCalls
 from cortexmlx.errors import CortexError, HostLost
 
 _CLOSE_SECONDS = 2.0
@@ -91,27 +90,27 @@ class Ranks:
         """Whether the group has ended."""
         return self._lost is not None or self._sending
 
-    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytearray]:
+    def send(self, asks: AnyCall | Sequence[AnyCall | None]) -> tuple[int, bytes]:
         """Send a call to all ranks, or to each its own, or none. Return its number, and the last message that was sent.
         Raises HostLost.
         """
         self._check()
         self._number += 1
         each = asks if isinstance(asks, Sequence) else [asks] * len(self.channels)
-        messages: dict[int, bytearray] = {}
-        message = bytearray()
+        messages: dict[int, bytes] = {}
+        message = b""
         for one in each:
             if one is not None and id(one) not in messages:
                 messages[id(one)] = message = CALL.encode(Call(self._number, one))
         self._sending = True
         for rank, (channel, one) in enumerate(zip(self.channels, each, strict=True)):
             if one is not None:
-                self._calls.sent(rank, self._number, one, time.monotonic())
+                self._calls.note_call(rank, self._number, one, time.monotonic())
                 try:
                     channel.send(messages[id(one)])
                 except HostLost as error:
                     self._sending = False
-                    raise self._ended(self._of_channel(rank, error)) from error
+                    raise self._end(self._of_channel(rank, error)) from error
         self._sending = False
         return self._number, message
 
@@ -163,25 +162,24 @@ class Ranks:
 
     def _next(self, opening: bool) -> tuple[int, Answer]:
         """Return the next answer of any rank. Raises what a rank raised, and HostLost, also if a rank hangs."""
-        rank, message, at = self._heard()
+        rank, message, at = self._next_message()
         name = self.names[rank]
         if isinstance(message, Exception):
-            raise self._ended(self._of_channel(rank, message))
+            raise self._end(self._of_channel(rank, message))
         try:
             answer = ANSWER.decode(message)
         except HostLost as error:
-            raise self._ended(named(error, name)) from error
-        if isinstance(answer.value, Failed):
-            failure = answer.value.error
+            raise self._end(copy_error(error, name)) from error
+        if (failure := answer.error) is not None:
             own = opening and not isinstance(failure, HostLost)
-            raise self._ended((not own and self._dead()) or named(failure, name), opening)
-        self._calls.answered(rank, at)
+            raise self._end((not own and self._lost_rank_error()) or copy_error(failure, name), opening)
+        self._calls.note_answer(rank, at)
         if answer.state is not None:
             self.states[rank] = answer.state
         self._compare(name, answer)
         return rank, answer
 
-    def _heard(self) -> tuple[int, bytes | Exception, float]:
+    def _next_message(self) -> tuple[int, bytes | Exception, float]:
         """Return what comes next of any rank, and when it came. Raises HostLost if a rank hangs."""
         while True:
             try:
@@ -189,9 +187,9 @@ class Ranks:
             except queue.Empty:
                 overdue = self._calls.look(time.monotonic(), [each.processor_seconds for each in self.channels])
                 if overdue is not None and not any(each.silent_seconds > _BEATS_SECONDS for each in self.channels):
-                    raise self._ended(_hangs(overdue, self.names)) from None
+                    raise self._end(_hanging_error(overdue, self.names)) from None
 
-    def _dead(self) -> CortexError | None:
+    def _lost_rank_error(self) -> CortexError | None:
         """Return the error of a rank whose connection is lost, if that is known within `_CAUSE_SECONDS`."""
         failed = time.monotonic()
         while True:
@@ -205,13 +203,13 @@ class Ranks:
 
     def _of_channel(self, rank: int, error: Exception) -> CortexError:
         """Return the error of a rank's channel. A loss says itself whose it is, or that it is no worker's."""
-        return named(error, error.host if isinstance(error, HostLost) else self.names[rank])
+        return copy_error(error, error.host if isinstance(error, HostLost) else self.names[rank])
 
     def _compare(self, name: str, answer: Answer) -> None:
         expected = self._digests.get(answer.number)
         if answer.digest != (None if expected is None else expected.digest):
             at = "" if expected is None else f", as seen at step {expected.step}"
-            raise self._ended(
+            raise self._end(
                 HostLost(
                     f"{name} has carried out other plans or block tables than were sent{at}: this is a fault of "
                     "cortexmlx, please report it",
@@ -229,7 +227,7 @@ class Ranks:
         if self._lost is not None:
             raise HostLost(str(self._lost), host=getattr(self._lost, "host", None))
 
-    def _ended(self, error: CortexError, opening: bool = False) -> CortexError:
+    def _end(self, error: CortexError, opening: bool = False) -> CortexError:
         """Note that the group has ended. Return the error to raise: HostLost, unless the model is being opened."""
         if not isinstance(error, HostLost) and not opening:
             error = HostLost(f"{type(error).__name__} on {error}")
@@ -237,7 +235,7 @@ class Ranks:
         return error
 
 
-def _hangs(overdue: Overdue, names: Sequence[str]) -> HostLost:
+def _hanging_error(overdue: Overdue, names: Sequence[str]) -> HostLost:
     """The error for a call that takes too long."""
     usual = "" if overdue.usual is None else f", and calls like it took at most {overdue.usual:.3g} s"
     late = f"took {overdue.seconds:.1f} s for a call while its heartbeats came{usual}"

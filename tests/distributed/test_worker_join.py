@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cortexmlx.distributed.links.handshake import new_key
-from cortexmlx.distributed.links.join import join
 from cortexmlx.distributed.links.link import LinkLimits
 from cortexmlx.distributed.links.listener import Address, Listener
+from cortexmlx.distributed.worker import join
 from cortexmlx.errors import HostLost, HostRefused
 from support.hosts.links.peers import IDENTITY, PATIENT, EchoProcess, Group
 from support.patience import PATIENCE
