@@ -6,7 +6,8 @@ It reads the functions and their annotations. It does not read what typer makes 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any, get_args
 
@@ -29,6 +30,14 @@ Results go to stdout, everything else to stderr. `-h` or `--help` after a comman
 COMPLETION = """\
 `--install-completion` and `--show-completion` are for the completion of commands and options in a shell."""
 
+SHARED = """\
+## Options of several commands
+
+The table of a command says which of these it has, and with which default."""
+
+_ENOUGH = 3
+"""An option that means the same in so many commands is explained once."""
+
 EXIT_CODES = f"""\
 ## Exit codes
 
@@ -44,13 +53,22 @@ EXIT_CODES = f"""\
 
 def page() -> str:
     """Return the whole page, in Markdown."""
-    parts = [HEAD, *_options(top), "", COMPLETION, "", *_text(EXAMPLES)]
+    parts = [HEAD, *_options(top, {}), "", COMPLETION, "", *_text(EXAMPLES)]
+    shared = _shared()
     for name, command, _ in COMMANDS:
-        parts += ["", f"## cortexmlx {name}", "", *_command(name, command)]
-    return "\n".join([*parts, "", EXIT_CODES]) + "\n"
+        parts += ["", f"## cortexmlx {name}", "", *_command(name, command, shared)]
+    rows = [f"| {names} | {meaning} |" for names, meaning in shared.items()]
+    return "\n".join([*parts, "", SHARED, "", "| option | |", "|---|---|", *rows, "", EXIT_CODES]) + "\n"
 
 
-def _command(name: str, command: Callable[..., None]) -> Iterator[str]:
+def _shared() -> dict[str, str]:
+    """Return the meaning of each option that means the same in several commands, by its names."""
+    options = [option for _, command, _ in COMMANDS for option in _parameters(command)]
+    found = Counter((_names(*each), _meaning(*each)) for each in options if isinstance(each[1], OptionInfo))
+    return {names: meaning for (names, meaning), count in found.items() if count >= _ENOUGH}
+
+
+def _command(name: str, command: Callable[..., None], shared: Mapping[str, str]) -> Iterator[str]:
     arguments = [(p, info) for p, info in _parameters(command) if isinstance(info, ArgumentInfo)]
     shapes = [str(info.metavar) if p.default is p.empty else f"[{info.metavar}]" for p, info in arguments]
     yield f"`{' '.join(['cortexmlx', name, *shapes, '[options]'])}`"
@@ -60,15 +78,25 @@ def _command(name: str, command: Callable[..., None]) -> Iterator[str]:
     for shape, (_, info) in zip(shapes, arguments, strict=True):
         yield f"`{shape}`: {info.help}"
         yield ""
-    yield from _options(command)
+    yield from _options(command, shared)
 
 
-def _options(command: Callable[..., None]) -> Iterator[str]:
+def _options(command: Callable[..., None], shared: Mapping[str, str]) -> Iterator[str]:
+    """Yield the rows of a command. Of a shared option, it says the default; those without one are in one row."""
     yield "| option | default | |"
     yield "|---|---|---|"
+    others = []
     for parameter, info in _parameters(command):
         if isinstance(info, OptionInfo):
-            yield f"| {_names(parameter, info)} | {_default(parameter, info)} | {_meaning(parameter, info)} |"
+            names, default, meaning = _names(parameter, info), _default(parameter, info), _meaning(parameter, info)
+            if shared.get(names) != meaning:
+                yield f"| {names} | {default} | {meaning} |"
+            elif default:
+                yield f"| {names} | {default} | |"
+            else:
+                others.append(names)
+    if others:
+        yield f"| {', '.join(others)} | | [meaning](#options-of-several-commands) |"
 
 
 def _parameters(command: Callable[..., None]) -> Iterator[tuple[inspect.Parameter, Any]]:

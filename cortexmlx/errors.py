@@ -8,6 +8,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+__all__ = [
+    "AdapterRefused",
+    "ConversationFileError",
+    "CortexError",
+    "DownloadFailed",
+    "EmbeddingRefused",
+    "EngineClosed",
+    "ForkedProcess",
+    "FormRefused",
+    "HostLost",
+    "HostRefused",
+    "InvalidRequest",
+    "KVBlockError",
+    "KVCacheFull",
+    "KernelCompileError",
+    "KernelFault",
+    "LogitsProcessorError",
+    "MemoryRefused",
+    "ModelCorrupt",
+    "ModelNotFound",
+    "ModelUnsupported",
+    "NoTokenToChoose",
+    "OutOfMemory",
+    "PinRefused",
+    "PromptTooLong",
+    "RequestTimeout",
+    "StructuredOutputError",
+    "ToolchainMissing",
+    "UnknownAdapter",
+]
+
+
 class CortexError(Exception):
     """Base of all errors that cortexmlx raises on purpose. The message is one line that says what happened and what to
     do next.

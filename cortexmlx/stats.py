@@ -9,6 +9,27 @@ from enum import Enum, IntEnum
 from cortexmlx.types.embeddings import EmbeddingInfo
 from cortexmlx.types.request import RequestState
 
+__all__ = [
+    "ArenaWrites",
+    "BlockMap",
+    "BlockState",
+    "ChoiceSource",
+    "CommandBuffers",
+    "DraftStats",
+    "EngineStats",
+    "GroupBlocks",
+    "HostStats",
+    "Latency",
+    "MemoryPressure",
+    "ModelInfo",
+    "RequestStats",
+    "SpeculationStats",
+    "StoreState",
+    "StoreStats",
+    "TimedChoice",
+    "UsageSample",
+]
+
 
 class MemoryPressure(str, Enum):
     """How short of memory the system is: the levels that macOS reports."""

@@ -59,14 +59,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attention", choices=choices, default="auto", help="of engines that do not say")
 
 
-LAB = ("lab", "metal", "products", "pictures", "bench/studies", "house/test_ci.py")
+LAB = (
+    *("lab", "metal", "products", "pictures", "bench/studies", "house/test_ci.py"),
+    *("engine/test_metal_engine.py", "engine/test_products_engine.py"),
+)
 """Tests that `make test-lab` runs: they execute, judge and compile kernels, or measure."""
 
 
+def is_lab(path: Path) -> bool:
+    """Whether a test file, or a folder of them, is the laboratory's."""
+    return f"{path.relative_to(Path(__file__).parent).as_posix()}/".startswith(tuple(f"{each}/" for each in LAB))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The laboratory's files are not even imported by a run that leaves it out."""
+    return True if "not lab" in config.option.markexpr and is_lab(collection_path) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    folder = Path(__file__).parent
     for item in items:
-        if f"{item.path.relative_to(folder).as_posix()}/".startswith(tuple(f"{each}/" for each in LAB)):
+        if is_lab(item.path):
             item.add_marker(pytest.mark.lab)
 
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionParams, PagedKV, paged_attention
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -126,7 +126,7 @@ class KernelInputs:
 
     def ours(self) -> mx.array:
         """Return paged attention, `[rows, heads, 1, dim]`."""
-        return paged_attention(self._queries, self._kv, scale=self._scale)
+        return paged_attention(self._queries, self._kv, AttentionParams(self._scale))
 
     def theirs(self) -> mx.array:
         """Return MLX's attention of the same shape."""

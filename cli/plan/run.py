@@ -89,7 +89,7 @@ def plan_run(
     """Return the run of sequences of `tokens` tokens with a cache of `memory` bytes. As many sequences run at once as
     fit, at most `load.rows`. Return None if not even one fits. Raises InvalidRequest if the cache holds no block.
     """
-    from cortexmlx.execution.footprint.steps import step_bytes
+    from cortexmlx.execution.largest_steps import step_bytes
 
     blocks = way.blocks(memory, load, skeleton.context_length)
     groups = paged(way.groups)

@@ -28,8 +28,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.models.resolve import STARTER
-from cortexmlx.server.request_log import Logged
-from cortexmlx.server.settings import LOOPBACK, check_origins
+from cortexmlx.server.settings import LOOPBACK, LoggedRequest, check_origins
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -219,7 +218,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return bound(host, port)
 
 
-def tell(form: LogFormat, logged: Logged) -> None:
+def tell(form: LogFormat, logged: LoggedRequest) -> None:
     """Print the line of a request."""
     console.tell(line_of(logged, form, time.time()))
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from enum import StrEnum
 
 from cortexmlx.cli.terminal.harmless import in_a_line
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.settings import LoggedRequest
 
 
 class LogFormat(StrEnum):
@@ -19,7 +19,7 @@ class LogFormat(StrEnum):
     none = "none"
 
 
-def line_of(logged: Logged, form: LogFormat, now: float) -> str:
+def line_of(logged: LoggedRequest, form: LogFormat, now: float) -> str:
     """Return the line of a request that ended `now`, in seconds since 1970."""
     if form is LogFormat.json:
         counts = {} if logged.tokens is None else asdict(logged.tokens)

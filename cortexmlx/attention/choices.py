@@ -15,9 +15,8 @@ from importlib.resources import files
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
 from cortexmlx.attention.ways import (
-    AttendRows,
     BatchClass,
     ChoosingBackend,
     LayerAttention,
@@ -208,27 +207,28 @@ class TimedProblem:
         lengths = np.full(rows, in_arena, np.int32)
         step = GroupStep(tables, lengths, (run,) * rows, (), layer.spec.attention_window)
         self._queries = _random((rows, layer.query_heads, 1, layer.spec.key_dim), layer.dtype, 2)
-        self._sinks = None if layer.sinks is None else _random((layer.query_heads,), layer.sinks, 3)
-        self._slopes = mx.abs(_random((layer.query_heads,), "float32", 4)) if layer.slopes else None
+        sinks = None if layer.sinks is None else _random((layer.query_heads,), layer.sinks, 3)
+        slopes = mx.abs(_random((layer.query_heads,), "float32", 4)) if layer.slopes else None
+        self._params = AttentionParams(layer.scale, sinks, layer.softcap, slopes)
         shape = (rows, layer.spec.kv_heads, TAIL_COLUMNS)
         plain = tuple(_random((*shape, dim), layer.spec.dtype, 5 + n) for n, dim in enumerate(layer.spec.dims))
         form = arena.quantization(0)
         tail = plain if form is None else form.quantize(*plain)
         dtype = getattr(mx, layer.spec.dtype)
         self._kv = PagedKV(arena, 0, step, tail, _TAIL, dtype, _unused, quantization=form)
-        mx.eval(self._queries, *tail, *([] if self._sinks is None else [self._sinks]))
+        mx.eval(self._queries, *tail, *([] if sinks is None else [sinks]))
 
-    def run(self, attend: AttendRows) -> Callable[[], None]:
+    def run(self, attend: Attend) -> Callable[[], None]:
         """Return a function that attends `times_together` times, one after the other as layers do, and waits."""
         queries = self._queries
         for _ in range(self._times):
-            out = self._attend(attend, queries)
+            out = attend(queries, self._kv, self._params)
             queries = self._queries + out[..., :1] * 0
         return lambda: mx.eval(out)
 
-    def check(self, attend: AttendRows) -> None:
+    def check(self, attend: Attend) -> None:
         """Raise CannotServe unless a way's result agrees with that of the first one that was checked."""
-        got = self._attend(attend, self._queries).astype(mx.float32)
+        got = attend(self._queries, self._kv, self._params).astype(mx.float32)
         mx.eval(got)
         wanted = got if self._wanted is None else self._wanted
         difference = mx.max(mx.abs(got - wanted)) / mx.maximum(mx.max(mx.abs(wanted)), 1e-30)
@@ -236,10 +236,6 @@ class TimedProblem:
         if not share <= _AGREES[self._layer.dtype]:
             raise CannotServe(f"its result differs by {share:.2g} of the largest number")
         self._wanted = wanted
-
-    def _attend(self, attend: AttendRows, queries: mx.array) -> mx.array:
-        layer = self._layer
-        return attend(queries, self._kv, layer.scale, self._sinks, layer.softcap, self._slopes)
 
 
 def _random(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:

@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.paged import AttentionCall, Derived, PagedKV
+from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, Derived, PagedKV
 from cortexmlx.attention.selfcheck import Approval, KernelCheck, check_prefill
-from cortexmlx.attention.ways import AttendRows, KernelWays, LayerKey, OfLayer, Way, layer_key, shape_of
+from cortexmlx.attention.ways import KernelWays, LayerKey, OfLayer, Way, layer_key, shape_of
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.spec import AttentionWindow, LayerGroup
@@ -75,7 +75,7 @@ class MetalAttention:
         self._approval = Approval(check)
         self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
         self.ways = KernelWays(self._kernels, self._approval)
-        self._served: dict[tuple[LayerKey, Way | None], Variant | AttendRows] = {}
+        self._served: dict[tuple[LayerKey, Way | None], Variant | Attend] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -120,67 +120,40 @@ class MetalAttention:
         self._prefill.reconsider()
         self._approval.reconsider()
 
-    def attend(
-        self,
-        queries: mx.array,
-        kv: PagedKV,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        slopes: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         """See `paged_attention`."""
         if kv.queries_for is not None:
             queries = kv.queries_for(queries)
-        given = scale, sinks, softcap, slopes
         if not kv.step.pieces:
-            return self._rows(queries, kv, *given)
-        shape, apart = self._shape(PrefillVariant, queries, kv, sinks, softcap, slopes), self.ways.choices.reproducible
+            return self._rows(queries, kv, params)
+        shape, apart = self._shape(PrefillVariant, queries, kv, params), self.ways.choices.reproducible
         prefill = self._prefill.serves(shape, kv.step.attention_window)
         if not prefill and not apart and kv.expand is None and (few := kv.derived.get(TokenRows, kv.step)):
             null_block = kv.arena.null_block(kv.arena.group_of[kv.layer])
             as_rows = replace(kv, step=few.step(kv.arena.block_size, null_block), derived=few.derived)
-            if isinstance(self._serving(queries, as_rows, sinks, softcap, slopes), Variant):
+            if isinstance(self._serving(queries, as_rows, params), Variant):
                 taken = few.taken(queries)
-                parts = [self._rows(taken, as_rows, *given)]
+                parts = [self._rows(taken, as_rows, params)]
                 if as_rows.step.pieces:
-                    parts += reference.attend_pieces(taken, as_rows, *given)
+                    parts += reference.attend_pieces(taken, as_rows, params)
                 return few.put_back(parts[0] if len(parts) == 1 else mx.concatenate(parts))
-        parts = [self._rows(queries, kv, *given)] if kv.step.rows else []
+        parts = [self._rows(queries, kv, params)] if kv.step.rows else []
         if prefill:
-            factors, per_head = self._score_factors(scale, softcap), self._heads("sinks", kv.layer, sinks)
+            factors, per_head = self._score_factors(params), self._heads("sinks", kv.layer, params.sinks)
             of_pieces = queries[kv.step.rows :] if kv.step.rows else queries
             parts.append(self._prefill.attend(shape, of_pieces, kv, factors, per_head))
         else:
-            parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart=apart)
+            parts += reference.attend_pieces(queries, kv, params, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _rows(
-        self,
-        queries: mx.array,
-        kv: PagedKV,
-        scale: float,
-        sinks: mx.array | None,
-        softcap: float | None,
-        slopes: mx.array | None,
-    ) -> mx.array:
+    def _rows(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         """Return the attention of the step's single tokens. `queries` are those of the whole step."""
-        served = self._serving(queries, kv, sinks, softcap, slopes)
+        served = self._serving(queries, kv, params)
         if isinstance(served, Variant):
-            return self.decode(served, queries, kv, scale, sinks, softcap, slopes)
-        return served(queries, kv, scale, sinks, softcap, slopes)
+            return self.decode(served, queries, kv, params)
+        return served(queries, kv, params)
 
-    def decode(
-        self,
-        variant: Variant,
-        queries: mx.array,
-        kv: PagedKV,
-        scale: float,
-        sinks: mx.array | None,
-        softcap: float | None,
-        slopes: mx.array | None,
-    ) -> mx.array:
+    def decode(self, variant: Variant, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         """Return the attention of the step's single tokens by the kernels of a variant. `queries` are those of the
         whole step.
         """
@@ -202,9 +175,9 @@ class MetalAttention:
             tail_values,
             step.tables,
             work.plan,
-            self._score_factors(scale, softcap),
-            self._heads("sinks", kv.layer, sinks),
-            self._heads("slopes", kv.layer, slopes),
+            self._score_factors(params),
+            self._heads("sinks", kv.layer, params.sinks),
+            self._heads("slopes", kv.layer, params.slopes),
             scales=slab[1::PARTS] + tail[1::PARTS] if kv.quantization is not None else (),
             biases=slab[2::PARTS] + tail[2::PARTS] if kv.quantization is not None else (),
         )
@@ -212,33 +185,18 @@ class MetalAttention:
             return self._kernels.whole(variant, work.items, inputs)
         return self._kernels(variant, work.items, inputs)
 
-    def _serving(
-        self,
-        queries: mx.array,
-        kv: PagedKV,
-        sinks: mx.array | None,
-        softcap: float | None,
-        slopes: mx.array | None,
-    ) -> Variant | AttendRows:
+    def _serving(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Variant | Attend:
         """Return what serves this layer's single tokens in its step."""
-        key = layer_key(queries, kv, sinks, softcap, slopes)
+        key = layer_key(queries, kv, params)
         way = self.ways.choices.way(key, kv)
         if (key, way) not in self._served:
-            variant = self._shape(Variant, queries, kv, sinks, softcap, slopes)
+            variant = self._shape(Variant, queries, kv, params)
             self._served[key, way] = self.ways.serving(variant, way)
         return self._served[key, way]
 
-    def _shape(
-        self,
-        kind: type[OfLayer],
-        queries: mx.array,
-        kv: PagedKV,
-        sinks: mx.array | None,
-        softcap: float | None,
-        slopes: mx.array | None,
-    ) -> OfLayer:
+    def _shape(self, kind: type[OfLayer], queries: mx.array, kv: PagedKV, params: AttentionParams) -> OfLayer:
         """The variant of a kernel for this layer."""
-        call = AttentionCall.of(queries, sinks, softcap, slopes)
+        call = AttentionCall.of(queries, params)
         return shape_of(kind, call, kv.arena.spec(kv.layer), kv.arena.block_size)
 
     def _tail(self, kv: PagedKV, slab: Slab) -> Slab:
@@ -252,8 +210,8 @@ class MetalAttention:
             self._no_tail[dim, dtype] = mx.zeros((1, 1, columns, dim), dtype)
         return self._no_tail[dim, dtype]
 
-    def _score_factors(self, scale: float, softcap: float | None) -> mx.array:
-        factors = (scale, softcap or 0.0)
+    def _score_factors(self, params: AttentionParams) -> mx.array:
+        factors = (params.scale, params.softcap or 0.0)
         if factors not in self._factors:
             self._factors[factors] = mx.array(factors, mx.float32)
         return self._factors[factors]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from cortexmlx.attention.paged import AttentionCall, PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionCall, AttentionParams, PagedKV, paged_attention
 from cortexmlx.errors import ModelUnsupported
 from cortexmlx.mlx_lm.modules import replace_function
 
@@ -158,6 +159,10 @@ class OwnHandle(ABC):
         """Return the attention of the model's queries, with its scale, and with what it adds to the scores."""
 
 
+_scaled = lru_cache(AttentionParams)
+"""The value of a layer that has a scale only, as nearly all have. Each of their calls would make one otherwise."""
+
+
 def install() -> None:
     """Replace `scaled_dot_product_attention` in every mlx-lm model module loaded so far. Safe to call again."""
     replace_function("base", "scaled_dot_product_attention", _dispatching)
@@ -175,7 +180,7 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         **others: Any,
     ) -> mx.array:
         if type(keys) is PagedKV and mask is None and not others:  # almost always; `paged_attention` without slopes
-            return keys.attend(queries, keys, scale=scale, sinks=sinks)
+            return keys.attend(queries, keys, _scaled(scale) if sinks is None else AttentionParams(scale, sinks))
         if isinstance(keys, OwnHandle) and values is keys and sinks is None and not others:
             return keys.attend(queries, scale, mask)
         if isinstance(keys, PagedKV | ProbeKV | OwnHandle):
@@ -183,25 +188,18 @@ def _dispatching(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
                 raise ModelUnsupported(
                     "the model adds its own term to attention scores, which paged attention does not do"
                 )
-            return attend(queries, keys, scale=scale, sinks=sinks)
+            return attend(queries, keys, AttentionParams(scale, sinks))
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks, **others)
 
     return attention
 
 
-def attend(
-    queries: mx.array,
-    handle: PagedKV | ProbeKV,
-    *,
-    scale: float,
-    sinks: mx.array | None = None,
-    softcap: float | None = None,
-) -> mx.array:
+def attend(queries: mx.array, handle: PagedKV | ProbeKV, params: AttentionParams) -> mx.array:
     """Return the attention of a layer's queries `[tokens, query_heads, 1, head_dim]` over the keys and values of a
     handle.
     """
     if isinstance(handle, PagedKV):
-        return paged_attention(queries, handle, scale=scale, sinks=sinks, softcap=softcap)
+        return paged_attention(queries, handle, params)
     handle.attended = True
-    handle.note(AttentionCall.of(queries, sinks, softcap))
+    handle.note(AttentionCall.of(queries, params))
     return mx.zeros((*queries.shape[:-1], handle.value_dim), queries.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -37,6 +37,22 @@ class Derived:
         return made
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionParams:
+    """How a layer's scores become weights. Each query sees its row's tokens up to itself, within the group's window."""
+
+    scale: float
+    """The factor of the products of queries and keys."""
+    sinks: mx.array | None = None
+    """`[query_heads]`: additional logits that take part in the softmax without a value."""
+    softcap: float | None = None
+    """Replaces a logit s by `softcap * tanh(s / softcap)`."""
+    slopes: mx.array | None = None
+    """`[query_heads]`, those of ALiBi: after scale and cap, a query of head h at position p adds `slopes[h] * (t - p)`
+    to the logit of the token at t.
+    """
+
+
 @dataclass(frozen=True)
 class AttentionCall:
     """A layer's call of `paged_attention`, as far as it decides which kernels serve it."""
@@ -50,28 +66,11 @@ class AttentionCall:
     slopes: bool
 
     @classmethod
-    def of(
-        cls, queries: mx.array, sinks: mx.array | None, softcap: float | None, slopes: mx.array | None = None
-    ) -> AttentionCall:
+    def of(cls, queries: mx.array, params: AttentionParams) -> AttentionCall:
         """Return the call with these arguments."""
         _, heads, _, dim = queries.shape
-        given = (argument is not None for argument in (softcap, sinks, slopes))
-        return cls(dtype_name(queries.dtype), heads, dim, *given)
-
-
-class Attend(Protocol):
-    """How a backend computes `paged_attention`: the same arguments, the same result."""
-
-    def __call__(
-        self,
-        queries: mx.array,
-        kv: PagedKV,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        slopes: mx.array | None = None,
-    ) -> mx.array: ...
+        present = (term is not None for term in (params.softcap, params.sinks, params.slopes))
+        return cls(dtype_name(queries.dtype), heads, dim, *present)
 
 
 @dataclass
@@ -110,28 +109,19 @@ class PagedKV:
         return self
 
 
-def paged_attention(
-    queries: mx.array,
-    kv: PagedKV,
-    *,
-    scale: float,
-    sinks: mx.array | None = None,
-    softcap: float | None = None,
-    slopes: mx.array | None = None,
-) -> mx.array:
+Attend = Callable[[mx.array, PagedKV, AttentionParams], mx.array]
+"""How a backend computes `paged_attention`: the same arguments, the same result."""
+
+
+def paged_attention(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """Return the softmax attention of flat queries `[tokens, query_heads, 1, head_dim]` over the paged keys and values
     of `kv`: `[tokens, query_heads, 1, value_dim]` in the dtype of the queries.
 
-    Each query sees its row's tokens up to itself, within the group's window. `sinks` `[query_heads]` are additional
-    logits that take part in the softmax without a value. `softcap` c replaces a logit s by `c * tanh(s / c)`. `slopes`
-    `[query_heads]` are those of ALiBi: after scale and cap, a query of head h at position p adds `slopes[h] * (t - p)`
-    to the logit of the token at t.
-
     Raises KVBlockError for slopes in a step with listed blocks (`only_blocks`).
     """
-    if slopes is not None and kv.step.listed:
+    if params.slopes is not None and kv.step.listed:
         raise KVBlockError(
             "ALiBi's slopes take a token's distance, which a list of blocks leaves open: attend to all blocks, or give "
             "no slopes"
         )
-    return kv.attend(queries, kv, scale=scale, sinks=sinks, softcap=softcap, slopes=slopes)
+    return kv.attend(queries, kv, params)

@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.attention import patches
+from cortexmlx.attention import model_patches
 from cortexmlx.attention.mlx_lm_hook import LayerCache, OwnAttention, ProbeKV, arranged, install, own_caches
 from cortexmlx.attention.paged import AttentionCall
 from cortexmlx.attention.recurrent import A_STEP, NotedState, RecurrentProbe, is_state
@@ -64,7 +64,7 @@ def probe(model: nn.Module) -> list[KVSpec]:
     if reason := _NOT_CAUSAL.get(_kind(model)):
         raise ModelUnsupported(f"{_kind(model)}: {reason}, so that an answer depends on how its prompt is cut")
     install()
-    patches.install(model)
+    model_patches.install(model)
     made = own_caches(model)
     attention_windows = [AttentionWindow() if is_state(cache) else _reach(model, cache) for cache in made]
     recurrent = RecurrentProbe(model, made)

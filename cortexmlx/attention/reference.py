@@ -4,7 +4,7 @@ kernels' judge.
 Single-token queries use `mx.gather_mm`, which multiplies blocks where they are. The slab is reshaped (at no cost) to
 matrices `[kv_heads * blocks, block_size, dim]`, and the block table selects them. Whole blocks are read, so tokens
 after a row's last one are excluded by selection. A block is filled with zeros when its first token is written, because
-`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU as in `codes.py`. What
+`0 * NaN` is NaN. Quantized blocks are multiplied in place, too, by `mx.gather_qmm`, or on a CPU by `quantized.py`. What
 a longer piece sees is dequantized.
 
 Short prefill pieces, of rows that verify drafts for example, are rows with several queries, all in one batch
@@ -24,8 +24,8 @@ from functools import partial
 
 import mlx.core as mx
 
-from cortexmlx.attention.codes import scores_of, stretches, weighted_sum
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import AttentionParams, PagedKV
+from cortexmlx.attention.quantized import scores_of, stretches, weighted_sum
 from cortexmlx.attention.reference_step import CutPieces, ReferenceStep, RowIndex
 from cortexmlx.attention.softmax import Softmax, as_mlx, divided
 from cortexmlx.kv.allocator import KVHandle
@@ -41,43 +41,28 @@ more scores of later tokens.
 """
 
 
-def attend(
-    queries: mx.array,
-    kv: PagedKV,
-    *,
-    scale: float,
-    sinks: mx.array | None = None,
-    softcap: float | None = None,
-    slopes: mx.array | None = None,
-) -> mx.array:
+def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """See `paged_attention`."""
     if not kv.step.pieces:
-        return attend_rows(queries, kv, scale, sinks, softcap, slopes)
-    parts = [attend_rows(queries, kv, scale, sinks, softcap, slopes)] if len(kv.step.lengths) else []
-    parts += attend_pieces(queries, kv, scale, sinks, softcap, slopes)
+        return attend_rows(queries, kv, params)
+    parts = [attend_rows(queries, kv, params)] if len(kv.step.lengths) else []
+    parts += attend_pieces(queries, kv, params)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def attend_rows(
-    queries: mx.array,
-    kv: PagedKV,
-    scale: float,
-    sinks: mx.array | None,
-    softcap: float | None,
-    slopes: mx.array | None,
-) -> mx.array:
+def attend_rows(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """Return the attention of the step's single-token queries, `[rows, query_heads, 1, value_dim]`. `queries` are those
     of the whole step. Every backend uses it.
     """
     lengths, coarse = kv.step.lengths, rounds_coarsely(queries, kv)
     rows = len(lengths)
     run = kv.step.runs[0] if rows == 1 and kv.quantization is None else None
-    plain = not coarse and sinks is None and softcap is None and slopes is None
+    plain = not coarse and params.sinks is None and params.softcap is None and params.slopes is None
     if run is not None and plain and queries.shape[1] * (int(lengths[0]) + kv.tail_tokens) <= FEW_SCORES:
-        return _attend_run(queries[:1], kv, run, scale, None)
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
+        return _attend_run(queries[:1], kv, run, params.scale, None)
+    softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
     if run is not None and not (coarse and not softmax.of_no_model):
-        return _attend_run(queries[:1], kv, run, scale, softmax)
+        return _attend_run(queries[:1], kv, run, params.scale, softmax)
     return _attend_together(queries[:rows], kv, softmax, _index_of_rows(kv), coarse)
 
 
@@ -103,22 +88,13 @@ def _sizes(kv: PagedKV) -> tuple[int, int, int]:
     return heads, slots // kv.arena.block_size, kv.arena.block_size
 
 
-def attend_pieces(
-    queries: mx.array,
-    kv: PagedKV,
-    scale: float,
-    sinks: mx.array | None,
-    softcap: float | None,
-    slopes: mx.array | None,
-    *,
-    apart: bool = False,
-) -> list[mx.array]:
+def attend_pieces(queries: mx.array, kv: PagedKV, params: AttentionParams, *, apart: bool = False) -> list[mx.array]:
     """Return the attention of the step's prefill pieces, arrays `[tokens, query_heads, 1, value_dim]` in order.
     `queries` are those of the whole step. Every backend uses it.
 
     Short pieces are computed together; but not if they are `apart`, so that none depends on its neighbours.
     """
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
+    softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
     if apart or kv.expand is not None:
         return [_attend_piece(queries[p.begin : p.end], kv, p, softmax) for p in kv.step.pieces]
     cut, coarse = kv.derived.get(CutPieces, kv.step), rounds_coarsely(queries, kv)
@@ -209,7 +185,7 @@ def _weights(
 
 
 def multiplies_codes() -> bool:
-    """Return whether quantized rows are multiplied as in `codes.py`: on a CPU."""
+    """Return whether quantized rows are multiplied as in `quantized.py`: on a CPU."""
     return bool(mx.default_device() == mx.cpu)
 
 

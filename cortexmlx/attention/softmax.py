@@ -15,29 +15,18 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from cortexmlx.attention.paged import AttentionParams
 from cortexmlx.cpu.powers_of_two import LOG2_E, exp2
 
 
 class Softmax:
-    """The softmax of one layer's attention: scale, additional logits (`sinks` `[query_heads]`), soft cap, ALiBi's
-    `slopes` `[query_heads]`, and the `dtype` of the queries.
+    """The softmax of one layer's attention, for queries of a `dtype`.
 
     `ones` keeps columns of ones, by their length, for a whole step.
     """
 
-    def __init__(
-        self,
-        scale: float,
-        sinks: mx.array | None,
-        softcap: float | None,
-        dtype: mx.Dtype,
-        ones: dict[int, mx.array],
-        slopes: mx.array | None = None,
-    ) -> None:
-        self.scale = scale
-        self.sinks = sinks
-        self.softcap = softcap
-        self.slopes = slopes
+    def __init__(self, params: AttentionParams, dtype: mx.Dtype, ones: dict[int, mx.array]) -> None:
+        self.scale, self.sinks, self.softcap, self.slopes = params.scale, params.sinks, params.softcap, params.slopes
         self._dtype = dtype
         self._coarse = dtype != mx.float32
         self._columns = ones

@@ -15,7 +15,7 @@ import numpy as np
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.mlx_lm_hook import LayerCache, arranged, own_caches
-from cortexmlx.attention.paged import Attend, AttentionCall, PagedKV
+from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, PagedKV
 from cortexmlx.attention.recurrent import NotedState, is_state
 from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.attention.reference_step import ReferenceStep
@@ -35,9 +35,7 @@ LayerKey = tuple[Any, ...]
 """Names a `LayerAttention` among those of an engine. It is made for each layer of each step, so it is a plain tuple."""
 
 
-def layer_key(
-    queries: mx.array, kv: PagedKV, sinks: mx.array | None, softcap: float | None, slopes: mx.array | None
-) -> LayerKey:
+def layer_key(queries: mx.array, kv: PagedKV, params: AttentionParams) -> LayerKey:
     """Return the key of a layer that asks for the attention of `queries`."""
     slab = kv.arena.slab(kv.layer)
     return (
@@ -47,9 +45,9 @@ def layer_key(
         slab[0].shape[0],
         queries.shape[3],
         kv.arena.spec(kv.layer).value_dim,
-        softcap,
-        None if sinks is None else sinks.dtype,
-        slopes is not None,
+        params.softcap,
+        None if params.sinks is None else params.sinks.dtype,
+        params.slopes is not None,
         kv.quantization,
     )
 
@@ -109,28 +107,20 @@ def layers_of(model: nn.Module, arena: KVArena) -> dict[LayerKey, LayerAttention
     found: dict[LayerKey, LayerAttention] = {}
     step = _step_of(rows=2)
 
-    def attend(
-        queries: mx.array,
-        kv: PagedKV,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        slopes: mx.array | None = None,
-    ) -> mx.array:
+    def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         spec = arena.spec(kv.layer)
         layer = LayerAttention(
             dtype_name(queries.dtype),
             queries.shape[1],
             replace(spec, window=None, chunked=False),
             arena.block_size,
-            scale,
-            softcap,
-            None if sinks is None else dtype_name(sinks.dtype),
-            slopes is not None,
+            params.scale,
+            params.softcap,
+            None if params.sinks is None else dtype_name(params.sinks.dtype),
+            params.slopes is not None,
             spec.window,
         )
-        key = layer_key(queries, kv, sinks, softcap, slopes)
+        key = layer_key(queries, kv, params)
         known = found.setdefault(key, layer)
         if known.window is not None and (layer.window is None or layer.window > known.window):
             found[key] = layer
@@ -236,16 +226,9 @@ def _words(bound: int | None, bounds: tuple[int, ...], noun: str) -> str:
 # between arena and tail lies. That costs a copy of the tokens, and about ten operations for each row.
 
 
-def attend_rows(
-    queries: mx.array,
-    kv: PagedKV,
-    scale: float,
-    sinks: mx.array | None,
-    softcap: float | None,
-    slopes: mx.array | None,
-) -> mx.array:
+def attend_rows(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """See `reference.attend_rows`."""
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
+    softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
     parts = [_attend_row(queries[row : row + 1], kv, row, softmax) for row in range(kv.step.rows)]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -304,11 +287,6 @@ class _RowSlots:
 MOST_COPIED = 64 << 20
 """Bytes of keys and values that a way may copy in a layer. A class whose steps may be larger has no such way."""
 
-AttendRows = Callable[
-    [mx.array, PagedKV, float, mx.array | None, float | None, mx.array | None],
-    mx.array,
-]
-
 
 class Way(Enum):
     """A way to compute the attention of single tokens. The value names it in tables, on disk too."""
@@ -329,14 +307,7 @@ KERNELS = {Way.VECTOR: Kernel.VECTOR, Way.MATRIX: Kernel.MATRIX, Way.WIDE: Kerne
 """The ways that are kernels of ours."""
 
 
-def over_view(
-    queries: mx.array,
-    kv: PagedKV,
-    scale: float,
-    sinks: mx.array | None,
-    softcap: float | None,
-    slopes: mx.array | None,
-) -> mx.array:
+def over_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """Attend with a lone row that is one run, by MLX's attention. In a step without a tail nothing is copied."""
     run = kv.step.runs[0]
     assert run is not None
@@ -347,24 +318,19 @@ def over_view(
     if kv.tail is not None:
         newest = [array[0, :, oldest - begin : tail] for array in kv.tail]
         keys, values = mx.concatenate([keys, newest[0]], axis=1), mx.concatenate([values, newest[1]], axis=1)
-    out = mx.fast.scaled_dot_product_attention(queries[:1], keys[None], values[None], scale=scale, sinks=sinks)
+    out = mx.fast.scaled_dot_product_attention(
+        queries[:1], keys[None], values[None], scale=params.scale, sinks=params.sinks
+    )
     return out.astype(queries.dtype)
 
 
-def over_gather(
-    queries: mx.array,
-    kv: PagedKV,
-    scale: float,
-    sinks: mx.array | None,
-    softcap: float | None,
-    slopes: mx.array | None,
-) -> mx.array:
+def over_gather(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """Attend by MLX's attention over a copy of each row's tokens, with a mask."""
-    softmax = Softmax(scale, sinks, softcap, queries.dtype, ReferenceStep.of(kv).ones, slopes)
+    softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
     return reference.attend_gathered(queries[: kv.step.rows], kv, softmax).astype(queries.dtype)
 
 
-PLAIN: dict[Way, AttendRows] = {
+PLAIN: dict[Way, Attend] = {
     Way.REFERENCE: reference.attend_rows,
     Way.VIEW: over_view,
     Way.GATHER: over_gather,
@@ -429,7 +395,7 @@ class ChoosingBackend(Protocol):
     def fixed_way(self, layer: LayerAttention) -> Way:
         """Return the way that serves a layer if `choices.reproducible`."""
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> AttendRows:
+    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
         """Return what computes a layer's single tokens by a way. Raises CannotServe."""
 
 
@@ -447,40 +413,24 @@ class ReferenceAttention:
     def __init__(self) -> None:
         self.choices = DecodeChoices()
 
-    def attend(
-        self,
-        queries: mx.array,
-        kv: PagedKV,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-        softcap: float | None = None,
-        slopes: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         """See `paged_attention`."""
         parts = []
         if kv.step.rows:
-            way = self._way(queries, kv, sinks, softcap, slopes)
+            way = self._way(queries, kv, params)
             attend_rows = reference.attend_rows if way is None else PLAIN[way]
-            parts.append(attend_rows(queries, kv, scale, sinks, softcap, slopes))
+            parts.append(attend_rows(queries, kv, params))
         if kv.step.pieces:
             apart = self.choices.reproducible
-            parts += reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart=apart)
+            parts += reference.attend_pieces(queries, kv, params, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _way(
-        self,
-        queries: mx.array,
-        kv: PagedKV,
-        sinks: mx.array | None,
-        softcap: float | None,
-        slopes: mx.array | None,
-    ) -> Way | None:
+    def _way(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Way | None:
         """Return the way of a step; None: the rules of `reference.attend_rows`."""
         if self.choices.reproducible:
-            asked = softcap is not None, sinks is not None, slopes is not None
-            return reproducible_way(rounds_coarsely(queries, kv), *asked)
-        return self.choices.way(layer_key(queries, kv, sinks, softcap, slopes), kv)
+            call = AttentionCall.of(queries, params)
+            return reproducible_way(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)
+        return self.choices.way(layer_key(queries, kv, params), kv)
 
     def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
         """See `ChoosingBackend`."""
@@ -490,7 +440,7 @@ class ReferenceAttention:
         """See `ChoosingBackend`."""
         return reproducible_way(layer.coarse, layer.softcap is not None, layer.sinks is not None, layer.slopes)
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> AttendRows:
+    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
         """See `ChoosingBackend`."""
         return PLAIN[way]
 
@@ -516,7 +466,7 @@ class KernelWays:
         """Check every kernel again at its next use."""
         self._checks.clear()
 
-    def serving(self, variant: Variant, way: Way | None) -> Variant | AttendRows:
+    def serving(self, variant: Variant, way: Way | None) -> Variant | Attend:
         """Return what serves a shape by a way: a variant of the kernels, or a plain way. For None, or if the way's
         kernel is disabled, the rules choose: `variant`, or the reference path if that may not serve.
         """
@@ -560,7 +510,7 @@ class KernelWays:
 
 class KernelChoosing:
     """The `ChoosingBackend` of the kernels. `decode(variant, ...)` computes attention by a kernel, with the further
-    arguments of `AttendRows`.
+    arguments of `Attend`.
     """
 
     def __init__(self, ways: KernelWays, attend: Attend, decode: Callable[..., Any]) -> None:
@@ -580,7 +530,7 @@ class KernelChoosing:
         """See `ChoosingBackend`."""
         return next(iter(self.own_ways(layer)), Way.ROWS)
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> AttendRows:
+    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
         """See `ChoosingBackend`."""
         if way in PLAIN:
             return PLAIN[way]

@@ -22,8 +22,7 @@ from cortexmlx.cpu.feed import Feed
 from cortexmlx.cpu.rotary import share_angles
 from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
-from cortexmlx.execution.footprint.bindings import bound_elements
-from cortexmlx.execution.footprint.command_buffers import command_buffers, limits_of
+from cortexmlx.execution.command_buffers import bound_elements, command_buffers, limits_of
 from cortexmlx.execution.logit_rows import LogitRows
 from cortexmlx.execution.paged import LazyWrite, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
@@ -231,7 +230,9 @@ class ModelRunner:
             make = self._make_sampler or BatchSampler
             self._sampler = make(plan.sampling, self._vocab_size, self.processors)
         assert self._sampler is not None
-        live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
+        live = None  # only functions of callers ask
+        if self.processors:
+            live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
         self._newest = self._sampler(logits, plan.token_index, live, mask)
         return self._newest
 
@@ -310,7 +311,7 @@ class ModelRunner:
             write = self._writes[group]
             arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
-        elif (written := self._written(layer, keys, values)) is not None:
+        elif self._writer is not None and (written := self._written(layer, keys, values)) is not None:
             tail = self.memory.tail[layer] = written.tail
         else:
             tail = self.memory.write_tail(layer, plan.column, plan.columns, new)

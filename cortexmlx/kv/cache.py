@@ -11,11 +11,12 @@ sequence's next queries see. A prompt gets them step by step. The sequence gives
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from cortexmlx.disk.tier import STATE, DiskLoad, DiskTier, PieceLoad
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.allocator import KVHandle
-from cortexmlx.kv.pools import BlockPools, CacheStats, cache_stats, check_invariants
+from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import GONE, Entry, Key, Match, Node, Salt, predecessor
 from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import SequenceStates, parting
@@ -23,6 +24,25 @@ from cortexmlx.kv.spec import Counts
 from cortexmlx.kv.step import BlockCopy, copies_of
 from cortexmlx.kv.table import SequenceBlocks
 from cortexmlx.types.arrays import IntArray
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Blocks and sequences, summed over all layer groups."""
+
+    total_blocks: int
+    used_blocks: int
+    """Blocks that belong to sequences."""
+    shared_blocks: int
+    """Those of them that belong to more than one sequence."""
+    cached_blocks: int
+    """Free blocks whose content may still be used again."""
+    free_blocks: int
+    """Blocks that belong to no sequence."""
+    sequences: int
+    tokens: int
+    single_run_sequences: int
+    fragmentation: float
 
 
 class KVCache:
@@ -410,13 +430,24 @@ class KVCache:
 
     def stats(self) -> CacheStats:
         """Return the counts of blocks and sequences over all groups."""
-        return cache_stats(tuple(self.pools), self._sequences)
+        sequences = self._sequences.values()
+        used, total = sum(p.owned for p in self.pools), sum(p.allocator.total_blocks for p in self.pools)
+        return CacheStats(
+            total_blocks=total,
+            used_blocks=used,
+            shared_blocks=sum(int((p.ref_counts > 1).sum()) for p in self.pools),
+            cached_blocks=sum(p.evictable for p in self.pools),
+            free_blocks=total - used,
+            sequences=len(sequences),
+            tokens=sum(sequence.length for sequence in sequences),
+            single_run_sequences=sum(sequence.single_run() for sequence in sequences),
+            fragmentation=self.pools.fragmentation,
+        )
 
     def check_invariants(self) -> None:
         """Raise AssertionError if counts, tables and allocators disagree. For tests and debug runs."""
-        check_invariants(self.groups, tuple(self.pools), self._sequences, self.prefix)
+        self.pools.check_invariants(self._sequences)
         self.states.check_invariants(self.prefix.states)
-        self.pools.points.check_invariants()
 
     # -- blocks in and out --------------------------------------------------------------------------------------------
 

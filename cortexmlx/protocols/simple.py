@@ -7,9 +7,8 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, inside
-from cortexmlx.protocols.openai import parameters, tools
-from cortexmlx.protocols.openai.chat_completions import thoughts
-from cortexmlx.protocols.openai.choices import notes
+from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai.chat_completions import call_bodies, notes, thoughts
 from cortexmlx.protocols.openai.logprobs import id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.request import Asked, Body, Defaults, ReplyInfo, Request, read_prompt, with_notes
@@ -18,7 +17,7 @@ from cortexmlx.types.request import Completion
 
 FIELDS = Fields(
     "a request",
-    parameters.SHARED | tools.FIELDS | {"adapter", "id", "custom_id", "prompt", "messages"},
+    parameters.SHARED | parameters.TOOL_FIELDS | {"adapter", "id", "custom_id", "prompt", "messages"},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
@@ -28,7 +27,7 @@ FIELDS = Fields(
 def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in an object. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
-    values = parameters.sampling_values(said) | tools.tool_values(said)
+    values = parameters.sampling_values(said) | parameters.tool_values(said)
     params = parameters.sampling_params(defaults.params, values, said)
     prompt = _prompt(said)
     templated = not defaults.raw if isinstance(prompt, str) else isinstance(prompt[0], dict)
@@ -79,7 +78,7 @@ def _answer(request: Request, answer: Completion, info: ReplyInfo) -> Body:
     said: Body = {"text": answer.text, **thoughts(answer), "finish_reason": reason, "usage": usage}
     said.update(notes(request, answer))
     if answer.tool_calls:
-        said["tool_calls"] = tools.call_bodies(answer.tool_calls)
+        said["tool_calls"] = call_bodies(answer.tool_calls)
     if answer.logprobs is not None:
         said["logprobs"] = id_logprobs(answer.logprobs, info.token_bytes)
     if answer.prompt_logprobs is not None and not answer.index:

@@ -1,4 +1,4 @@
-"""ServerSettings: whom a server answers, and how much it takes."""
+"""ServerSettings: whom a server answers, how much it takes, and what it logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.server.request_log import Logged
 from cortexmlx.types.sampling_params import SamplingParams
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -54,7 +53,7 @@ class ServerSettings:
     """Bytes of memory for stored responses, at most. Each client has an equal share. 0: none are stored."""
     stored_count: int = 4096
     """Stored responses, at most. Each client has an equal share."""
-    log: Callable[[Logged], None] | None = None
+    log: Callable[[LoggedRequest], None] | None = None
     """Called with each request when it has ended."""
     transcripts: int = 128 << 20
     """Bytes, roughly, that each model's transcripts may take: what it read and wrote, for an agent's next turn. 0: none
@@ -79,6 +78,29 @@ class ServerSettings:
         if any(not key.isascii() or not key or key.strip() != key for key in self.keys):
             raise InvalidRequest("a key must be a text of ASCII characters, without blanks around it", field="keys")
         check_origins(self.origins)
+
+
+@dataclass(frozen=True)
+class RequestTokens:
+    """The tokens of one request, over all its answers."""
+
+    prompt: int
+    cached: int
+    answer: int
+
+
+@dataclass(frozen=True)
+class LoggedRequest:
+    """A request that was answered, as it is logged: never a key, and never a text."""
+
+    method: str
+    path: str
+    status: int
+    """499: the client went away before the answer."""
+    seconds: float
+    tokens: RequestTokens | None
+    model: str | None = None
+    """The model that answered; None: none was asked."""
 
 
 def check_origins(origins: Iterable[str]) -> None:

@@ -17,7 +17,17 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from cortexmlx import ChatPrompt, CortexError, Engine, InvalidRequest, RequestHandle, SamplingParams, TokenEvent
+from cortexmlx import (
+    ChatPrompt,
+    CortexError,
+    Engine,
+    RequestHandle,
+    SamplingParams,
+    TokenEvent,
+)
+from cortexmlx.errors import (
+    InvalidRequest,
+)
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.openai.errors import error_body, is_refusal
 from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
@@ -25,7 +35,11 @@ from cortexmlx.protocols.request import Defaults, ReplyInfo, Request
 MOST_BYTES = 1 << 20
 """Of a request's body."""
 
-PROTOCOLS = {chat_completions.URL: chat_completions, completions.URL: completions}
+PROTOCOLS = {
+    chat_completions.URL: (chat_completions, chat_completions.ChatChunks),
+    completions.URL: (completions, completions.CompletionChunks),
+}
+"""Each path with its module, and with the class of its stream."""
 
 Events = queue.SimpleQueue[tuple[int, TokenEvent]]
 """Events, each with the number of its prompt."""
@@ -42,14 +56,14 @@ class Handler(BaseHTTPRequestHandler):
         handles: list[RequestHandle] = []
         events: Events = queue.SimpleQueue()
         try:
-            protocol = PROTOCOLS.get(self.path)
-            if protocol is None:
+            if self.path not in PROTOCOLS:
                 raise InvalidRequest(f"{self.path} is not served, only {' and '.join(PROTOCOLS)}")
+            protocol, chunks = PROTOCOLS[self.path]
             request: Request = protocol.read(self.body(), Defaults(SamplingParams()))
             self.submit(request, handles, events)
             info = ReplyInfo(uuid.uuid4().hex, self.engine.info.name, int(time.time()), self.engine.token_bytes)
             if request.stream:
-                self.stream(events, protocol.Chunks(request, info), len(handles))
+                self.stream(events, chunks(request, info), len(handles))
             else:
                 whole = [handle.result() for handle in handles]
                 self.reply(200, protocol.write(request, [(answer, *answer.others) for answer in whole], info))

@@ -11,7 +11,15 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cortexmlx import CortexError, Engine, MemoryPressure, Reply, SamplingParams
+from cortexmlx import (
+    CortexError,
+    Engine,
+    Reply,
+    SamplingParams,
+)
+from cortexmlx.stats import (
+    MemoryPressure,
+)
 
 SYSTEM = "You are a helpful assistant. Answer in a few sentences."
 PARAMS = SamplingParams(max_tokens=400, temperature=0.7, top_p=0.9)

@@ -16,7 +16,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TextIO
 
-from cortexmlx import CortexError, Engine, InvalidRequest, RequestHandle, SamplingParams, TokenEvent
+from cortexmlx import (
+    CortexError,
+    Engine,
+    RequestHandle,
+    SamplingParams,
+    TokenEvent,
+)
+from cortexmlx.errors import (
+    InvalidRequest,
+)
 
 
 def run(model: str, reads: int, writes: int) -> None:

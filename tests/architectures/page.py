@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 
 from tests.architectures.configurations import remapped
 from tests.architectures.outcomes import Outcome, Status
@@ -61,27 +62,23 @@ the same weights, in float32. `python -m tests.architectures --write` repeats th
 `python -m tests.architectures llama` does it for one type. Of {all} types {paged} are paged and {alone} run one
 request at a time.
 
-The judge is mlx-lm with one sequence alone, on its own caches. A "yes" means that every greedy answer of {steps} tokens
-is the same, token for token. Forks are sampled, and judged by their log-probabilities. In *batch*, each logit is also
-within {tolerance:g} of mlx-lm's.
+The judge is mlx-lm with one sequence alone, on its own caches. Every greedy answer of {steps} tokens must be the same,
+token for token. Forks are sampled, and judged by their log-probabilities. In *batch*, each logit is also within
+{tolerance:g} of mlx-lm's. The checks:
 
-- *batch*: five requests join one after the other. Their lengths are just below, at and above the edges of blocks and
-  windows, up to three windows. Steps mix pieces of prompts and decoding rows.
-- *prefix*: a prompt, the same prompt again, its next turn, and another prompt that begins like it. All use the prefix
-  cache; then all run again without it.
+- *batch*: five requests join one after the other, of lengths at and around the edges of blocks and windows.
+- *prefix*: a prompt, the same again, its next turn, and one that begins like it, with the prefix cache and without.
 - *fork*: two answers to each prompt, with `n=2`.
-- *preempt*: all requests at once in an arena that is too small, so that rows lose their blocks and resume. A model that
-  keeps only states is never preempted, since its memory does not grow.
+- *preempt*: all requests in an arena that is too small. (Models that keep only states are never preempted.)
 - *simulator*: *batch* once more with the Metal kernels, run by `metal/lab/sim`, for one type of each kind. In the other
-  columns attention takes the reference path.
-- *kernels*: those that compute a token's attention on a GPU, if they serve the model's shape
-  ([metal/README.md](../metal/README.md)).
+  checks attention takes the reference path.
 
 mlx-lm cannot run `bitnet` without a GPU, because of how its weights are packed. Its judge is mlx-lm's class with the
 same weights as plain numbers.
 
-*Caches* are those of the tiny model, which has few layers. The list says how many bytes a layer keeps. H heads have
-keys and values of D numbers, each of s bytes (2, or 4 in float32).
+*Caches* say what layers keep, and the list how many bytes. H heads have keys and values of D numbers, each of s bytes
+(2, or 4 in float32). *Kernels* ([metal/README.md](../metal/README.md)) compute a token's attention on a GPU, if they
+serve the model's shape.
 
 """
 
@@ -112,10 +109,8 @@ def page(outcomes: Mapping[str, Outcome], version: str) -> str:
         [
             GETTING + head + "\n".join(f"- {kind}: {KEPT[kind]}" for kind in kinds),
             "\n## Paged\n",
-            *table(
-                ("model type", "caches, and what they keep", *CHECKS, "simulator", "kernels"),
-                [_paged(*item) for item in paged.items()],
-            ),
+            "\n".join(_passed_by(paged)) + "\n",
+            *table(("model types", "caches", "kernels"), _by_caches(paged)),
             "\n## One request at a time\n",
             "These run on mlx-lm's own caches. When the engine loads such a model, it shows this note.\n",
             *table(
@@ -138,10 +133,32 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
 
 
-def _paged(name: str, found: Outcome) -> tuple[str, ...]:
-    kernels = dict.fromkeys(KERNELS[kind] for kind in KERNELS if any(kind in kept for kept in found.kept))
-    simulated = "yes" if name in SIMULATED else ""
-    return (_names(name), ", ".join(found.kept), *_passed(found), simulated, ", ".join(kernels))
+def _passed_by(paged: Mapping[str, Outcome]) -> list[str]:
+    """Which types pass which checks."""
+    lines = ["All pass " + ", ".join(f"*{check}*" for check in CHECKS) + ", but for:", ""]
+    for check in CHECKS:
+        others = [f"`{name}`" for name, found in paged.items() if check not in found.checks]
+        lines += [f"- without *{check}*: {', '.join(others)}"] if others else []
+    simulated = ", ".join(f"`{name}`" for name in paged if name in SIMULATED)
+    return [fill(line, 120, subsequent_indent="  " * line.startswith("-")) for line in lines] + [
+        "\n" + fill(f"*simulator*: {simulated}.", 120)
+    ]
+
+
+def _by_caches(paged: Mapping[str, Outcome]) -> list[tuple[str, ...]]:
+    """A row for each set of caches, with the types that have it."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for name, found in paged.items():
+        kept = tuple(kind for kind in KEPT if any(kind in each for each in found.kept))
+        kinds.setdefault(kept, []).append(name)
+    return [
+        (
+            ", ".join(map(_names, names)),
+            ", ".join(kept),
+            ", ".join(dict.fromkeys(KERNELS[kind] for kind in kept if kind in KERNELS)),
+        )
+        for kept, names in sorted(kinds.items(), key=lambda each: -len(each[1]))
+    ]
 
 
 def _passed(found: Outcome) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.paged import AttentionCall
+from cortexmlx.attention.paged import AttentionCall, AttentionParams
 from cortexmlx.attention.probe import attention_calls
 from support.engine.core_driver import Driver
 from support.models.tiny import CONFIGS, tokens_of
@@ -17,7 +17,13 @@ from support.models.tiny import CONFIGS, tokens_of
 SERIAL = {"dynamic rope"}
 
 
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - SERIAL))
+FAMILIES = ("llama", "windowed llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4", "afm7", "qwen3_next")
+OTHERS = sorted(set(CONFIGS) - SERIAL - {*FAMILIES})
+
+
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(CONFIGS) - SERIAL - {*FAMILIES}))]
+)
 def test_the_probe_sees_the_calls_of_every_step(name: str, tiny: Callable[[str], Path]) -> None:
     """Of steps with single tokens, with pieces, and with both; but pieces of latents may be given keys of their own."""
     driver = Driver(tiny(name), attention="reference")
@@ -25,11 +31,10 @@ def test_the_probe_sees_the_calls_of_every_step(name: str, tiny: Callable[[str],
     seen: set[tuple[int, AttentionCall]] = set()
     attend = runner._attend
 
-    def noting(queries: mx.array, kv: Any, **given: Any) -> mx.array:
+    def noting(queries: mx.array, kv: Any, params: AttentionParams) -> mx.array:
         if kv.expand is None:
-            options = (given.get(option) for option in ("sinks", "softcap", "slopes"))
-            seen.add((kv.layer, AttentionCall.of(queries, *options)))
-        found: mx.array = attend(queries, kv, **given)
+            seen.add((kv.layer, AttentionCall.of(queries, params)))
+        found: mx.array = attend(queries, kv, params)
         return found
 
     calls = attention_calls(driver.core.loaded.model)

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention, MetalStep
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -29,6 +29,9 @@ from support.kernels.broken_kernels import (
     raising,
 )
 from support.kernels.paged_problem import TOLERANCE, error
+
+pytestmark = pytest.mark.lab  # kernels are executed
+
 
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
 EVERYTHING = AttentionWindow()
@@ -66,7 +69,7 @@ class Step:
     def attend(self, backend: Any, tail_tokens: int, **options: Any) -> np.ndarray:
         tail = self.tail if tail_tokens else None
         kv = PagedKV(self.arena, 0, self.step, tail, tail_tokens, mx.float32, backend, self.derived)
-        return np.array(backend(self.queries, kv, scale=0.25, **options))
+        return np.array(backend(self.queries, kv, AttentionParams(0.25, **options)))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention, PrefillStep
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -20,6 +20,9 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
 from support.kernels.paged_problem import TOLERANCE, error
+
+pytestmark = pytest.mark.lab  # kernels are executed
+
 
 BLOCK, HEADS, KV_HEADS = 8, 4, 2
 EVERYTHING = AttentionWindow()
@@ -41,7 +44,7 @@ class Layer:
 
     def attend(self, backend: Any, **options: Any) -> np.ndarray:
         kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, self.derived)
-        return np.array(backend(self.queries, kv, scale=0.25, **options))
+        return np.array(backend(self.queries, kv, AttentionParams(0.25, **options)))
 
 
 @pytest.mark.parametrize(

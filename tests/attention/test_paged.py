@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.paged import Derived, PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV, paged_attention
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -38,24 +38,23 @@ def test_each_kind_is_derived_once_from_the_step() -> None:
 def test_the_backend_gets_what_the_model_gave() -> None:
     seen: list[Any] = []
 
-    def attend(queries: mx.array, kv: PagedKV, **options: Any) -> mx.array:
-        seen.append((queries, kv, options))
+    def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+        seen.append((queries, kv, params))
         return queries * 2
 
     arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 1, 8)
     kv = PagedKV(arena, 0, STEP, None, 0, mx.float32, attend)
-    queries, sinks, slopes = mx.ones((3, 1, 1, 4)), mx.zeros(1), mx.ones(1)
-    out = paged_attention(queries, kv.astype(mx.float16), scale=0.5, sinks=sinks, softcap=30.0, slopes=slopes)
+    queries, params = mx.ones((3, 1, 1, 4)), AttentionParams(0.5, mx.zeros(1), 30.0, mx.ones(1))
+    out = paged_attention(queries, kv.astype(mx.float16), params)
     assert np.array_equal(np.array(out), np.array(queries) * 2)
-    assert len(seen) == 1 and seen[0][0] is queries and seen[0][1] is kv
-    assert seen[0][2] == {"scale": 0.5, "sinks": sinks, "softcap": 30.0, "slopes": slopes}
+    assert len(seen) == 1 and seen[0][0] is queries and seen[0][1] is kv and seen[0][2] is params
 
 
 def test_slopes_over_listed_blocks_are_refused() -> None:
     """A distance across the gaps of a list, or within what is listed: nobody has said."""
     arena = KVArena([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 1, 8)
-    kv = PagedKV(arena, 0, replace(STEP, listed=True), None, 0, mx.float32, lambda queries, kv, **_: queries)
+    kv = PagedKV(arena, 0, replace(STEP, listed=True), None, 0, mx.float32, lambda queries, kv, params: queries)
     queries = mx.ones((3, 1, 1, 4))
-    assert paged_attention(queries, kv, scale=0.5) is queries
+    assert paged_attention(queries, kv, AttentionParams(0.5)) is queries
     with pytest.raises(KVBlockError, match="distance"):
-        paged_attention(queries, kv, scale=0.5, slopes=mx.ones(1))
+        paged_attention(queries, kv, AttentionParams(0.5, slopes=mx.ones(1)))

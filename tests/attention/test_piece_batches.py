@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from cortexmlx.attention import reference
 from cortexmlx.attention import reference_step as piece_batches
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import AttentionParams, PagedKV
 from cortexmlx.attention.reference import attend
 from cortexmlx.attention.reference_step import SHORT, CutPieces, is_short
 from cortexmlx.kv.allocator import KVHandle
@@ -58,9 +58,15 @@ def test_any_short_pieces_as_a_gpu_computes_them(data: st.DataObject) -> None:
         Verification(data.draw, attend).run()
 
 
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("window", [AttentionWindow(), AttentionWindow(11), AttentionWindow(16, chunked=True)])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "window", "softcap"),
+    [
+        ("float16", AttentionWindow(), None),
+        ("bfloat16", AttentionWindow(11), 3.0),
+        ("float16", AttentionWindow(16, chunked=True), 3.0),
+        ("bfloat16", AttentionWindow(16, chunked=True), None),
+    ],
+)
 def test_below_float32_a_piece_has_the_bits_that_it_has_alone(
     dtype: str, window: AttentionWindow, softcap: float | None
 ) -> None:
@@ -80,7 +86,7 @@ def test_below_float32_a_piece_has_the_bits_that_it_has_alone(
     kv = PagedKV(arena, 0, GroupStep(*NO_ROWS, pieces, window), None, 0, kind, attend)
     sinks = None if softcap else mx.array([0.5, -1.0, 2.0, 0.0]).astype(kind)
     together, apart = (
-        mx.concatenate(reference.attend_pieces(queries, kv, 0.3, sinks, softcap, None, apart=apart))
+        mx.concatenate(reference.attend_pieces(queries, kv, AttentionParams(0.3, sinks, softcap), apart=apart))
         for apart in (False, True)
     )
     assert len(kv.derived.get(CutPieces, kv.step).batches) == 2
@@ -142,5 +148,5 @@ def test_a_step_of_many_pieces_takes_few_operations(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reference, "_attend_piece", None)
     arena = KVArena([LayerGroup(KVSpec(1, 8, 8, "float32"), (0,))], 8 * 128, 8)
     kv = PagedKV(arena, 0, step_of([(20 * i, 5 + i % 3) for i in range(8)]), None, 0, mx.float32, attend)
-    out = attend(mx.zeros((kv.step.pieces[-1].end, 2, 1, 8)), kv, scale=1.0)
+    out = attend(mx.zeros((kv.step.pieces[-1].end, 2, 1, 8)), kv, AttentionParams(1.0))
     assert calls == [1] and out.shape[0] == kv.step.pieces[-1].end

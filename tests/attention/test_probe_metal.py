@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.metal.lab.sim.judge.mlx_lm_kernels import simulated
+from cortexmlx.metal.lab.judge.mlx_lm_kernels import simulated
 from cortexmlx.metal.lab.sim.kernel import MetalKernel
 from support.engine.core_driver import Driver
 from support.engine.logits import answers_with_logits, mlx_lms_logits

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from mlx_lm.models.cache import RotatingKVCache
 
 from cortexmlx.attention import reference
-from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionParams, PagedKV, paged_attention
 from cortexmlx.attention.reference import attend
 from cortexmlx.attention.softmax import Softmax
 from cortexmlx.kv.allocator import KVHandle
@@ -74,7 +74,7 @@ def test_few_scores_take_mlxs_own_softmax_unless_something_is_added(monkeypatch:
         run = KVHandle(0, 2)
         step = GroupStep(np.array([[0, 1]], np.int32), np.array([length], np.int32), (run,), (), AttentionWindow())
         kv = PagedKV(arena, 0, step, None, 0, mx.float32, attend)
-        paged_attention(mx.zeros((1, 2, 1, 8)), kv, scale=1.0, sinks=sinks, softcap=cap, slopes=slopes)
+        paged_attention(mx.zeros((1, 2, 1, 8)), kv, AttentionParams(1.0, sinks=sinks, softcap=cap, slopes=slopes))
         assert len(made) == powers
 
 
@@ -113,7 +113,7 @@ def test_a_gpus_errors_are_those_of_mlxs_attention(
     )
     errors = []
     for found in (
-        paged_attention(queries, kv, scale=dim**-0.5),
+        paged_attention(queries, kv, AttentionParams(dim**-0.5)),
         mx.fast.scaled_dot_product_attention(queries, keys, values, scale=dim**-0.5),
     ):
         errors.append(np.median(abs(np.array(found.astype(mx.float32), float).reshape(wanted.shape) - wanted)))
@@ -142,7 +142,7 @@ class Prefill:
         pieces = (PrefillPiece(0, last - first, first, self.run, slots),)
         step = GroupStep(nothing, np.zeros(0, np.int32), (), pieces, AttentionWindow(self.window))
         kv = PagedKV(self.arena, 0, step, None, 0, self.kind, attend)
-        return paged_attention(self.queries[first:last], kv, scale=self.dim**-0.5, **options)
+        return paged_attention(self.queries[first:last], kv, AttentionParams(self.dim**-0.5, **options))
 
 
 @pytest.mark.parametrize("scattered", [False, True])
@@ -223,5 +223,5 @@ def test_a_row_far_below_zero_keeps_its_softmax() -> None:
     q = mx.broadcast_to(mx.array([1.0, 0, 0, 0]), (2, 1, 1, 4))
     for run in (KVHandle(1, 1), None):
         step = GroupStep(np.array([[1], [1]], np.int32), np.array([8, 3], np.int32), (run, run), (), AttentionWindow())
-        out = paged_attention(q, PagedKV(arena, 0, step, None, 0, mx.float32, attend), scale=1.0)
+        out = paged_attention(q, PagedKV(arena, 0, step, None, 0, mx.float32, attend), AttentionParams(1.0))
         np.testing.assert_allclose(np.array(out)[:, 0, 0], [[14, 15, 16, 17], [4, 5, 6, 7]], rtol=1e-5)

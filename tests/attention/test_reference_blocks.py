@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.attention.paged import PagedKV, paged_attention
+from cortexmlx.attention.paged import AttentionParams, PagedKV, paged_attention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -52,7 +52,7 @@ class Rows:
         kind = getattr(mx, self.v.dtype)
         kv = PagedKV(self.arena, 0, step, self.tail, self.tail_tokens, kind, backend)
         queries = to_mlx(np.stack([row.query for row in self.rows])[:, :, None], self.v.dtype)
-        found = paged_attention(queries, kv, scale=self.v.key_dim**-0.5, **options)
+        found = paged_attention(queries, kv, AttentionParams(self.v.key_dim**-0.5, **options))
         return np.array(found.astype(mx.float32))[:, :, 0]
 
     def listed(self, lists: Sequence[Sequence[int]]) -> GroupStep:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from cortexmlx.attention.paged import AttentionParams
 from cortexmlx.attention.softmax import Softmax, divided
 
 HEADS, GROUP, COLUMNS, DIM = 2, 3, 40, 8
@@ -25,7 +26,7 @@ def both_ways(dtype: str, sinks: bool, cap: float | None, size: float) -> tuple[
     seen = random.random((HEADS, GROUP, COLUMNS)) < 0.7
     seen[..., 0] = True
 
-    softmax = Softmax(0.25, extra, cap, kind, {})
+    softmax = Softmax(AttentionParams(0.25, extra, cap), kind, {})
     products = softmax.capped(softmax.scaled(q) @ keys.swapaxes(-1, -2))
     masked = mx.where(mx.array(seen), products, mx.array(-mx.inf, products.dtype))
     weights, total = softmax.weights(masked, (HEADS, GROUP, 1))
@@ -56,7 +57,7 @@ def test_it_is_the_softmax(dtype: str, sinks: bool, cap: float | None, size: flo
 @pytest.mark.parametrize("level", [-3e4, 0.0, 3e4])
 def test_scores_of_any_level_keep_their_weights(level: float) -> None:
     """A maximum that began at 0, or sums without one, would lose or overflow them."""
-    softmax = Softmax(1.0, None, None, mx.float32, {})
+    softmax = Softmax(AttentionParams(1.0), mx.float32, {})
     scores = mx.array([[[level, level + 1.0, -mx.inf, level]]])
     weights, total = softmax.weights(scores, (1, 1, 1))
     assert total is not None
@@ -66,14 +67,14 @@ def test_scores_of_any_level_keep_their_weights(level: float) -> None:
 def test_columns_of_ones_are_made_once_for_a_step() -> None:
     ones: dict[int, mx.array] = {}
     for columns in (3, 5, 3):
-        Softmax(1.0, None, None, mx.float32, ones).weights(mx.zeros((1, 1, columns)), (1, 1, 1))
+        Softmax(AttentionParams(1.0), mx.float32, ones).weights(mx.zeros((1, 1, columns)), (1, 1, 1))
     assert sorted(ones) == [3, 5] and ones[3].shape == (3, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_slopes_are_added_in_float32_whatever_the_queries_are(dtype: str) -> None:
     """In bfloat16 a distance of 1001 would be 1000, and its bias off by a whole unit."""
-    softmax = Softmax(1.0, None, None, getattr(mx, dtype), {}, slopes=mx.array([1.0, 0.5]))
+    softmax = Softmax(AttentionParams(1.0, slopes=mx.array([1.0, 0.5])), getattr(mx, dtype), {})
     distance = mx.array([-1001.0, -1000.0, -999.0])
     scores = softmax.biased(softmax.capped(mx.zeros((1, 2, 3), getattr(mx, dtype))), (1, 2, 1), lambda: distance)
     weights, total = softmax.weights(scores, (1, 2, 1))
@@ -85,6 +86,6 @@ def test_slopes_are_added_in_float32_whatever_the_queries_are(dtype: str) -> Non
 def test_what_no_model_of_mlx_lm_has_need_not_round_like_one() -> None:
     extra, slopes = mx.zeros(1), mx.zeros(1)
     for sinks, cap in ((None, None), (extra, None), (None, 2.0)):
-        assert not Softmax(1.0, sinks, cap, mx.float32, {}).of_no_model
-    assert Softmax(1.0, extra, 2.0, mx.float32, {}).of_no_model
-    assert Softmax(1.0, None, None, mx.float32, {}, slopes=slopes).of_no_model
+        assert not Softmax(AttentionParams(1.0, sinks, cap), mx.float32, {}).of_no_model
+    assert Softmax(AttentionParams(1.0, extra, 2.0), mx.float32, {}).of_no_model
+    assert Softmax(AttentionParams(1.0, slopes=slopes), mx.float32, {}).of_no_model

@@ -10,13 +10,16 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention.metal import FEW, MetalAttention, TokenRows
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 from support.kernels.paged_problem import TOLERANCE, error
+
+pytestmark = pytest.mark.lab  # kernels are executed
+
 
 BLOCK, DIM, HEADS, KV_HEADS = 8, 64, 4, 2
 SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:19].astype(np.int32)
@@ -43,7 +46,7 @@ class Layer:
 
     def attend(self, backend: Any, **options: Any) -> np.ndarray:
         kv = PagedKV(self.arena, 0, self.step, None, 0, mx.float32, backend, Derived())
-        return np.array(backend(self.queries, kv, scale=0.125, **options))
+        return np.array(backend(self.queries, kv, AttentionParams(0.125, **options)))
 
 
 def attention() -> MetalAttention:
@@ -105,10 +108,7 @@ def test_pieces_stay_pieces_where_an_answer_must_be_repeatable() -> None:
     wanted = reference.attend_pieces(
         layer.queries,
         PagedKV(layer.arena, 0, layer.step, None, 0, mx.float32, reference.attend, Derived()),
-        0.125,
-        None,
-        None,
-        None,
+        AttentionParams(0.125),
         apart=True,
     )
     assert np.array_equal(layer.attend(kernels.attend)[2:], np.array(mx.concatenate(wanted)))

@@ -11,10 +11,9 @@ from cortexmlx.distributed.messages import PlanDigest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, group_layers
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 

@@ -12,13 +12,13 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.cli.serve.duration import seconds_of
-from cortexmlx.protocols.anthropic import conversation, messages, tools
+from cortexmlx.protocols.anthropic import conversation, messages
 from cortexmlx.protocols.responses import reader as responses
 from cortexmlx.protocols.responses.offered import LEFT_OUT
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.answering import MOST_WAITING
+from cortexmlx.server.generation import MOST_WAITING
 from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.response_paths import MOST_LISTED
+from cortexmlx.server.stored_responses import MOST_LISTED
 from support.clients.reach import reach_by_openai
 from support.models.thinking import SWITCHED, write_thinking
 from support.pages import blocks, read
@@ -76,7 +76,7 @@ def test_the_page_has_the_limits_and_the_paths() -> None:
     assert f"at most {MOST_LISTED})" in text
     nothing: Any = None  # the paths need no engine
     served = {getattr(route, "path", "") for route in app(nothing).routes}
-    ignored = [*messages.NO_EFFECT - {"model"}, *tools.HINTS, *messages.UNSERVED]
+    ignored = [*messages.NO_EFFECT - {"model"}, *messages.HINTS, *messages.UNSERVED]
     assert all(f"`{name}`" in text for name in ignored) and conversation.BILLING in text
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models"} < served
     assert all(path in text for path in served if "{" not in path)

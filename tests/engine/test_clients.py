@@ -36,8 +36,9 @@ def guessed(driver: Driver, known: Sequence[int], length: int, client: str | Non
     return found[len(known) :]
 
 
-@pytest.mark.parametrize("prefix", [1, 20, 40])
-@pytest.mark.parametrize(("thief", "share"), [("thief", False), (None, False), ("thief", True)])
+@pytest.mark.parametrize(
+    ("prefix", "thief", "share"), [(1, "thief", False), (20, None, False), (40, "thief", False), (20, "thief", True)]
+)
 def test_a_client_cannot_guess_anothers_prompt_token_by_token(
     tiny: Any, prefix: int, thief: str | None, share: bool
 ) -> None:

@@ -34,8 +34,7 @@ def test_the_prompt_is_computed_once(tiny: Any) -> None:
     assert_nothing_lost(driver.core.stats())
 
 
-@pytest.mark.parametrize("length", [1, 8, 9, 16, 45])
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize(("length", "prefix_cache"), [(1, True), (8, False), (9, True), (45, True)])
 def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, prefix_cache: bool) -> None:
     from cortexmlx.core.answers import seed_of
 
@@ -46,8 +45,8 @@ def test_each_answer_is_what_its_own_seed_gives_alone(tiny: Any, length: int, pr
     first = driver.result(handle)
     answers = [first, *first.others]
     assert [a.index for a in answers] == [0, 1, 2, 3]
+    alone = Driver(tiny("llama"), max_rows=1, prefix_cache=False)
     for answer in answers:
-        alone = Driver(tiny("llama"), max_rows=1)
         single = alone.add(prompt, 20, seed=seed_of(5, answer.index), temperature=0.9)
         alone.finish()
         assert alone.result(single).token_ids == answer.token_ids
@@ -100,7 +99,7 @@ def test_best_of_streams_nothing_before_it_has_chosen(tiny: Any) -> None:
     assert len(events) == 1 and events[0].completion is not None
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 9, 18, 25])
+@pytest.mark.parametrize("steps", [0, 2, 9, 25])
 def test_cancelling_ends_all_answers_within_a_step(tiny: Any, steps: int) -> None:
     driver = Driver(tiny("llama"), max_rows=2, prefill_budget=16)
     handle = driver.add(PROMPT, 60, n=4, **HOT)

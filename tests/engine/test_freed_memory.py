@@ -88,8 +88,9 @@ KINDS: dict[str, Callable[[Path, Any], tuple[Path, dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("dropped", [False, True], ids=["closed", "dropped"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dropped"), [*((kind, bool(number % 2)) for number, kind in enumerate(KINDS)), ("paged", True)]
+)
 def test_an_engine_frees_its_memory(kind: str, dropped: bool, tiny: Any, tmp_path: Path) -> None:
     path, settings = KINDS[kind](tmp_path, tiny)
     with freed():
@@ -285,7 +286,7 @@ STAGES: dict[str, tuple[str, Callable[..., Any]] | dict[str, Any]] = {
     "an interrupt in the weights": ("cortexmlx.models.weights.to_float32", interrupt),
     "an interrupt in the probe": ("cortexmlx.execution.mode.probe", interrupt),
     "an interrupt in the runner": ("cortexmlx.execution.runner.LogitRows", interrupt),
-    "an interrupt behind the runner": ("cortexmlx.core.opened_model.described", interrupt),
+    "an interrupt behind the runner": ("cortexmlx.core.in_process_model.described", interrupt),
     "an interrupt of the books": ("cortexmlx.core.core.Measurements", interrupt),
     "an interrupt of the constructor": ("cortexmlx.engine.SharedTokenizer", interrupt),
 }

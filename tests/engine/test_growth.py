@@ -26,7 +26,7 @@ def test_headroom_does_not_keep_others_waiting(tiny: Any) -> None:
     driver.finish()
 
 
-@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("rows", [1, 6])
 def test_most_rows_are_one_run(tiny: Any, rows: int) -> None:
     driver = Driver(tiny("llama"), tokens=8192, max_rows=rows)
     for i in range(3 * rows):
@@ -61,7 +61,7 @@ def test_the_arena_does_not_grow_for_what_fits(tiny: Any) -> None:
     assert driver.core.stats().total_blocks == 256
 
 
-@pytest.mark.parametrize("first", [60, 100, 250])
+@pytest.mark.parametrize("first", [60, 250])
 def test_rows_that_decode_while_the_arena_grows_keep_their_tokens(tiny: Any, theirs: Any, first: int) -> None:
     driver = Driver(tiny("windowed llama"), tokens=6144, max_rows=8, prefill_budget=512)
     early = tokens_of(first, seed=first)

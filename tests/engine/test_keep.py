@@ -24,7 +24,7 @@ from support.models.tiny import CONFIGS, tokens_of, write_tiny
 
 FIRST, LAST = 5, 22
 MOST = FIRST + 2 * LAST
-TOKENS = 120
+TOKENS = 100
 slow = pytest.mark.slow
 
 
@@ -116,7 +116,7 @@ def plainly(tiny: Any) -> Any:
 
 def seeded(driver: Driver) -> list[tuple[int, ...]]:
     asked = {"temperature": 0.8, "repetition_penalty": 1.1, "presence_penalty": 0.3}
-    handles = [driver.add(p, 64, seed=i, n=2, **asked) for i, p in enumerate(prompts_of())]
+    handles = [driver.add(p, 50, seed=i, n=2, **asked) for i, p in enumerate(prompts_of())]
     driver.finish()
     driver.core.check_invariants()
     return [c.token_ids for h in handles for first in [driver.result(h)] for c in (first, *first.others)]

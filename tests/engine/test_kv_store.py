@@ -225,7 +225,7 @@ def test_without_a_prefix_cache_or_blocks_there_is_no_store(tiny: Any, tmp_path:
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("name", ["file/store", "long" * 100, "a\0b", "a\ud800b"])
+@pytest.mark.parametrize("name", ["file/store", "a\0b"])
 def test_a_folder_that_cannot_be_written_is_one_warning(
     name: str, tiny: Any, theirs: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_quantized_model(bits: int, tmp_path: Path) -> None:
     assert len(driver.core.runner.arena.slab(0)) == 1 and config["vocab_size"] == VOCAB
 
 
+@pytest.mark.lab
 def test_the_wide_kernel_gives_the_references_tokens(tmp_path: Path) -> None:
     wide(tmp_path, PROMPTS[2:4], 6, kv_lora_rank=32, qk_rope_head_dim=32)
 

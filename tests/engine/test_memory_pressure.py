@@ -35,8 +35,9 @@ def client_of(driver: Driver, prompt: list[int], client: str, max_tokens: int = 
 # -- on_memory_pressure -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["warning", "critical"])
-@pytest.mark.parametrize("steps", [0, 1, 4, 9, 17, 30])
+@pytest.mark.parametrize(
+    ("steps", "level"), [(0, "critical"), (4, "warning"), (9, "critical"), (17, "critical"), (30, "warning")]
+)
 def test_pressure_at_any_step_changes_no_token(tiny: Any, theirs: Any, level: str, steps: int) -> None:
     driver = Driver(tiny("llama"), tokens=1024, max_rows=3, prefill_budget=16)
     prompts = [tokens_of(n, seed=50 + n) for n in (30, 9, 50)]
@@ -65,7 +66,7 @@ def test_pressure_after_the_last_request_was_cancelled_with_a_step_in_flight(tin
     driver.core.check_invariants()
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+@pytest.mark.parametrize("steps", [2, 20])
 def test_pressure_while_requests_run_that_are_cancelled_then(tiny: Any, theirs: Any, steps: int) -> None:
     """The arena's end cannot be given back while they run, and nobody plans a step once they are gone."""
     driver = Driver(tiny("llama"), tokens=8192)
@@ -171,7 +172,7 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
     driver, short = Driver(tiny("llama"), tokens=4096, max_rows=2), [False]
     monkeypatch.setattr("cortexmlx.kv.arena.obtainable", lambda size: not short[0])
     driver.core.relieve(True)
-    long = driver.add(PROMPT, 400)
+    long = driver.add(PROMPT, 250)
     driver.step(10)
     driver.core.relieve(True)
     driver.step(2)
@@ -182,7 +183,7 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
     driver.finish()
     answers = [driver.result(handle).token_ids for handle in (long, refused)]
     assert [list(answer) for answer in answers] == [
-        theirs("llama", PROMPT, 400),
+        theirs("llama", PROMPT, 250),
         theirs("llama", tokens_of(300, seed=4), 5),
     ]
 
@@ -190,7 +191,7 @@ def test_an_answer_that_memory_bounded_may_be_long_again_when_there_is_more(
 # -- cancelling and closing -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 3, 6, 14, 20])
+@pytest.mark.parametrize("steps", [1, 6, 20])
 def test_cancelling_frees_the_blocks_within_one_step(tiny: Any, steps: int) -> None:
     driver = Driver(tiny("llama"), prefill_budget=16)
     other, handle = driver.add(tokens_of(9), 60), driver.add(PROMPT, 60)

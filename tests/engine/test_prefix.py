@@ -26,7 +26,7 @@ def ask(driver: Driver, prompt: Sequence[int], tokens: int = 10, **params: Any) 
 # -- what is found again ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [7, 8, 9, 16, 17, 45])
+@pytest.mark.parametrize("length", [7, 8, 17])
 def test_the_same_prompt_again_computes_one_token(tiny: Any, theirs: Any, length: int) -> None:
     driver = Driver(tiny("llama"))
     prompt = SYSTEM[:length]
@@ -36,8 +36,7 @@ def test_the_same_prompt_again_computes_one_token(tiny: Any, theirs: Any, length
     assert list(again.token_ids) == theirs("llama", prompt, 10)
 
 
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "qwen3"])
-@pytest.mark.parametrize("answer", [1, 5, 16, 33])
+@pytest.mark.parametrize(("name", "answer"), [("llama", 1), ("windowed llama", 33), ("qwen3", 5), ("llama", 16)])
 def test_a_chat_finds_its_own_answers_and_stays_in_one_run(tiny: Any, theirs: Any, name: str, answer: int) -> None:
     """All of the turn before is there, except its last token, which was never computed."""
     driver = Driver(tiny(name))
@@ -130,7 +129,7 @@ def test_requests_that_arrive_together_compute_a_shared_prefix_once(tiny: Any, t
     assert_nothing_lost(driver.core.stats())
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_who_waits_for_a_prefix_goes_on_when_its_computer_is_cancelled(tiny: Any, theirs: Any, steps: int) -> None:
     driver = Driver(tiny("llama"), prefill_budget=16)
     prompts = [[*SYSTEM[:64], 1, 2], [*SYSTEM[:64], 3], [*SYSTEM[:64], 4, 4, 4]]
@@ -171,7 +170,7 @@ def test_a_crowd_that_waits_for_one_prefix_keeps_nobody_from_an_empty_row(tiny: 
 # -- what is never shared ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", [0, 1, 7, 8, 15, 30])
+@pytest.mark.parametrize("place", [0, 7, 8])
 def test_prompts_that_differ_in_one_early_token_share_nothing_after_it(tiny: Any, theirs: Any, place: int) -> None:
     driver = Driver(tiny("llama"), prefill_budget=512)
     other = [*SYSTEM[:place], (SYSTEM[place] + 1) % 256, *SYSTEM[place + 1 :]]

@@ -246,8 +246,7 @@ def test_several_answers_have_them_once(n: int, tiny: Any, judged: Any) -> None:
     assert best.prompt_logprobs == completion.prompt_logprobs
 
 
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "qwen3_next"])
-@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize(("name", "prefix_cache"), [("llama", False), ("windowed llama", True), ("qwen3_next", True)])
 def test_a_prompt_that_loses_its_row_goes_on_where_it_was(
     name: str, prefix_cache: bool, tiny: Any, judged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

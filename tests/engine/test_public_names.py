@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import cortexmlx
+from cortexmlx import errors, stats
 from support.engine import client
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,9 +21,12 @@ CLIENT = ast.parse(Path(client.__file__).read_text())
 CLASSES = [value for value in map(cortexmlx.__getattr__, sorted(cortexmlx._HOMES)) if isinstance(value, type)]
 
 
-@pytest.mark.parametrize("name", cortexmlx.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(cortexmlx, name) is not None
+def test_every_public_name_is_there_and_errors_and_statistics_are_so_twice() -> None:
+    assert None not in {getattr(cortexmlx, name) for name in cortexmlx.__all__}
+    for module in (errors, stats):
+        assert all(getattr(cortexmlx, name) is getattr(module, name) for name in module.__all__)
+        classes = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        assert {name for name in classes if name[0].isupper()} == set(module.__all__)
 
 
 def test_importing_the_package_imports_neither_mlx_nor_numpy() -> None:
@@ -35,16 +39,14 @@ def test_importing_the_package_imports_neither_mlx_nor_numpy() -> None:
 def test_a_type_checker_refuses_a_name_that_does_not_exist(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     client = tmp_path / "client.py"
-    client.write_text(
-        "from cortexmlx import Engine, PromptTooLong, RequestHandle\nfrom cortexmlx import PromptToLong\n"
-    )
+    client.write_text("from cortexmlx import Completion, Engine, RequestHandle\nfrom cortexmlx import Complition\n")
     package = tmp_path / "cortexmlx" / "__init__.py"
     package.parent.mkdir()
     package.write_text(Path(cortexmlx.__file__).read_text())
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports", "skip", "--ignore-missing-imports"]
     done = subprocess.run([*command, str(package), str(client)], cwd=tmp_path, capture_output=True, text=True)
     refused = [line for line in done.stdout.splitlines() if "error:" in line]
-    assert len(refused) == 1 and "client.py:2" in refused[0] and "PromptToLong" in refused[0], done.stdout
+    assert len(refused) == 1 and "client.py:2" in refused[0] and "Complition" in refused[0], done.stdout
 
 
 def test_what_a_program_is_shown_is_what_it_may_use() -> None:
@@ -57,10 +59,8 @@ def test_a_program_that_uses_everything_runs(tiny: Any, tmp_path: Path, capfd: p
 
 
 def test_that_program_uses_every_name_and_every_method() -> None:
-    imported = {
-        a.name for n in ast.walk(CLIENT) if isinstance(n, ast.ImportFrom) and n.module == "cortexmlx" for a in n.names
-    }
-    assert imported == set(cortexmlx.__all__) - {"__version__"}
+    imported = {a.name for n in ast.walk(CLIENT) if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert {*cortexmlx.__all__, *errors.__all__, *stats.__all__} - {"__version__"} <= imported
     used = {n.attr for n in ast.walk(CLIENT) if isinstance(n, ast.Attribute)}
     methods = {f"{c.__name__}.{m}" for c in CLASSES for m in dir(c) if not m.startswith("_")}
     engines = {
@@ -99,7 +99,7 @@ def test_a_type_checker_accepts_what_runs_and_nothing_else(tmp_path: Path) -> No
     for source in [*(ROOT / "cortexmlx").iterdir(), *(ROOT / name for name in ("cli", "bench", "metal"))]:
         (tree / source.name).symlink_to(source)
     modules = [module.name for module in pkgutil.iter_modules(cortexmlx.__path__)]
-    names = [*cortexmlx.__all__, "PromptToLong", "Tokenizer"]
+    names = [*cortexmlx.__all__, *errors.__all__, *stats.__all__, "PromptToLong", "Tokenizer"]
     ways = {
         "names.py": [f"from cortexmlx import {name} as my_{name}" for name in [*names, *modules]],
         "attributes.py": [f"cortexmlx.{name}" for name in names],

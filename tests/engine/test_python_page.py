@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import cortexmlx
-from cortexmlx import Conversation, Engine, RequestHandle, SamplingParams
+from cortexmlx import Conversation, Engine, RequestHandle, SamplingParams, errors, stats
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "python-reference.md").read_text()
@@ -117,13 +117,12 @@ def test_every_method_of_the_others_is_named(kind: type, title: str) -> None:
 def test_every_sampling_parameter_is_named_and_every_error_too() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     assert fields - set(_NAME.findall(section("SamplingParams"))) == set()
-    errors = {n for n in cortexmlx.__all__ if isinstance(v := getattr(cortexmlx, n), type) and issubclass(v, Exception)}
-    assert errors - {"CortexError"} == set(re.findall(r"`(\w+)`", section("Errors").partition("\n\n")[0])) - {
-        "CortexError"
-    } - {"KVBlockAllocator"}
+    assert set(errors.__all__) - {"CortexError"} == set(
+        re.findall(r"`(\w+)`", section("Errors").partition("\n\n")[0])
+    ) - {"CortexError"} - {"KVBlockAllocator"}
 
 
 def test_every_name_on_both_pages_that_looks_like_a_class_is_public() -> None:
     classes = set(re.findall(r"`([A-Z][a-zA-Z]+[a-z][a-zA-Z]*)`", PAGE + GUIDE))
     of_others = {"QuantizedKVCache", "LSEnvironment", "EnvironmentVariables"}
-    assert classes - of_others - set(dir(builtins)) - set(cortexmlx.__all__) == set()
+    assert classes - of_others - set(dir(builtins)) - {*cortexmlx.__all__, *errors.__all__, *stats.__all__} == set()

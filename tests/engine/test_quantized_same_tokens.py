@@ -2,7 +2,7 @@
 token budgets, pipelining, an arena that grows and shrinks, rows that drain at other places.
 
 The judge is mlx-lm on rounding caches, up to ties. A number on the border of two codes takes either by its last bit, so
-a tie is proven with noise of that size (`gap_of`); of seeded tokens, it is the seed's number that must lie on a border.
+a tie is proven with noise of that size (`gap_of`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.core.answers import seed_of
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE
-from support.engine.same_tokens import LENGTHS, SETTINGS, TEMPERATURE, TOKENS, luck_gap, prompts_of
-from support.models.quantized_models import SEEDS, gap_of, greedy, loaded, rounding_caches, wide
+from support.engine.same_tokens import SETTINGS, TOKENS, prompts_of
+from support.models.quantized_models import gap_of, greedy, loaded, rounding_caches, wide
 from support.models.tiny import tokens_of
 from support.store.stored import Stored
 from tests.engine.test_stale_data import Poison
 
 Judge = Callable[[Sequence[int], Sequence[int]], None]
-QUICK = [("tight", 4), ("budget 16", 8)]
-REST = [(s, b) for s in SETTINGS for b in (8, 4) if (s, b) not in QUICK]
+QUICK = [("tight", 4)]
+REST = [(s, (8, 4)[i % 2]) for i, s in enumerate(SETTINGS)]
 OTHERS = ("windowed llama", "llama4", "gpt_oss", "gemma3n", "deepseek_v3", "qwen3_next", "falcon_h1")
 EVERY = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)]
 
@@ -60,39 +59,9 @@ def test_greedy_tokens(folder: Path, setting: str, bits: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("setting", [s for s in SETTINGS if s != "plain"])
-def test_seeded_tokens_of_several_answers(folder: Path, setting: str, bits: int) -> None:
-    """Four answers to each prompt, forks of the first, are those of the plainest setting."""
-    model, prompts, answers = loaded(folder)[0], prompts_of(), []
-    for driver in (driver_of(folder, setting, bits), driver_of(folder, "plain", bits)):
-        handles = [driver.add(p, TOKENS, seed=i, n=4, temperature=TEMPERATURE) for i, p in enumerate(prompts)]
-        driver.finish()
-        answers.append([[c.token_ids for c in (first, *first.others)] for first in map(driver.result, handles)])
-        assert_nothing_lost(driver.core.stats())
-    ties = 0
-    for i, prompt in enumerate(prompts):
-        for index, (mine, plain) in enumerate(zip(answers[0][i], answers[1][i], strict=True)):
-            place = next((p for p, (a, b) in enumerate(zip(mine, plain, strict=True)) if a != b), None)
-            if place is None:
-                continue
-            ties += 1
-            given = (prompt, mine[place], plain[place], plain[:place], seed_of(i, index))
-            judges = [
-                lambda t, n=noise: model(t, cache=rounding_caches(model, bits, 32, n))
-                for noise in (None, *range(SEEDS))
-            ]
-            gap = min(luck_gap(judge, *given) for judge in judges)
-            assert gap < 1e-3, f"answer {index} to prompt {i} differs at token {place} by {gap:.2g}"
-    assert ties <= 4 * len(LENGTHS) / 8, "a tie must be rare"
-    print(f"{setting}, {bits} bits: {ties} ties of {4 * len(LENGTHS)}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("setting", ["tight", "budget 16", "tight, not pipelined"])
 @pytest.mark.parametrize(
-    "name", ["windowed llama", "llama4", "gpt_oss", "gemma3n", "deepseek_v3", "qwen3_next", "falcon_h1"]
+    ("name", "setting", "bits"),
+    zip(OTHERS, ("tight", "budget 16", "tight, not pipelined") * 3, (8, 4) * 4, strict=False),
 )
 def test_greedy_tokens_of_other_kinds(name: str, setting: str, bits: int, tmp_path: Path) -> None:
     other, prompts = wide(tmp_path, name), prompts_of()
@@ -119,7 +88,7 @@ def test_an_arena_that_grows_and_shrinks_all_the_time(folder: Path, every: int) 
     driver = Driver(folder, tokens=16_384, max_rows=4, prefill_budget=64, kv_bits=8)
     prompts = [*prompts_of()[:4], tokens_of(300, seed=3)]
     handles = [driver.add(p, TOKENS) for p in prompts]
-    assert driver.finish_resizing(every) > 3, "the arena must have changed its size"
+    assert driver.finish_resizing(every) > 2, "the arena must have changed its size"
     check_greedy(folder, driver, prompts, [driver.result(h).token_ids for h in handles])
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from support.resumed.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
-from support.resumed.templates import GLM, GPT_OSS, MISTRAL, QWEN3, Template
+from support.agents.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
+from support.agents.templates import GLM, GPT_OSS, MISTRAL, QWEN3, Template
 
 CASES = [("window", QWEN3), ("window", GPT_OSS), ("hybrid", GPT_OSS)]
-"""Those that need the most care. `python -m tests.resumed` counts every kind with every template."""
+"""Those that need the most care. `python -m tests.trials.resuming` counts every kind with every template."""
 
 
-@pytest.mark.parametrize("kind", ["window", "hybrid"])
+@pytest.mark.parametrize("kind", ["hybrid", pytest.param("window", marks=pytest.mark.slow)])
 def test_a_loop_of_calls_and_a_foreign_prompt_cost_a_conversation_nothing(kind: str, tmp_path: Path) -> None:
     driver = driver_of(model_of(kind, tmp_path), tokens=1300, snapshots=6, max_rows=1, prefill_budget=256)
     agent = agent_of(driver, GLM, 250)

@@ -1,6 +1,6 @@
 """The same answers with speculation as without, whatever drafts, and whatever happens to an answer on the way.
 
-`python -m tests.speculated` runs as many trials as are asked for.
+`python -m tests.trials.speculation` runs as many trials as are asked for.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def trials(kind: Kind, store: Path, seeds: range) -> Counts:
     return counts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "deepseek_v3", "lfm2", "4 bits in windows"])
 def test_answers_are_those_without_speculation(name: str, kind: Callable[[str], Kind], tmp_path: Path) -> None:
-    trials(kind(name), tmp_path, range(6 if name == "llama" else 1))
+    trials(kind(name), tmp_path, range(3 if name == "llama" else 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_answers_are_those_without_speculation(name: str, kind: Callable[[str], Kind], tmp_path: Path) -> None:
-    counts = trials(kind(name), tmp_path, range(100, 180))
-    assert counts.preemptions > 10
+    counts = trials(kind(name), tmp_path, range(100, 140))
+    assert counts.preemptions > 5

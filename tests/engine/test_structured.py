@@ -71,7 +71,7 @@ def judge(judged: Any) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "llama4"])
+@pytest.mark.parametrize("name", ["gemma3_text", pytest.param("llama4", marks=pytest.mark.slow)])
 def test_a_ragged_batch_writes_the_tokens_of_the_judge(name: str, tiny: Any, judge: Any, theirs: Any) -> None:
     """Beside free answers, which stay as they are."""
     driver = Driver(tiny(name), tokens=1024, max_rows=4, forced_tokens=False)
@@ -101,14 +101,10 @@ def test_a_tight_arena_and_forks_change_no_token(tiny: Any, judge: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        ("llama", {"max_rows": 1}),
-        ("llama", {"max_rows": 4}),
         ("llama", {"tokens": 160, "max_rows": 3}),
-        ("llama", {"pipeline": False}),
-        ("gemma3_text", {}),
-        ("llama4", {}),
-        ("mamba", {}),
+        ("llama4", {"pipeline": False}),
         ("lfm2", {}),
+        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("gemma3_text", "mamba")),
     ],
 )
 def test_forced_tokens_are_those_of_the_judge(name: str, setting: dict[str, Any], tiny: Any, judged: Any) -> None:
@@ -131,7 +127,7 @@ def test_forced_tokens_are_those_of_the_judge(name: str, setting: dict[str, Any]
     assert ("verify" in reasons) is (name not in ("mamba", "lfm2"))
 
 
-@pytest.mark.parametrize("name", ["mamba", "lfm2"])
+@pytest.mark.parametrize("name", ["mamba"])
 def test_recurrent_models_too(name: str, tiny: Any, judge: Any) -> None:
     driver = Driver(tiny(name), tokens=512, forced_tokens=False)
     prompts = [tokens_of(5 + 9 * i, seed=i) for i in range(3)]

@@ -54,7 +54,7 @@ def judge(folder: Path) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("budget", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("budget", [0, 1, 5])
 def test_the_tokens_are_those_of_the_judge(budget: int, engine: Engine, judge: Any) -> None:
     """In a batch, alone, without pipelining of a row's mask beside rows that need none."""
     asked = SamplingParams(max_tokens=40, max_thinking_tokens=budget, ignore_eos=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,29 +102,21 @@ NOTES = {"qwen coder": ("maxLength of 'text' of the tool 'note' is not enforced:
 
 @pytest.mark.parametrize("kind", ENFORCED)
 def test_a_required_call_is_valid_whatever_the_model_is(kind: str, open_engine: Open) -> None:
-    """Random weights at a high temperature write what no trained model would."""
+    """Random weights at a high temperature write what no trained model would. The pieces of a stream are the whole."""
     engine = open_engine(kind)
     asked = SamplingParams(
         tools=TOOLS, tool_choice="required", max_tokens=250, temperature=1.5, parallel_tool_calls=False
     )
-    answers = [engine.generate(USER, asked, seed=seed) for seed in range(5)]
-    for answer in answers:
+    streams = [list(engine.stream(USER, asked, seed=seed)) for seed in range(4)]
+    answers = [events[-1].completion for events in streams]
+    for events, answer in zip(streams, answers, strict=True):
+        assert joined(events) == [(call.id, call.name, call.arguments) for call in answer.tool_calls]
+        assert "".join(event.text for event in events) == answer.text
         check(answer)
         assert answer.finish_reason in (FinishReason.TOOL_CALLS, FinishReason.LENGTH)
         assert answer.notes == NOTES.get(kind, ())
         assert len(answer.tool_calls) == (answer.finish_reason is FinishReason.TOOL_CALLS)
-    assert sum(len(answer.tool_calls) for answer in answers) >= 3
-
-
-@pytest.mark.parametrize("kind", ENFORCED)
-def test_streamed_pieces_joined_are_the_whole(kind: str, open_engine: Open) -> None:
-    engine = open_engine(kind)
-    asked = SamplingParams(tools=TOOLS, tool_choice="required", max_tokens=300, temperature=1.0, seed=3)
-    events = list(engine.stream(USER, asked))
-    whole = events[-1].completion
-    assert whole is not None and whole.tool_calls
-    assert joined(events) == [(call.id, call.name, call.arguments) for call in whole.tool_calls]
-    assert "".join(event.text for event in events) == whole.text
+    assert sum(len(answer.tool_calls) for answer in answers) >= 2
 
 
 def joined(events: list[TokenEvent]) -> list[tuple[str, str, str]]:
@@ -158,15 +149,16 @@ def judge_of(folder: Path, choice: str, parallel: bool, **judged: Any) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("choice", ["auto", "none", "required", "weather", "now"])
-@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize(
+    ("choice", "forced"), [("auto", True), ("none", False), ("required", False), ("required", True), ("weather", True)]
+)
 def test_calls_are_exactly_the_tokens_of_the_judge(
     choice: str, forced: bool, folders: Callable[..., Path], open_engine: Open
 ) -> None:
     judge = judge_of(folders("plain tags"), choice, parallel=True)
     engine = open_engine("plain tags", forced_tokens=forced)
-    answers = engine.generate_batch([USER] * 3, tools=TOOLS, tool_choice=choice, max_tokens=90)
-    expected = judge(90, forced)
+    answers = engine.generate_batch([USER] * 3, tools=TOOLS, tool_choice=choice, max_tokens=60)
+    expected = judge(60, forced)
     assert [list(answer.token_ids) for answer in answers] == [expected] * 3
 
 
@@ -253,7 +245,7 @@ def test_a_call_comes_after_the_thoughts(open_engine: Open) -> None:
 def test_a_trigger_in_thoughts_of_the_models_own_begins_no_call(open_engine: Open) -> None:
     engine = open_engine("plain tags", begin="{{ '<think></think>' if false }}")
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    for choice, begin in product(("auto", "required"), ("", "\n", " \n")):
+    for choice, begin in (("auto", ""), ("required", "\n"), ("auto", " \n")):
         text = f"{begin}<think>Shall I <tool_call> it?</think>\n\n{call}"
         answer = engine.generate(USER, dictated(engine, text, tools=TOOLS, tool_choice=choice))
         assert answer.thinking == "Shall I <tool_call> it?"

@@ -99,7 +99,7 @@ def test_weights_of_any_size_and_type_count() -> None:
 SIGN = 0x80000000
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30, few=10), deadline=None)
 @given(data=st.data())
 def test_no_set_of_bits_is_missed(data: st.DataObject) -> None:
     """Any number of changes, sign flips in pairs among them, which cancel each other in a sum modulo a power of two."""
@@ -214,6 +214,6 @@ print(fingerprint(described(loaded), hash_of_model(loaded.model)))
 
 
 def test_another_process_finds_the_same(tiny: Any) -> None:
-    for name in ("gemma3n", "gpt_oss"):
-        done = subprocess.run([sys.executable, "-c", SAYS, str(tiny(name))], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == fingerprint(load_model(tiny(name)))
+    folder = tiny("gpt_oss")
+    done = subprocess.run([sys.executable, "-c", SAYS, str(folder)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == fingerprint(load_model(folder))

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.scheduling.plan import StepPlan
 from support.engine.core_driver import Driver
@@ -24,9 +24,9 @@ def test_what_a_backend_derives_goes_with_the_group_step(tiny: Callable[[str], P
     attend = runner._attend
     seen: list[tuple[int, GroupStep, Derived]] = []
 
-    def watched(queries: mx.array, kv: PagedKV, **options: Any) -> mx.array:
+    def watched(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         seen.append((kv.layer, kv.step, kv.derived))
-        return attend(queries, kv, **options)
+        return attend(queries, kv, params)
 
     runner._attend = watched
     driver.answers([tokens_of(20), tokens_of(9, seed=1)], 24)

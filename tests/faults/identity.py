@@ -15,6 +15,15 @@ _SUMS = (
     f"for words in [{_WORDS}]])"
 )
 
+TESTS = (
+    "disk/test_kept_hashes.py",
+    "disk/test_file_hash.py",
+    "models/test_weights_hash.py",
+    "execution/test_fingerprint.py",
+    "disk/test_setup.py",
+    "kv/test_disk_tier.py",
+)
+"""The tests that judge these faults."""
 
 FAULTS = (
     Fault(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from tests.faults.planted import Fault
 
 WATCH, ARENA = "cortexmlx/execution/paged.py", "cortexmlx/kv/arena.py"
-BUFFERS, BINDINGS = "cortexmlx/execution/footprint/command_buffers.py", "cortexmlx/execution/footprint/bindings.py"
+BUFFERS = BINDINGS = "cortexmlx/execution/command_buffers.py"
 REPORT, IMPERSONAL = "cli/doctor/report.py", "cli/doctor/impersonal.py"
 
 TESTS = (
     "execution/test_copy_watch.py",
-    "execution/footprint/test_command_buffers.py",
-    "execution/footprint/test_bindings.py",
+    "execution/test_command_buffers.py",
     "kv/test_arena.py",
     "cli/doctor/test_impersonal.py",
     "cli/doctor/test_report.py",

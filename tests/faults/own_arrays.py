@@ -9,10 +9,13 @@ from tests.faults.planted import (
     QUANTIZED,
     REDUCE,
     SHARED,
+    TESTS,
     TILES,
     WIDE,
     Fault,
 )
+
+__all__ = ["FAULTS", "TESTS"]
 
 FAULTS = (
     Fault(

@@ -1,4 +1,4 @@
-"""The faults: in which file, what text, and what wrong text takes its place."""
+"""Faults of the attention kernels and of what calls them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,32 @@ BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/spec.py"
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 _CAP = "        score[s] = softcap * precise::tanh(score[s] / softcap);\n"
 _BIAS = "        score[s] = fma(slope, float(begin + s * SPAN + int(lane_token) - position), score[s]);\n"
+
+
+TESTS = (
+    "kv/test_step.py",
+    "attention/test_alibi.py",
+    "attention/test_softmax.py",
+    "attention/test_reference_step.py",
+    "attention/test_reference_quantized.py",
+    "metal/test_work.py",
+    "metal/test_rules.py",
+    "metal/test_matrix.py",
+    "metal/test_sources.py",
+    "metal/test_kernels.py",
+    "metal/test_decode.py",
+    "metal/test_decode_tokens.py",
+    "metal/test_wide.py",
+    "metal/test_decode_wide.py",
+    "metal/test_decode_alibi.py",
+    "metal/test_decode_quantized.py",
+    "metal/test_decode_blocks.py",
+    "metal/test_reduce.py",
+    "metal/test_prefill.py",
+    "attention/test_metal.py",
+    "attention/test_metal_prefill.py",
+)
+"""The tests that judge these faults, and those of the JSON files."""
 
 
 @dataclass(frozen=True)
@@ -315,13 +341,13 @@ FAULTS = (
     Fault(
         "slopes are not for pieces",
         BACKEND,
-        "reference.attend_pieces(queries, kv, scale, sinks, softcap, slopes, apart",
-        "reference.attend_pieces(queries, kv, scale, sinks, softcap, None, apart",
+        "reference.attend_pieces(queries, kv, params, apart",
+        "reference.attend_pieces(queries, kv, replace(params, slopes=None), apart",
     ),
     Fault(
         "slopes are no part of a variant's key",
         LAYER_KEY,
-        "        slopes is not None,\n        kv.quantization,\n",
+        "        params.slopes is not None,\n        kv.quantization,\n",
         "        False,\n        kv.quantization,\n",
     ),
     Fault(

@@ -8,7 +8,7 @@ CORE, REQUESTS = "cortexmlx/core/core.py", "cortexmlx/core/open_requests.py"
 MATCHER, COMPILER = "cortexmlx/structured/matcher.py", "cortexmlx/structured/compiler.py"
 ANSWERS, BUDGET = "cortexmlx/core/answers.py", "cortexmlx/core/text.py"
 SOURCES, FORM = "cortexmlx/structured/compiler.py", "cortexmlx/structured/output.py"
-CLOSED = "cortexmlx/structured/schemas.py"
+CLOSED, BODIES = "cortexmlx/structured/schemas.py", "cortexmlx/protocols/openai/parameters.py"
 
 _COLLECT = "                    self._collect_due(plan)\n"
 _CHOOSE = "                    if to_choose is not None:\n                        self._choose(to_choose)\n"
@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "a refused token is no error",
         REQUESTS,
-        "            if answer.matcher is not None and answer.matcher.error:\n",
-        "            if answer.matcher is None:\n",
+        "        if answer.matcher is not None and answer.matcher.error:\n",
+        "        if answer.matcher is None:\n",
     ),
     Fault(
         "answers share one matcher",
@@ -151,7 +151,9 @@ FAULTS = (
     ),
     Fault("parts of allOf are closed", CLOSED, "if _names_some(node) or len(listing) > 1:", "if _names_some(node):"),
     Fault("what is required is forbidden", CLOSED, "named = _required(node).union(", "named = set().union("),
-    Fault("a strict schema is lenient", "cortexmlx/protocols/openai/forms.py", "lenient=not strict", "lenient=strict"),
+    Fault(
+        "a strict schema is lenient", "cortexmlx/protocols/openai/parameters.py", "lenient=not strict", "lenient=strict"
+    ),
     Fault(
         "the types of callers are in plans",
         "cortexmlx/scheduling/job.py",

@@ -28,7 +28,7 @@ FAULTS = (
     Fault("other tools than the chosen one", FORMAT, 'self.choice in ("auto", "required", tool.name)', "True"),
     Fault("a required call is not required", FORMAT, 'return self.choice not in ("auto", "none")', "return False"),
     Fault("several calls where one is allowed", FORMAT, "self.parallel and calls.several", "self.parallel"),
-    Fault("text may hold the trigger", FORMAT, "lark.without(self.trigger, opens)", 'f"/{lark.ANY}/"'),
+    Fault("text may hold the trigger", FORMAT, "lark.without(self.trigger, opens)", "'/' + lark.ANY + '/'"),
     Fault("arguments have names that the schema does not have", FORMAT, "schema.keys().isdisjoint(_COMPOSED)", "False"),
     Fault("strict tools are lenient", FORMAT, "    if not strict:\n", "    if True:\n"),
     Fault("all calls have one id", FORMAT, "        number += 1\n", "        number += 0\n"),
@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "a half tag is told as text",
         READER,
-        "keep = max((beginning_of(tag, self._held, self._at) for tag in tags), default=0)",
-        "keep = 0",
+        "end = len(self._held) if found is None else found.start()\n            self._say",
+        "end = len(self._held)\n            self._say",
     ),
     Fault(
         "blanks before a call stay",
@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         "pieces come late",
         READER,
-        "if self._streamed:\n            assert self._call",
-        "if False:\n            assert self._call",
+        "            if self._streamed:\n                self.deltas",
+        "            if False:\n                self.deltas",
     ),
     Fault(
         "stop strings end calls",
@@ -88,7 +88,7 @@ FAULTS = (
         "key = output, thoughts, calls",
         "key = output, thoughts, None",
     ),
-    Fault("raw texts are JSON", TAGGED, "dumped(piece)[1:-1]", "piece"),
+    Fault("raw texts are JSON", TAGGED, "add_arguments(escaped(piece))", "add_arguments(piece)"),
     Fault(
         "every text is a number if it can be",
         "cortexmlx/structured/calls/argument.py",
@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         "chunks have no calls",
-        "cortexmlx/protocols/openai/choices.py",
+        "cortexmlx/protocols/openai/chat_completions.py",
         "logprobs, event.tool_calls, ids)",
         "logprobs, (), ids)",
     ),

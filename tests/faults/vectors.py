@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 EMBEDDINGS = "cortexmlx/protocols/openai/embeddings.py"
 RERANK = "cortexmlx/protocols/rerank.py"
-PATHS = "cortexmlx/server/embedding_paths.py"
+PATHS = "cortexmlx/server/embeddings.py"
 MODELS = "cortexmlx/server/models.py"
 BATCH = "cortexmlx/protocols/batch.py"
 RUN = "cli/embed/run.py"
@@ -53,7 +53,7 @@ FAULTS = (
     Fault("an adapter's name is not that of its model", MODELS, 'f"{self.model}:{self.adapter}"', "self.model"),
     Fault("any name hides a mistyped adapter", MODELS, "self._names_adapter(name)):", "False):"),
     Fault(
-        "the adapter is forgotten on the way", "cortexmlx/server/answering.py", "adapter=self._adapter", "adapter=None"
+        "the adapter is forgotten on the way", "cortexmlx/server/generation.py", "adapter=self._adapter", "adapter=None"
     ),
     Fault(
         "the adapter of a line is forgotten",

@@ -11,7 +11,7 @@ import pytest
 
 from cortexmlx.metal.kernels import DecodeKernels, KernelFactory
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.cuda.dialect import cuda_factory
+from cortexmlx.metal.lab.cuda import cuda_factory
 from cortexmlx.system.machine import metal_device
 from support.kernels.paged_problem import GPU_TOLERANCE, TOLERANCE
 

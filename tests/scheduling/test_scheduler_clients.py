@@ -18,18 +18,17 @@ from hypothesis import given, settings
 from cortexmlx.disk.tier import DiskLoad, DiskTier
 from cortexmlx.errors import CortexError
 from cortexmlx.kv.cache import KVCache
-from cortexmlx.kv.pins import Pins
+from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 SIZE = 8
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
@@ -83,7 +82,7 @@ class Watched:
         self.cache = KVCache(BlockPools(groups, self.blocks, SIZE, snapshots=Snapshots(6) if self.states else None))
         self.requested: list[DiskLoad] = []
         self.tier = self.cache.disk_tier = DiskTier(groups, SIZE, self.states, self.requested.append, b"model")
-        self.pins = Pins(self.cache)
+        self.pins = PinnedPrefixes(self.cache)
         config = SchedulerConfig(context_length=1 << 20, headroom=0, **self.config)
         self.scheduler = Scheduler(self.cache, config, self.clock.__next__)
 
@@ -130,7 +129,7 @@ class Watched:
             self.scheduler.arrived(load, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
-            self.scheduler.commit(plan, [5] * len(plan.logit_segments))
+            commit(self.scheduler, plan, [5] * len(plan.logit_segments))
         for entry in self.tier.to_store():
             for group, _ in tuple(self.tier.unstored_pieces(entry)):
                 self.on_disk[self.tier.piece_key(entry.key, group)] = entry.tokens

@@ -9,10 +9,9 @@ import pytest
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.sampling_params import SamplingParams
 from support.models.tiny import tokens_of
 from support.scheduling.requests import add

@@ -15,6 +15,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.listening import Listening, bound
+from support.clients.in_process import InProcess, in_process
 from support.engine.core_driver import finally_nothing_lost
 from support.models.calling import write_calling
 from support.patience import PATIENCE
@@ -59,13 +60,21 @@ def serve(engine: Engine) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def http(serve: Serve) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=serve(), timeout=PATIENCE, trust_env=False) as client:
-        yield client
+def ask(engine: Engine) -> Iterator[Callable[..., httpx.Client]]:
+    """Return clients of the engine, without a socket: for all that does not depend on one."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(in_process(app(engine, ServerSettings(**options))))
+    finally_nothing_lost(engine)
 
 
 @pytest.fixture
-def client(serve: Serve) -> Iterator[openai.OpenAI]:
-    web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
-    with openai.OpenAI(base_url=f"{serve()}/v1", api_key="none", max_retries=0, http_client=web) as made:
+def http(ask: Callable[..., httpx.Client]) -> httpx.Client:
+    return ask()
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[openai.OpenAI]:
+    web = openai.DefaultHttpxClient(transport=InProcess(app(engine)))
+    with openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=web) as made:
         yield made
+    finally_nothing_lost(engine)

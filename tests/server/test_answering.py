@@ -21,9 +21,9 @@ from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.openai import chat_completions
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.server import answering, app
-from cortexmlx.server.answering import Mailbox
-from cortexmlx.server.asking import guarded
+from cortexmlx.server import app, generation
+from cortexmlx.server.generation import Mailbox
+from cortexmlx.server.http import with_error_replies
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
@@ -47,20 +47,20 @@ def test_what_a_client_asked_that_has_gone_is_cancelled(serve: Any, engine: Engi
     assert engine.stats().generated_tokens - before < 3000
 
 
-def test_a_hundred_streams_of_which_half_are_dropped_leave_nothing(serve: Any, engine: Engine) -> None:
+def test_many_streams_of_which_half_are_dropped_leave_nothing(serve: Any, engine: Engine) -> None:
     url, draw = serve(max_open=200), random.Random(0)
     ended: list[int] = []
 
     def one(drop: bool) -> None:
         with httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
-            body = {**LONG, "max_tokens": 20, "stream": True}
+            body = {**LONG, "max_tokens": 10, "stream": True}
             with http.stream("POST", "/v1/chat/completions", json=body) as reply:
                 lines = reply.iter_lines()
                 next(lines)
                 if not drop:
                     ended.append(sum(line == "data: [DONE]" for line in lines))
 
-    drops = [draw.random() < 0.5 for _ in range(100)]
+    drops = [draw.random() < 0.5 for _ in range(24)]
     threads = [threading.Thread(target=one, args=(drop,)) for drop in drops]
     for thread in threads:
         thread.start()
@@ -76,12 +76,12 @@ def test_a_hundred_streams_of_which_half_are_dropped_leave_nothing(serve: Any, e
 def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    monkeypatch.setattr(answering, "MOST_WAITING", 4)
+    monkeypatch.setattr(generation, "MOST_WAITING", 4)
 
     async def events() -> list[Any]:
         asked = chat_completions.read(LONG, Defaults(SamplingParams()))
-        answer = answering.Answering(engine, Mailbox(asyncio.get_running_loop()), asked)
-        await answer.begin(None, None)
+        answer = generation.RequestAnswers(engine, Mailbox(asyncio.get_running_loop()), asked)
+        await answer.submit(None, None)
         if gone:
             answer.close()
         async with asyncio.timeout(PATIENCE):
@@ -94,7 +94,7 @@ def test_who_has_gone_is_no_error_and_who_reads_too_slowly_is_told(
     if gone:
         assert not errors
     else:
-        assert len(told) == 6 and errors == [told[-1][1].error] and isinstance(errors[0], answering.SlowReader)
+        assert len(told) == 6 and errors == [told[-1][1].error] and isinstance(errors[0], generation.SlowReader)
     assert soon(lambda: idle(engine))
 
 
@@ -127,7 +127,9 @@ def test_an_error_keeps_nothing_of_its_request() -> None:
 
     gc.disable()
     try:
-        reply = asyncio.run(guarded(answer)(Request({"type": "http", "path": "/v1/messages", "headers": []})))
+        reply = asyncio.run(
+            with_error_replies(answer)(Request({"type": "http", "path": "/v1/messages", "headers": []}))
+        )
         assert reply.status_code == 400 and kept[0]() is None
     finally:
         gc.enable()
@@ -168,5 +170,5 @@ def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: E
 
     for _ in range(3):  # each in a loop of its own
         asyncio.run(ask())
-    assert application.state.asking.open == 0
+    assert application.state.generation.open == 0
     assert soon(lambda: idle(engine))

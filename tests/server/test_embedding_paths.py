@@ -18,7 +18,7 @@ from server.conftest import listening
 
 from cortexmlx import EmbeddingRefused, Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.request_log import Logged, Tokens
+from cortexmlx.server.settings import LoggedRequest, RequestTokens
 from support.fakes.numbers import INFO, MadeUpNumbers, score_of, vector_of
 from support.patience import PATIENCE
 
@@ -143,7 +143,7 @@ def test_a_model_that_makes_no_embeddings_says_so(
 def test_a_client_that_goes_away_cancels_its_request(
     serve: Serve, numbers: MadeUpNumbers, path: str, body: bytes
 ) -> None:
-    logged: list[Logged] = []
+    logged: list[LoggedRequest] = []
     url = serve(log=logged.append)
     numbers.held.clear()
     address = httpx.URL(url)
@@ -160,7 +160,7 @@ def test_a_client_that_goes_away_cancels_its_request(
 
 
 def test_time_keys_and_crowds_have_limits(serve: Serve, numbers: MadeUpNumbers) -> None:
-    logged: list[Logged] = []
+    logged: list[LoggedRequest] = []
     url = serve(keys={"k1": "ann", "k2": "bob"}, timeout=0.2, max_open=1, max_body=1000, log=logged.append)
     with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http:
 
@@ -173,7 +173,7 @@ def test_time_keys_and_crowds_have_limits(serve: Serve, numbers: MadeUpNumbers) 
         assert ask("k1", "a" * 1000) == 413
         numbers.held.clear()
         assert ask("k1") == 504 and numbers.cancelled.is_set()
-    assert [one.tokens for one in logged[:3]] == [Tokens(1, 0, 0), Tokens(1, 0, 0), None]
+    assert [one.tokens for one in logged[:3]] == [RequestTokens(1, 0, 0), RequestTokens(1, 0, 0), None]
     assert logged[0].model == "tiny"
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine, EngineClosed
-from cortexmlx.server.watching import MOST_REQUESTS, Live, live
+from cortexmlx.server.monitoring import MOST_REQUESTS, LiveState, live
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
 SECRET = "A secret question that nobody else may read"
 
 
-def body(found: Live) -> Any:
+def body(found: LiveState) -> Any:
     assert gzip.decompress(found.gzipped) == found.plain
     return json.loads(found.plain)
 

@@ -22,8 +22,8 @@ from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
 from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.request_log import Logged
 from cortexmlx.server.residency import FIRST_SECONDS
+from cortexmlx.server.settings import LoggedRequest
 from support.models.calling import write_calling
 from support.patience import PATIENCE, soon
 
@@ -214,7 +214,7 @@ def test_a_model_that_is_gone_is_503_and_comes_back(
 
 
 def test_a_client_that_goes_away_while_it_waits_is_forgotten(pool: ModelPool, loads: Loads, start: Any) -> None:
-    seen: list[Logged] = []
+    seen: list[LoggedRequest] = []
     http = start(pool, log=seen.append)
     loads.gates["two"] = threading.Event()
     with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=http.base_url, timeout=0.3, trust_env=False) as short:

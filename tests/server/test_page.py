@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 
 import cortexmlx.server
-from cortexmlx.server.watching import page
+from cortexmlx.server.monitoring import page
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "cortexmlx/server/index.html"

@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from cortexmlx import Engine
 from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.watching import live
-from cortexmlx.server.watching import page as the_page
+from cortexmlx.server.monitoring import live
+from cortexmlx.server.monitoring import page as the_page
 from cortexmlx.stats import BlockMap, GroupBlocks
 from support.browser import browser
 from support.patience import PATIENCE, soon

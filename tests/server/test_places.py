@@ -13,9 +13,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from cortexmlx.server import places
-from cortexmlx.server.http import Refused
-from cortexmlx.server.places import Place, Places
+from cortexmlx.server import http as server_http
+from cortexmlx.server.http import Place, Places, RequestRefused
 from support.patience import PATIENCE, soon
 
 SMALL: Any = {"prompt": "a", "max_tokens": 1}
@@ -28,7 +27,7 @@ async def taken(places: Places, client: str, most: int = 1000) -> list[Place]:
     while len(found) < most:
         try:
             found.append(places.take(client))
-        except Refused as refused:
+        except RequestRefused as refused:
             assert refused.status == 429 and refused.headers == {"retry-after": "1"}
             break
     return found
@@ -87,7 +86,7 @@ def test_twenty_bodies_that_crawl_in_lock_out_nobody(serve: Any, monkeypatch: py
             line.sendall(HEAD)
         assert soon(lambda: len(answered(crawling)) == 8), "four places are kept for the other key"
         assert ask("one") == 429 and ask("two") == 200
-        monkeypatch.setattr(places, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(server_http, "SLOW_SECONDS", 0.0)
         assert ask("one") == 200
         assert soon(lambda: len(answered(crawling)) == 9)
         begins = sorted(line.recv(13) for line in answered(crawling))
@@ -115,7 +114,7 @@ def test_bodies_that_arrive_together_take_so_much_memory_and_no_more(
         assert soon(lambda: len(answered(crawling)) == 4)
         assert all(line.recv(13) == b"HTTP/1.1 429 " for line in answered(crawling))
         assert ask("one", large) == 429 and ask("one", json.dumps(SMALL)) == 200 and ask("two", large) == 200
-        monkeypatch.setattr(places, "SLOW_SECONDS", 0.0)
+        monkeypatch.setattr(server_http, "SLOW_SECONDS", 0.0)
         assert ask("one", large) == 200
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from cortexmlx.protocols.request import Request
 from cortexmlx.protocols.responses.reader import Details
-from cortexmlx.server.stored import OVERHEAD, ClientResponses, StoredResponses
+from cortexmlx.server.stored_responses import OVERHEAD, ClientResponses, StoredResponses
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
 

@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.settings import LoggedRequest
 from support.patience import PATIENCE, soon
 
 HTML = {"Accept": "text/html,*/*;q=0.8"}
@@ -181,7 +181,7 @@ def test_an_engine_that_is_closed_meanwhile_is_told(folder: Path) -> None:
 
 
 def test_the_pages_asking_is_counted_and_not_logged(serve: Any) -> None:
-    seen: list[Logged] = []
+    seen: list[LoggedRequest] = []
     with httpx.Client(base_url=serve(log=seen.append, keys={"k": "a"}), trust_env=False) as http:
         assert http.get("/live").status_code == 401
         http.headers["x-api-key"] = "k"
@@ -191,7 +191,7 @@ def test_the_pages_asking_is_counted_and_not_logged(serve: Any) -> None:
 
 
 def test_mounted_in_another_application_paths_are_the_servers_own(engine: Engine) -> None:
-    seen: list[Logged] = []
+    seen: list[LoggedRequest] = []
     whole = Starlette(routes=[Mount("/ai", app(engine, ServerSettings(keys={"k": "a"}, log=seen.append)))])
 
     async def watch(http: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx.disk.folder import default_folder
 from cortexmlx.metal.lab.agx import compiler
-from cortexmlx.metal.lab.sim import built
+from cortexmlx.metal.lab.sim import toolchain
 from cortexmlx.system.files import cache_folder, state_folder
 
 
@@ -35,7 +35,7 @@ def test_all_caches_lie_where_the_system_has_them(
         monkeypatch.setenv("XDG_CACHE_HOME", variable and str(tmp_path / variable))
     assert cache_folder() == tmp_path / wanted
     assert default_folder() == tmp_path / wanted / "kv"
-    assert built.cache_folder() == tmp_path / wanted / "sim"
+    assert toolchain.cache_folder() == tmp_path / wanted / "sim"
     assert compiler.cache_folder().parent == tmp_path / wanted / "agx"
 
 

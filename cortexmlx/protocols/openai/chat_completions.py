@@ -1,23 +1,33 @@
-"""`/v1/chat/completions`: the reader, the body of a reply, and the chunks of a stream."""
+"""`/v1/chat/completions`: the reader, the body of a reply, and the chunks of a stream; and the numbered choices, which
+`/v1/completions` has too.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import THINKING, Fields, checked
-from cortexmlx.protocols.openai import choices, parameters, tools
-from cortexmlx.protocols.openai.logprobs import chat_logprobs
+from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai.errors import error_body
+from cortexmlx.protocols.openai.logprobs import chat_logprobs, id_logprobs
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.request import Body, Defaults, ReplyInfo, Request, with_notes
+from cortexmlx.structured.tools import CallDelta, ToolCall
 from cortexmlx.types.logprobs import TokenLogprob
-from cortexmlx.types.request import Completion, FinishReason
+from cortexmlx.types.request import Completion, FinishReason, TokenEvent
 
 URL = "/v1/chat/completions"
 FIELDS = Fields(
     f"a {URL} body",
-    parameters.SHARED | parameters.STREAM | parameters.CHOICES | tools.FIELDS | {"messages", "top_logprobs", *THINKING},
+    parameters.SHARED
+    | parameters.STREAM
+    | parameters.CHOICES
+    | parameters.TOOL_FIELDS
+    | {"messages", "top_logprobs", *THINKING},
     parameters.NO_EFFECT,
     parameters.UNSERVED,
 )
@@ -28,7 +38,7 @@ def read(body: Mapping[str, Any], defaults: Defaults) -> Request:
     """Return the request in a body. Raises InvalidRequest."""
     said = FIELDS.without(defaults.unserved).given(body)
     thinking, variables = parameters.thinking_of(said)
-    values = thinking | parameters.sampling_values(said) | tools.tool_values(said)
+    values = thinking | parameters.sampling_values(said) | parameters.tool_values(said)
     number = "true or false: the number is `top_logprobs`"
     asked = checked("logprobs", said.get("logprobs", False), bool, number)
     values["logprobs"] = parameters.alternatives(said, asked, '"logprobs": true', defaults.params.logprobs)
@@ -48,48 +58,22 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
         {
             "index": index,
             "message": {"role": "assistant", **_content(answer), **thoughts(answer)},
-            **choices.scored_prompt(request, answer, info),
-            **choices.notes(request, answer),
-            **choices.token_ids(request, answer.token_ids),
+            **scored_prompt(request, answer, info),
+            **notes(request, answer),
+            **token_ids(request, answer.token_ids),
             "logprobs": None if answer.logprobs is None else _logprobs(answer.logprobs, info),
             "finish_reason": answer.finish_reason.value,
         }
         for index, answer in enumerate(answers[0])
     ]
-    return {**choices.reply_body("chat.completion", info, written), "usage": _usage(answers, info)}
-
-
-class Chunks(choices.Chunks):
-    """The chunks of a streamed reply. The first chunk of each choice has the role."""
-
-    KIND = "chat.completion.chunk"
-
-    def _first(self, number: int) -> Iterator[Body]:
-        yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-
-    def _said(
-        self, number: int, piece: choices.Piece, reason: FinishReason | None
-    ) -> Iterator[tuple[Body, FinishReason | None]]:
-        if piece:
-            delta: Body = {"reasoning_content": piece.thinking} if piece.thinking else {}
-            if piece.text or not (piece.thinking or piece.calls):
-                delta["content"] = piece.text
-            if piece.calls:
-                delta["tool_calls"] = tools.delta_bodies(piece.calls)
-            logprobs = _logprobs(piece.logprobs, self._info) if piece.logprobs else None
-            yield {"delta": delta, "logprobs": logprobs}, None
-        if reason is not None:
-            yield {"delta": {}, "logprobs": None}, reason
-
-    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
-        return _usage(answers, self._info)
+    return {**reply_body("chat.completion", info, written), "usage": _usage(answers, info)}
 
 
 def _content(answer: Completion) -> Body:
     """Return the text and the calls of a message. Beside calls, no text is null, as in the OpenAI API."""
     if not answer.tool_calls:
         return {"content": answer.text}
-    return {"content": answer.text or None, "tool_calls": tools.call_bodies(answer.tool_calls)}
+    return {"content": answer.text or None, "tool_calls": call_bodies(answer.tool_calls)}
 
 
 def thoughts(answer: Completion) -> Body:
@@ -102,4 +86,249 @@ def _logprobs(told: Sequence[TokenLogprob], info: ReplyInfo) -> Body:
 
 
 def _usage(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
-    return {**choices.usage_body(answers, info), **choices.completion_details(answers, info)}
+    return {**usage_body(answers, info), **completion_details(answers, info)}
+
+
+# Parts of replies with numbered choices.
+
+
+def reply_body(kind: str, info: ReplyInfo, choices: Sequence[Body]) -> Body:
+    """Return a reply or a chunk. `kind` is the value of its field `object`."""
+    return {
+        "id": f"{'chatcmpl' if kind.startswith('chat') else 'cmpl'}-{info.id}",
+        "object": kind,
+        "created": info.created,
+        "model": info.model,
+        "choices": list(choices),
+    }
+
+
+def scored_prompt(request: Request, answer: Completion, info: ReplyInfo) -> Body:
+    """Return vLLM's field for the log-probabilities of the prompt, for the first choice of each prompt. With `echo`
+    they are in the choice's `logprobs` instead.
+    """
+    if answer.prompt_logprobs is None or request.echo or answer.index:
+        return {}
+    return {"prompt_logprobs": id_logprobs(answer.prompt_logprobs, info.token_bytes)}
+
+
+def notes(request: Request, answer: Completion) -> Body:
+    """What of a body was changed, and what of a lenient schema was not enforced, in a field of our own."""
+    said = [*request.notes, *answer.notes]
+    return {"notes": said} if said else {}
+
+
+def token_ids(request: Request, ids: Sequence[int]) -> Body:
+    """Return vLLM's field with the ids of tokens, if the request asks for it."""
+    return {"token_ids": list(ids)} if request.token_ids else {}
+
+
+def completion_details(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """Return how many tokens were thoughts, and how many were drafted and accepted.
+
+    The OpenAI API has fields for the tokens of a `prediction`. The rejected ones of them are tokens of the completion
+    there, and cost money. Drafts of the engine's own are not: they have fields of our own.
+    """
+    every = [answer.usage for own in answers for answer in own]
+    details = {"reasoning_tokens": sum(usage.thinking_tokens for usage in every)}
+    if not info.repeatable:
+        details["drafted_tokens"] = sum(usage.drafted_tokens for usage in every)
+        details["accepted_tokens"] = sum(usage.accepted_tokens for usage in every)
+    return {"completion_tokens_details": details}
+
+
+def usage_body(answers: Sequence[Sequence[Completion]], info: ReplyInfo) -> Body:
+    """Return the tokens of all prompts and answers. A prompt counts once, however many answers it has."""
+    prompts = [own[0].usage for own in answers]
+    asked = sum(usage.prompt_tokens for usage in prompts)
+    written = sum(answer.usage.completion_tokens for own in answers for answer in own)
+    usage: Body = {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written}
+    if not info.repeatable:
+        usage["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in prompts)}
+    return usage
+
+
+def call_bodies(calls: Sequence[ToolCall]) -> list[Body]:
+    """Return the calls of a message."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+
+
+def delta_bodies(deltas: Sequence[CallDelta]) -> list[Body]:
+    """Return the pieces of calls in a chunk. The first piece of a call has its id and its name."""
+    return [
+        {
+            "index": delta.index,
+            **({"id": delta.id, "type": "function"} if delta.name else {}),
+            "function": {**({"name": delta.name} if delta.name else {}), "arguments": delta.arguments},
+        }
+        for delta in deltas
+    ]
+
+
+def whole(calls: Sequence[ToolCall], first: int) -> tuple[CallDelta, ...]:
+    """Return the calls from number `first` on as pieces."""
+    return tuple(CallDelta(first + n, call.id, call.name, call.arguments) for n, call in enumerate(calls[first:]))
+
+
+# Streams of chunks.
+
+
+@dataclass
+class _Written:
+    """How much of a choice the chunks so far contain: characters, tokens, tokens with log-probabilities, and calls."""
+
+    text: int = 0
+    thinking: int = 0
+    ids: int = 0
+    waiting: list[int] = field(default_factory=list)
+    """The ids of tokens that no chunk has yet, since their text waits."""
+    tokens: int = 0
+    calls: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True)
+class ChoicePiece:
+    """The next piece of a choice."""
+
+    text: str
+    thinking: str
+    logprobs: Sequence[TokenLogprob]
+    calls: Sequence[CallDelta] = ()
+    ids: Sequence[int] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.thinking or self.logprobs or self.calls)
+
+
+class ChoiceChunks(ABC):
+    """The chunks of a streamed reply, from the engine's events. Together they say the same as the body of a whole
+    reply.
+
+    All choices begin in order before one of them continues. The OpenAI package fails if a choice other than the first
+    begins first.
+    """
+
+    KIND: str
+
+    def __init__(self, request: Request, info: ReplyInfo) -> None:
+        self._request = request
+        self._info = info
+        self._written: list[_Written] = []
+        self._answers: dict[int, tuple[Completion, ...]] = {}
+
+    def of(self, event: TokenEvent, prompt: int = 0) -> list[Body]:
+        """Return the chunks of one event of the answers to a prompt. Often it is one chunk. An event of progress has no
+        chunks. The error of a failed request takes the place of a chunk.
+        """
+        if event.error is not None:
+            return [error_body(event.error)]
+        if event.progress is not None:
+            return []
+        begun = [] if self._written else self._begin()
+        if event.completion is not None:
+            return begun + self._end(event.completion, prompt)
+        ids = () if event.token_id is None else (event.token_id,)
+        logprobs = () if event.logprob is None else (event.logprob,)
+        piece = ChoicePiece(event.text, event.thinking, logprobs, event.tool_calls, ids)
+        return begun + self._grow(self._number(prompt, event.index), piece, event.finish_reason)
+
+    def _begin(self) -> list[Body]:
+        count = len(self._request.prompts) * self._request.params.n
+        self._written = [_Written() for _ in range(count)]
+        return [self._chunk(number, first, None) for number in range(count) for first in self._first(number)]
+
+    def _grow(self, number: int, piece: ChoicePiece, reason: FinishReason | None) -> list[Body]:
+        written = self._written[number]
+        written.text += len(piece.text)
+        written.thinking += len(piece.thinking)
+        written.tokens += len(piece.logprobs)
+        written.calls = max([written.calls, *(delta.index + 1 for delta in piece.calls)])
+        written.ids += len(piece.ids)
+        written.waiting += piece.ids
+        written.ended = reason is not None
+        chunks = [self._chunk(number, *said) for said in self._said(number, piece, reason)]
+        if chunks:
+            chunks[0]["choices"][0] |= token_ids(self._request, written.waiting)
+            written.waiting.clear()
+        return chunks
+
+    def _end(self, completion: Completion, prompt: int) -> list[Body]:
+        """Return chunks with the part of each answer that no chunk has said yet. With `best_of` that is the whole
+        answer, because the best answers are chosen at the end. After the answers to all prompts comes the usage, if the
+        request asks for it.
+        """
+        chunks, self._answers[prompt] = [], (completion, *completion.others)
+        for answer in self._answers[prompt]:
+            number = self._number(prompt, answer.index)
+            written = self._written[number]
+            if not written.ended:
+                text, thinking = answer.text[written.text :], answer.thinking[written.thinking :]
+                calls = whole(answer.tool_calls, written.calls)
+                ids = answer.token_ids[written.ids :]
+                rest = ChoicePiece(text, thinking, (answer.logprobs or ())[written.tokens :], calls, ids)
+                chunks += self._grow(number, rest, answer.finish_reason)
+        if self._request.include_usage and len(self._answers) == len(self._request.prompts):
+            usage = self._usage([self._answers[each] for each in range(len(self._answers))])
+            chunks.append({**reply_body(self.KIND, self._info, []), "usage": usage})
+        return chunks
+
+    def _number(self, prompt: int, index: int) -> int:
+        return prompt * self._request.params.n + index
+
+    def _chunk(self, number: int, said: Body, reason: FinishReason | None) -> Body:
+        choice = {"index": number, **said, "finish_reason": None if reason is None else reason.value}
+        if reason is not None and self._request.notes:
+            choice["notes"] = list(self._request.notes)
+        usage = {"usage": self._usage_so_far() if self._request.usage_so_far else None}
+        return {**reply_body(self.KIND, self._info, [choice]), **(usage if self._request.include_usage else {})}
+
+    def _usage_so_far(self) -> Body:
+        progress, written = self._info.progress(), sum(each.ids for each in self._written)
+        prompt = 0 if progress is None else progress.total
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+    @abstractmethod
+    def _first(self, number: int) -> Iterator[Body]:
+        """Yield what a choice says before its answer."""
+
+    @abstractmethod
+    def _said(
+        self, number: int, piece: ChoicePiece, reason: FinishReason | None
+    ) -> Iterator[tuple[Body, FinishReason | None]]:
+        """Yield what a choice says of a piece, one chunk each. `reason` ends the choice and belongs to the last
+        chunk.
+        """
+
+    @abstractmethod
+    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        """Return the usage of the whole reply."""
+
+
+class ChatChunks(ChoiceChunks):
+    """The chunks of a streamed reply. The first chunk of each choice has the role."""
+
+    KIND = "chat.completion.chunk"
+
+    def _first(self, number: int) -> Iterator[Body]:
+        yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def _said(
+        self, number: int, piece: ChoicePiece, reason: FinishReason | None
+    ) -> Iterator[tuple[Body, FinishReason | None]]:
+        if piece:
+            delta: Body = {"reasoning_content": piece.thinking} if piece.thinking else {}
+            if piece.text or not (piece.thinking or piece.calls):
+                delta["content"] = piece.text
+            if piece.calls:
+                delta["tool_calls"] = delta_bodies(piece.calls)
+            logprobs = _logprobs(piece.logprobs, self._info) if piece.logprobs else None
+            yield {"delta": delta, "logprobs": logprobs}, None
+        if reason is not None:
+            yield {"delta": {}, "logprobs": None}, reason
+
+    def _usage(self, answers: Sequence[Sequence[Completion]]) -> Body:
+        return _usage(answers, self._info)

@@ -8,7 +8,9 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.fields import Fields, inside
-from cortexmlx.protocols.openai import choices, parameters
+from cortexmlx.protocols.openai import chat_completions as choices
+from cortexmlx.protocols.openai import parameters
+from cortexmlx.protocols.openai.chat_completions import ChoiceChunks, ChoicePiece
 from cortexmlx.protocols.openai.logprobs import CompletionLogprobs
 from cortexmlx.protocols.request import Asked, Body, Defaults, ReplyInfo, Request, is_tokens, read_prompt, with_notes
 from cortexmlx.types.request import Completion, FinishReason
@@ -48,7 +50,7 @@ def write(request: Request, answers: Sequence[Sequence[Completion]], info: Reply
     return {**choices.reply_body(KIND, info, written), "usage": choices.usage_body(answers, info)}
 
 
-class Chunks(choices.Chunks):
+class CompletionChunks(ChoiceChunks):
     """The chunks of a streamed reply."""
 
     KIND = KIND
@@ -64,7 +66,7 @@ class Chunks(choices.Chunks):
             yield {"text": text, "logprobs": None}
 
     def _said(
-        self, number: int, piece: choices.Piece, reason: FinishReason | None
+        self, number: int, piece: ChoicePiece, reason: FinishReason | None
     ) -> Iterator[tuple[Body, FinishReason | None]]:
         logprobs = self._logprobs[number]
         logprobs.add_tokens((token.token_id for token in piece.logprobs), piece.logprobs)

@@ -1,4 +1,4 @@
-"""The fields that all bodies of the OpenAI API share: sampling, template variables, unserved fields."""
+"""The fields that the bodies of the OpenAI API share: sampling, the form of an answer, tools, template variables."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.protocols.error_text import note
-from cortexmlx.protocols.fields import RENAMED, Unserved, check_fields, checked, inside
-from cortexmlx.protocols.openai import forms, tools
+from cortexmlx.protocols.fields import FORMS, RENAMED, Unserved, check_fields, checked, inside
+from cortexmlx.protocols.history import known_fields, mend_tool
 from cortexmlx.protocols.request import Defaults
+from cortexmlx.structured.output import VLLM_OPTIONS, StructuredOutput
+from cortexmlx.structured.tools import Tool
 from cortexmlx.types.messages import EFFORT, NO_VARIABLES, THINKING, TemplateVars, meant
 from cortexmlx.types.sampling_params import SamplingParams
 
-SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"} - tools.FIELDS
-"""The sampling parameters that a body may set under their own names. `forms` has the fields for the form of an answer,
-and `tools` those for what it may call.
+FORM_FIELDS = frozenset({"response_format", "structured_outputs", *FORMS})
+"""The fields of a body that ask for a form."""
+
+TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+"""The fields of a body that offer tools."""
+
+SAMPLING = frozenset(f.name for f in fields(SamplingParams)) - {"logits_processors", "structured"} - TOOL_FIELDS
+"""The sampling parameters that a body may set under their own names. FORM_FIELDS has those for the form of an answer,
+and TOOL_FIELDS those for what it may call.
 """
 
 ALIASES = {"temp": "temperature", "max_completion_tokens": "max_tokens", **RENAMED}
@@ -31,7 +39,7 @@ CHOICES = frozenset({"return_token_ids"})
 TEMPLATE = (EFFORT, "chat_template_kwargs")
 """The fields that set variables of the chat template. A prompt that does not go through it must not have them."""
 
-SHARED = SAMPLING | ALIASES.keys() | UNENFORCED | set(TEMPLATE) | forms.FIELDS
+SHARED = SAMPLING | ALIASES.keys() | UNENFORCED | set(TEMPLATE) | FORM_FIELDS
 """The fields that every protocol but responses serves."""
 
 STREAM = frozenset({"stream", "stream_options"})
@@ -88,7 +96,7 @@ def sampling_values(said: Mapping[str, Any]) -> dict[str, Any]:
             if alias != "max_completion_tokens" and name in values:
                 raise InvalidRequest(f"there are both {alias!r} and {name!r}: give one of them", field=alias)
             values[name] = said[alias]
-    values |= forms.form_values(said) | _unenforced(said, values)
+    values |= form_values(said) | _unenforced(said, values)
     return values | {name: convert(values[name]) for name, convert in _CONVERT.items() if name in values}
 
 
@@ -247,3 +255,127 @@ _OTHER_NAMES = (
     ("stop_sequences", "stop"),
 )
 """Pairs of a name that a body may use and the parameter that an error names."""
+
+
+# The form of an answer: OpenAI's `response_format` and `text.format`, and vLLM's `structured_outputs`.
+
+
+_SCHEMA_FIELDS = ("name", "description", "schema", "strict")
+
+
+def form_values(said: Mapping[str, Any]) -> dict[str, StructuredOutput | None]:
+    """Return `structured` as a body sets it, or nothing if the body does not set it. Raises InvalidRequest."""
+    asked = [name for name in sorted(FORM_FIELDS) if name in said]
+    if len(asked) > 1:
+        raise InvalidRequest(f"there are both {asked[0]!r} and {asked[1]!r}: give one of them", field=asked[1])
+    if not asked:
+        return {}
+    (name,) = asked
+    if name in FORMS:
+        return {"structured": _located(StructuredOutput.named, {FORMS[name]: said[name]}, name)}
+    value = checked(name, said[name], dict, "an object")
+    with inside(name):
+        return {"structured": _vllm_form(value) if name == "structured_outputs" else response_format(value)}
+
+
+def response_format(value: Mapping[str, Any]) -> StructuredOutput | None:
+    """Return the form in a `response_format`, or None if it asks for plain text. Raises InvalidRequest."""
+    kind = value.get("type")
+    if kind in ("json_object", "json_schema") and value.get("schema") is not None:  # as llama.cpp has it
+        check_fields(value, ("type", "schema"), "`response_format`")
+        return json_schema({"schema": value["schema"]})
+    if kind in ("text", "json_object"):
+        check_fields(value, ("type",), "`response_format`")
+        return None if kind == "text" else StructuredOutput.json()
+    if kind != "json_schema":
+        raise InvalidRequest(f"type is {kind!r:.80}, but must be text, json_object or json_schema", field="type")
+    check_fields(value, ("type", "json_schema"), "`response_format`")
+    named = checked("json_schema", value.get("json_schema"), dict, "an object with a `schema`")
+    with inside("json_schema"):
+        return json_schema(named)
+
+
+def text_format(value: Mapping[str, Any]) -> StructuredOutput | None:
+    """Return the form in the `format` of responses. There the fields of a schema are beside its type, not in an
+    object.
+    """
+    if value.get("type") != "json_schema":
+        return response_format(value)
+    return json_schema({name: part for name, part in value.items() if name != "type"})
+
+
+def json_schema(value: Mapping[str, Any]) -> StructuredOutput:
+    """Return the form of a schema with its `name`. Keywords that cannot be enforced are ignored only if `strict` is
+    false. A missing `strict` counts as true, and such a schema is refused.
+    """
+    check_fields(value, _SCHEMA_FIELDS, "`json_schema`")
+    strict = checked("strict", True if value.get("strict") is None else value["strict"], bool, "true or false")
+    if not isinstance(value.get("schema"), Mapping | bool):
+        raise InvalidRequest("`schema` must be a JSON schema: an object", field="schema")
+    return _located(lambda schema: StructuredOutput.json(schema, lenient=not strict), value["schema"], "schema")
+
+
+def _vllm_form(value: Mapping[str, Any]) -> StructuredOutput:
+    options = ("lenient", *VLLM_OPTIONS.values())
+    for name in options:
+        checked(name, False if value.get(name) is None else value[name], bool, "true or false")
+    names = [name for name, part in value.items() if name not in options and part is not None]
+    return _located(StructuredOutput.named, value, names[0] if len(names) == 1 else None)
+
+
+def _located(make: Callable[[Any], StructuredOutput], value: Any, name: str | None) -> StructuredOutput:
+    """Return `make(value)`. An InvalidRequest gets the name that the body has for the field."""
+    try:
+        return make(value)
+    except InvalidRequest as error:
+        error.field = name
+        raise
+
+
+# What an answer may call: `tools` and `tool_choice`.
+
+
+_FUNCTION = ("name", "description", "parameters", "strict")
+
+
+def tool_values(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that offer tools, as a body sets them. Raises InvalidRequest."""
+    values: dict[str, Any] = {}
+    if "tools" in said:
+        listed = checked("tools", said["tools"], list, "a list of tools")
+        tools = []
+        for place, tool in enumerate(listed):
+            with inside(f"tools[{place}]"):
+                tools.append(_tool(tool))
+        values["tools"] = tools
+    if "tool_choice" in said:
+        values["tool_choice"] = _choice(said["tool_choice"])
+    if "parallel_tool_calls" in said:
+        values["parallel_tool_calls"] = said["parallel_tool_calls"]
+    return values
+
+
+def _tool(tool: object) -> Tool:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequest(f"a tool is {tool!r:.80}, but must be an object with `type` and `function`")
+    said = known_fields(mend_tool(tool), ("type", "function"), "a tool", ("function",))
+    if isinstance(function := said.get("function"), Mapping):
+        said["function"] = known_fields(function, _FUNCTION, "a tool's function", _FUNCTION)
+    try:
+        return Tool.of(said)
+    except InvalidRequest as error:
+        error.field = None
+        raise
+
+
+def _choice(choice: object) -> object:
+    """Return a `tool_choice` as a text: a function's name for an object that names it."""
+    if not isinstance(choice, Mapping):
+        return choice
+    named = choice.get("function")
+    if choice.get("type") != "function" or not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
+        example = '{"type": "function", "function": {"name": ...}}'
+        raise InvalidRequest(
+            f"tool_choice is {dict(choice)!r:.80}, but must be auto, none, required or {example}", field="tool_choice"
+        )
+    return named["name"]

@@ -19,7 +19,7 @@ from cortexmlx.protocols.history import (
     read_arguments,
     read_text,
 )
-from cortexmlx.protocols.openai import forms, parameters, tools
+from cortexmlx.protocols.openai import parameters
 from cortexmlx.protocols.openai.errors import NotStored
 from cortexmlx.protocols.openai.messages import read_messages
 from cortexmlx.protocols.request import Body, Defaults, Earlier, EarlierResponse, Request, with_notes
@@ -70,7 +70,7 @@ FIELDS = Fields(
         *(alias for alias, name in RENAMED.items() if name in parameters.SAMPLING - {"max_tokens"}),
     }
     | parameters.STREAM
-    | tools.FIELDS,
+    | parameters.TOOL_FIELDS,
     parameters.NO_EFFECT | {"client_metadata", "max_tool_calls"},
     {**parameters.UNSERVED, **OWN_UNSERVED},
 )
@@ -156,7 +156,7 @@ def _form(said: Mapping[str, Any]) -> dict[str, Any]:
             return {}
         asked = checked("format", text["format"], dict, "an object")
         with inside("format"):
-            return {"structured": forms.text_format(asked)}
+            return {"structured": parameters.text_format(asked)}
 
 
 def _effort(said: Mapping[str, Any]) -> dict[str, object]:

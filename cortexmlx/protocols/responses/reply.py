@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cortexmlx.protocols.openai.chat_completions import whole
 from cortexmlx.protocols.openai.errors import error_body
 from cortexmlx.protocols.openai.logprobs import chat_logprobs
-from cortexmlx.protocols.openai.tools import whole
 from cortexmlx.protocols.request import Body, ReplyInfo, Request
 from cortexmlx.protocols.responses.offered import INPUT, Callee, shown_choice
 from cortexmlx.protocols.responses.reader import Details, details_of
@@ -210,7 +210,7 @@ _SAID = {"message": "output_text", "reasoning": "reasoning_text", "function_call
 """What the events of an item's text are called."""
 
 
-class Chunks:
+class ResponseEvents:
     """The events of one streamed response, from the engine's events. Each is a body with a `type`."""
 
     def __init__(self, request: Request, info: ReplyInfo) -> None:

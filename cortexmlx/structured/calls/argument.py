@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from json.encoder import encode_basestring
 from typing import Any
 
 from cortexmlx.structured.calls.reader import NotACall, json_value
@@ -174,6 +175,11 @@ def resolved(schema: object, whole: Schema) -> Schema | None:
 def dumped(value: object) -> str:
     """Return a value as JSON text."""
     return _ENCODER.encode(value)
+
+
+def escaped(text: str) -> str:
+    """Return a text as it stands between the quotes of a JSON text."""
+    return encode_basestring(text)[1:-1]
 
 
 def fits(value: object, kind: str) -> bool:

@@ -224,14 +224,14 @@ class CallParser:
     def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
         """Take the next text of the answer. Return the text and the pieces of calls that are certain now."""
         self._reader.add(text)
-        return self._taken()
+        return self._read()
 
     def rest(self) -> tuple[str, tuple[CallDelta, ...]]:
         """Return what was held back: no more text comes."""
         self._reader.ended = True
-        return self._taken()
+        return self._read()
 
-    def _taken(self) -> tuple[str, tuple[CallDelta, ...]]:
+    def _read(self) -> tuple[str, tuple[CallDelta, ...]]:
         reader = self._reader
         while not self._over:
             try:

@@ -21,10 +21,6 @@ WIDEST = 64
 """How many blanks around a tag belong to it at most. As many are held back until the next text is known."""
 
 
-def _nothing(_: str) -> None:
-    """Tell nobody."""
-
-
 class NotACall(Exception):
     """What began like a call is none, so it is text."""
 
@@ -88,21 +84,23 @@ class AnswerReader:
         """Read text up to the first of some tags. Return the tag, which is consumed; empty at the end of the answer.
         Blanks before a tag of a call are dropped, and the beginning of a tag with which an answer with calls is cut.
         """
-        pattern = _any_of(tags)
+        search = _first_of(tags).search
+        clear = 0  # how many unread characters begin no tag
         while True:
-            found = pattern.search(self._held, self._at) if tags else None
-            if found is not None:
+            found = search(self._held, self._at + clear)
+            if found is not None and found[1]:
                 self._say(without_blanks(self._held[self._at : found.start()]), consumed=True)
                 self.begin_calls()
                 self._take(found.end())
-                return found.group()
+                return found[1]
             if self.ended:
                 rest = self._rest()
                 cut = self.calls and any(tag.startswith(rest.strip()) for tag in ("", *tags))
                 self._say("" if cut else rest)
                 return ""
-            keep = max((beginning_of(tag, self._held, self._at) for tag in tags), default=0)
-            self._say(without_blanks(self._held[self._at : len(self._held) - keep]), consumed=True)
+            end = len(self._held) if found is None else found.start()
+            self._say(without_blanks(self._held[self._at : end]), consumed=True)
+            clear = end - self._at
             yield
 
     def begins_with(self, *beginnings: str) -> Reading[str]:
@@ -182,13 +180,14 @@ class AnswerReader:
         """
         pieces: list[str] = []
         tell = tell or pieces.append
-        while (place := self._held.find(tag, self._at)) < 0:
-            end = len(self._held) - beginning_of(tag, self._held, self._at)
+        search = _first_of((tag,)).search
+        while (found := search(self._held, self._at)) is None or not found[1]:
+            end = len(self._held) if found is None else found.start()
             if end > self._at:
                 tell(self._take(end))
             self._check_end()
             yield
-        tell(self._take(place + len(tag))[: -len(tag)])
+        tell(self._take(found.end())[: -len(tag)])
         return "".join(pieces)
 
     def literal(self, quotes: tuple[str, ...], ends: str, escapes: bool = False) -> Reading[str]:
@@ -198,18 +197,16 @@ class AnswerReader:
         """
         pieces: list[str] = []
         depth, quote = 0, ""
-        outside = _any_of((*quotes, *"[](){},"))
+        outside = _first_of((*quotes, *"[](){},"))
+        inside = {each: _first_of((each, "\\") if escapes else (each,)) for each in quotes}
         while True:
-            pattern = outside if not quote else _any_of((quote, "\\")) if escapes else _any_of((quote,))
-            found = pattern.search(self._held, self._at)
-            if found is None:
-                tags = (quote,) if quote else quotes
-                keep = max(beginning_of(tag, self._held, self._at) for tag in tags)
-                pieces.append(self._take(len(self._held) - keep))
+            found = (inside[quote] if quote else outside).search(self._held, self._at)
+            if found is None or not found[1]:
+                pieces.append(self._take(len(self._held) if found is None else found.start()))
                 self._check_end()
                 yield
                 continue
-            sign = found.group()
+            sign = found[1]
             if not quote and depth == 0 and sign in ends:
                 pieces.append(self._take(found.start()))
                 return "".join(pieces)
@@ -252,7 +249,7 @@ class AnswerReader:
     def json_text(self) -> Reading[str]:
         """Return the JSON text that follows: an object, a list or a string. Raises NotACall if it is none of them."""
         pieces: list[str] = []
-        yield from self._json(pieces)
+        yield from self._json(pieces.append)
         return "".join(pieces)
 
     def json_string(self) -> Reading[str]:
@@ -282,10 +279,12 @@ class AnswerReader:
 
     def add_arguments(self, piece: str) -> None:
         """Add a piece of the arguments of the call."""
-        assert self._call is not None
+        call = self._call
+        assert call is not None
         if piece:
-            self._call.pieces.append(piece)
-            self._tell_arguments(piece)
+            call.pieces.append(piece)
+            if self._streamed:
+                self.deltas.append(CallDelta(call.index, arguments=piece))
 
     def json_arguments(self) -> Reading[None]:
         """Read the arguments of the call as a JSON object. Raises NotACall if there is none."""
@@ -293,8 +292,7 @@ class AnswerReader:
             if self._at == len(self._held):
                 self._check_end()
             raise NotACall("the arguments are no JSON object")
-        assert self._call is not None
-        yield from self._json(self._call.pieces, self._tell_arguments)
+        yield from self._json(self.add_arguments)
 
     def end_call(self) -> None:
         """Complete the call. Raises NotACall if its arguments are no JSON object."""
@@ -345,13 +343,8 @@ class AnswerReader:
         if self.ended:
             raise CutCall
 
-    def _tell_arguments(self, piece: str) -> None:
-        if self._streamed:
-            assert self._call is not None
-            self.deltas.append(CallDelta(self._call.index, arguments=piece))
-
-    def _json(self, pieces: list[str], tell: Callable[[str], None] = _nothing) -> Reading[None]:
-        """Read one JSON text into `pieces`, and tell each of them."""
+    def _json(self, tell: Callable[[str], None]) -> Reading[None]:
+        """Read one JSON text, and tell its pieces as they come."""
         depth, quoted, escaped, whole = 0, False, False, False
         while not whole:
             end = self._at
@@ -370,8 +363,7 @@ class AnswerReader:
                     depth -= 1
                 whole = depth <= 0 and not quoted and not escaped
             if end > self._at:
-                pieces.append(self._take(end))
-                tell(pieces[-1])
+                tell(self._take(end))
             if not whole:
                 self._check_end()
                 yield
@@ -412,13 +404,23 @@ _INK = re.compile(r"\S")
 
 
 @cache
-def _any_of(tags: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(tags, key=len, reverse=True))))
+def _first_of(tags: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds the first of some tags, as its group 1, or else the beginning of one at the end of the text."""
+    ordered = sorted(tags, key=len, reverse=True)
+    whole = "|".join(map(re.escape, ordered)) or "(?!)"
+    return re.compile("|".join([f"({whole})", *(f"{_beginning(tag[:-1])}\\Z" for tag in ordered if len(tag) > 1)]))
+
+
+def _beginning(text: str) -> str:
+    """Return the expression of a text, or of its first characters."""
+    inner = f"(?:{_beginning(text[1:])})?" if len(text) > 1 else ""
+    return f"{re.escape(text[0])}{inner}"
 
 
 def without_blanks(text: str) -> str:
     """Return a text without the blanks at its end, of which at most `WIDEST` are removed."""
-    return text[: max(len(text.rstrip()), len(text) - WIDEST)]
+    rest = text.rstrip()
+    return rest if len(text) - len(rest) <= WIDEST else text[: len(text) - WIDEST]
 
 
 def beginning_of(tag: str, text: str, start: int = 0) -> int:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured import lark
-from cortexmlx.structured.calls.argument import Argument, Arguments, dumped, ignored_of_whole, required_of, unresolved
+from cortexmlx.structured.calls.argument import (
+    Argument,
+    Arguments,
+    dumped,
+    escaped,
+    ignored_of_whole,
+    required_of,
+    unresolved,
+)
 from cortexmlx.structured.calls.format import CallFormat, Calls, JsonGrammar, json_grammar, read_json_call
 from cortexmlx.structured.calls.json_formats import CLOSE, OPEN
 from cortexmlx.structured.calls.reader import AnswerReader, NotACall, Reading
@@ -264,7 +272,7 @@ class Tagged(CallFormat):
             reader.add_arguments('"')
 
             def tell(piece: str) -> None:
-                reader.add_arguments(dumped(piece)[1:-1])
+                reader.add_arguments(escaped(piece))
 
         if tags.cdata and (yield from reader.begins_with(CDATA)):
             while (yield from reader.begins_with(CDATA)):  # a text with the closing tag is cut in two sections

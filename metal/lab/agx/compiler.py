@@ -26,7 +26,7 @@ _WARNING = re.compile(r"^SPIR-V WARNING:\n(?:[ \t].*\n)*", re.M)
 
 
 @dataclass(frozen=True)
-class Output:
+class CompilerOutput:
     """What the compiler printed for one kernel: its instructions, and the line of statistics."""
 
     listing: str
@@ -34,7 +34,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Compiler:
+class MesaCompiler:
     """A built compiler."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Compiler:
     llvm: int
     """The version of clang and of the SPIR-V translator, which run before Mesa."""
 
-    def compile(self, unit: str) -> Output:
+    def compile(self, unit: str) -> CompilerOutput:
         """Compile a translation unit in C++ for OpenCL that holds one kernel.
 
         Raises:
@@ -62,7 +62,7 @@ class Compiler:
                 AGX_MESA_DEBUG="shaders,shaderdb,internal",
                 MESA_SHADER_CACHE_DISABLE="true",
             )
-        return Output(output, statistics)
+        return CompilerOutput(output, statistics)
 
     def _clang(self, language: str) -> list[str]:
         """Return clang's command. It optimises nothing: that is Mesa's work, and optimised code would not give Mesa the
@@ -107,7 +107,7 @@ def cache_folder() -> Path:
     return Path(folders.cache_folder() / "agx" if base is None else base) / digest.hexdigest()[:12]
 
 
-def find_compiler() -> Compiler | None:
+def find_compiler() -> MesaCompiler | None:
     """Return the compiler, or None if it is not built."""
     folder = cache_folder()
     try:
@@ -115,10 +115,10 @@ def find_compiler() -> Compiler | None:
     except OSError:
         return None
     versions = dict(line.split("=", 1) for line in lines)
-    return Compiler(folder, versions["mesa"], int(versions["llvm"]))
+    return MesaCompiler(folder, versions["mesa"], int(versions["llvm"]))
 
 
-def build_compiler() -> Compiler:
+def build_compiler() -> MesaCompiler:
     """Build the compiler. The script's output goes to stderr.
 
     Raises:

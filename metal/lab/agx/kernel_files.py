@@ -19,8 +19,8 @@ import mlx.core as mx
 from cortexmlx.metal.kernels import DecodeInputs, DecodeKernels
 from cortexmlx.metal.lab.legal.msl import INCLUDE, UTILS
 from cortexmlx.metal.lab.sim import metal_kernel
+from cortexmlx.metal.lab.sim.source import KernelText
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
-from cortexmlx.metal.lab.sim.translation.source import KernelText
 from cortexmlx.metal.prefill import PREFILL_VARIANTS, PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.products.kernel import ProductKernel, Weights
 from cortexmlx.metal.products.shape import PRODUCTS, Product

@@ -10,10 +10,10 @@ import mlx.core as mx
 from cortexmlx.kv.spec import ITEMSIZE
 from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
 from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.lab.compare.mlx_decode import HELD
+from cortexmlx.metal.lab.cost.mlx_attention import HELD
 from cortexmlx.metal.lab.legal.msl import KERNEL_FOLDER
+from cortexmlx.metal.lab.sim.source import KernelText, type_name
 from cortexmlx.metal.lab.sim.toolchain import mlx_headers
-from cortexmlx.metal.lab.sim.translation.source import KernelText, type_name
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.products.shape import Product
 from cortexmlx.metal.rules import REDUCE_THREADS, Variant
@@ -22,7 +22,7 @@ from cortexmlx.metal.vector import lane_numbers
 
 
 @dataclass(frozen=True)
-class Workload:
+class KernelWork:
     """A kernel to compile, and what its loops work on. A kernel that reads no keys has None for all of the latter.
 
     The tokens of one turn of a loop follow from `key_bytes`, `value_bytes` and the bytes that the turn loads.
@@ -42,14 +42,14 @@ class Workload:
     """Tokens in one turn of the loop around the loops over keys and values. None if there is no such loop."""
 
 
-def our_kernels(variant: Variant) -> Iterator[Workload]:
+def our_kernels(variant: Variant) -> Iterator[KernelWork]:
     """Yield the decode kernel and the reduce kernel of a variant, from the text that MLX would compile."""
     decode, reduce, _ = kernel_texts(variant)  # what leaves whole results has the loops of `decode`
     geometry = variant.geometry
     shared = geometry.parts if variant.kernel is Kernel.WIDE else 1  # each part loads its share of the keys
     dims = variant.key_dim // shared, 0 if variant.latent else variant.value_dim // geometry.parts
     key_bytes, value_bytes = (_lane_bytes(variant, dim) for dim in dims)
-    yield Workload(
+    yield KernelWork(
         variant.label,
         geometry.name,
         _unit(decode, geometry.threads),
@@ -60,7 +60,7 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
         geometry.slice_tokens,
     )
     sinks = ", sinks" if variant.sinks else ""
-    yield Workload(
+    yield KernelWork(
         f"{variant.dtype}, value_dim {variant.value_dim}{sinks}",
         "paged_reduce",
         _unit(reduce, REDUCE_THREADS),
@@ -68,19 +68,19 @@ def our_kernels(variant: Variant) -> Iterator[Workload]:
     )
 
 
-def prefill_kernel(variant: PrefillVariant) -> Workload:
+def prefill_kernel(variant: PrefillVariant) -> KernelWork:
     """Return the prefill kernel of a variant. Its loops do no fixed share of a token, so their instructions are not
     counted.
     """
     [text] = kernel_texts(variant)
-    return Workload(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
+    return KernelWork(variant.label, "paged_prefill", _unit(text, variant.threads), variant.threads)
 
 
-def product_kernel(product: Product) -> Workload:
+def product_kernel(product: Product) -> KernelWork:
     """Return the kernel of a quantized product. Its instructions for a weight are counted in `products.py`."""
     [text] = kernel_texts(product)
     name = "quantized_product" + ("" if product.shape.experts is None else "_of_experts")
-    return Workload(product.label, name, _unit(text, product.shape.threads), product.shape.threads)
+    return KernelWork(product.label, name, _unit(text, product.shape.threads), product.shape.threads)
 
 
 def _lane_bytes(variant: Variant, dim: int) -> float:
@@ -102,7 +102,7 @@ def _unit(kernel: KernelText, threads: int) -> str:
     return opencl_unit(kernel.text, Instance(kernel.name, kernel.template, (threads, 1, 1)))
 
 
-def mlx_kernels() -> Iterator[Workload]:
+def mlx_kernels() -> Iterator[KernelWork]:
     """Yield MLX's attention kernels for one query token, as its host code instantiates and launches them."""
     text = (mlx_headers() / KERNEL_FOLDER / "sdpa_vector.h").read_text()
     for dtype in ("float16", "bfloat16"):
@@ -119,9 +119,9 @@ def mlx_kernels() -> Iterator[Workload]:
                 lane: int = lane,
                 shape: dict[str, str] = shape,
                 **more: str,
-            ) -> Workload:
+            ) -> KernelWork:
                 unit = opencl_unit(text, Instance(kernel, shape | more, threads), {"blocks": "128"})
-                return Workload(label, kernel, unit, threads[0] * threads[1], heads, lane, lane)
+                return KernelWork(label, kernel, unit, threads[0] * threads[1], heads, lane, lane)
 
             yield one("sdpa_vector", (1024, 1, 1))
             yield one("sdpa_vector_2pass_1", (32, 8, 1))

@@ -77,7 +77,7 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Block:
+class BasicBlock:
     """Instructions that run in order, and the numbers of the blocks that may follow."""
 
     number: int
@@ -134,7 +134,7 @@ def read_statistics(text: str) -> Statistics:
     return Statistics(**{name: int(found[0][name]) for name in Statistics.__dataclass_fields__})
 
 
-def read_blocks(text: str) -> tuple[Block, ...]:
+def read_blocks(text: str) -> tuple[BasicBlock, ...]:
     """Return the blocks of the one kernel in the compiler's output, in order, without its preamble, which runs once.
 
     Raises:
@@ -144,7 +144,7 @@ def read_blocks(text: str) -> tuple[Block, ...]:
     if len(kernels) != 1:
         raise UnknownListing(f"the compiler printed {len(kernels)} kernels, not one")
     blocks = tuple(
-        Block(
+        BasicBlock(
             int(match[1]),
             tuple(_instruction(line.strip()) for line in match[2].splitlines() if line.strip()),
             tuple(map(int, re.findall(r"block(\d+)", match[3].partition(" from ")[0]))),
@@ -173,7 +173,7 @@ def _bytes(registers: str) -> int:
     return 2 * ((2 * last + (last_half != "l") + 1) - (2 * first + (half == "h")))
 
 
-def find_loops(blocks: tuple[Block, ...]) -> tuple[Loop, ...]:
+def find_loops(blocks: tuple[BasicBlock, ...]) -> tuple[Loop, ...]:
     """Return the loops, outer before inner. A loop goes from a block that a later block, or the block itself, jumps
     back to, up to the last block that does.
     """

@@ -51,7 +51,7 @@ class CompiledKernel:
 
 
 @dataclass(frozen=True)
-class Record:
+class CompilerRecord:
     """The compiled kernels, the compiler, and the digests of the texts."""
 
     compiler: str
@@ -84,7 +84,7 @@ def texts() -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in named.items()}
 
 
-def make_record(result: Any) -> Record:
+def make_record(result: Any) -> CompilerRecord:
     """Return the record of a result of `python -m cortexmlx.metal.lab.agx --json`, with the digests of the texts
     as they are now. Kernels without loops over tokens are left out.
 
@@ -92,7 +92,7 @@ def make_record(result: Any) -> Record:
         UnusableRecord: it is something else.
     """
     try:
-        return Record(
+        return CompilerRecord(
             f"Mesa {result['mesa']}, LLVM {result['llvm']}",
             texts(),
             tuple(
@@ -112,7 +112,7 @@ def make_record(result: Any) -> Record:
         raise UnusableRecord(f"this is no result of python -m cortexmlx.metal.lab.agx --json: {error!r}") from error
 
 
-def read_record(text: str) -> Record:
+def read_record(text: str) -> CompilerRecord:
     """Return the record in a text that `dump` wrote.
 
     Raises:
@@ -120,18 +120,18 @@ def read_record(text: str) -> Record:
     """
     try:
         kept = json.loads(text)
-        return Record(kept["compiler"], kept["texts"], tuple(CompiledKernel(**k) for k in kept["kernels"]))
+        return CompilerRecord(kept["compiler"], kept["texts"], tuple(CompiledKernel(**k) for k in kept["kernels"]))
     except (ValueError, KeyError, TypeError) as error:
         raise UnusableRecord(f"compiled.json is no record of compiled kernels: {error!r}") from error
 
 
 @cache
-def kept_record() -> Record:
+def kept_record() -> CompilerRecord:
     """Return the record that comes with the package."""
     return read_record((files("cortexmlx.metal.lab.cost") / "compiled.json").read_text())
 
 
-def keep(source: Path, target: Path) -> Record:
+def keep(source: Path, target: Path) -> CompilerRecord:
     """Make the record of a compiler's result, write it to `target` and return it."""
     record = make_record(json.loads(source.read_text()))
     target.write_text(record.dump())

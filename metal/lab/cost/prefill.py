@@ -18,7 +18,7 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import ITEMSIZE, AttentionWindow
 from cortexmlx.kv.step import PrefillPiece
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.compare.mlx_prefill import steel_attention
+from cortexmlx.metal.lab.cost.mlx_attention import MlxShape, steel
 from cortexmlx.metal.lab.sim.report import LaunchReport
 from cortexmlx.metal.prefill import FUSED, PrefillInputs, PrefillKernel, PrefillVariant
 from cortexmlx.metal.work import SMALL, prefill_list
@@ -100,13 +100,13 @@ def ours(variant: PrefillVariant, window: int | None = None) -> PrefillCost:
 
 
 @cache
-def steel(dtype: str, dim: int, group: int, window: int | None = None) -> PrefillCost:
+def fused(dtype: str, dim: int, group: int, window: int | None = None) -> PrefillCost:
     """Return the cost of MLX's fused attention for one KV head. With a window it runs with a mask, on the keys from the
     first that the first query sees.
     """
     begin = 0 if window is None else max(0, FIRST + 1 - window)
     with sim.recording():
-        report = steel_attention(dtype, dim, group, FIRST - begin, END - begin, masked=window is not None)
+        report = steel(MlxShape(dtype, dim, group, END - begin), FIRST - begin, masked=window is not None)
     slabs = ("buffer(1)", "buffer(2)")
     return count("steel_attention", report, slabs, squares(group, window), dim * ITEMSIZE[dtype])
 
@@ -121,7 +121,7 @@ def table() -> Iterator[str]:
             yield f"float16, head_dim {dim}, 4 per KV head, tokens {FIRST} .. {END}{of_window}"
             costs = [ours(variant, window)]
             if dim in FUSED:
-                costs.append(steel("float16", dim, 4, window))
+                costs.append(fused("float16", dim, 4, window))
             for cost in costs:
                 yield (
                     f"  {cost.kernel:<48}{cost.products:>8.1f}{2 * dim / 8:>8.0f}{cost.loads:>7.2f}"

@@ -4,24 +4,32 @@ A step takes at least as long as memory takes for the weights, and as the schedu
 these, products are `least`; all that a compiler for the M1 makes is `most`. MLX takes a kernel for a few vectors up
 to a limit of rows, and products of tiles of 32 rows above. Attention and everything else of a step are not in it.
 
-`python -m cortexmlx.metal.lab.agx.products FILE` writes the instructions, which products.json keeps.
+`python -m cortexmlx.metal.lab.cost.products --record FILE` writes the instructions, which products.json keeps.
 """
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cortexmlx.metal.lab.agx.products import text_digest
-from cortexmlx.metal.lab.compare.mlx_decode import Buffer
-from cortexmlx.metal.lab.sim.host import HostKernel, Output
-from cortexmlx.metal.products.shape import TILE, ProductShape, split
+from cortexmlx.metal.lab.agx.compiler import COMMAND, CompilerOutput, find_compiler
+from cortexmlx.metal.lab.agx.kernel_files import kernel_texts
+from cortexmlx.metal.lab.agx.listing import CLASSES, UnknownListing, find_loops, read_blocks, read_statistics
+from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
+from cortexmlx.metal.lab.cost.mlx_attention import Buffer
+from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer, flatten
+from cortexmlx.metal.products.shape import OUTPUTS, TILE, Product, ProductShape, split
 
 LAYER = ((4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096))
 LAYERS, HEAD = 32, (4096, 128256)
@@ -49,7 +57,7 @@ SCHEDULERS = 4
 
 
 @dataclass(frozen=True)
-class Chip:
+class AppleGpu:
     """A GPU: its cores, its highest clock in GHz, and its published memory bandwidth in GB/s (10^9 bytes)."""
 
     cores: int
@@ -62,7 +70,7 @@ class Chip:
         return self.cores * SCHEDULERS * self.clock
 
 
-CHIPS = {"M3 Max": Chip(40, 1.380, 400.0), "M4 Max": Chip(40, 1.578, 546.0), "M4": Chip(10, 1.578, 120.0)}
+CHIPS = {"M3 Max": AppleGpu(40, 1.380, 400.0), "M4 Max": AppleGpu(40, 1.578, 546.0), "M4": AppleGpu(10, 1.578, 120.0)}
 """Cores and bandwidth as Apple publishes them, clocks as published logs of powermetrics show them."""
 
 
@@ -95,14 +103,20 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTime:
     """Milliseconds of MLX's product of 5,120 inputs and 17,408 outputs, 4 bits, on an M3 Max (mlx#3863)."""
 
     rows: int
     milliseconds: float
 
 
-MEASURED = (Measured(1, 0.128), Measured(4, 0.165), Measured(8, 0.323), Measured(16, 0.509), Measured(32, 0.513))
+MEASURED = (
+    MeasuredTime(1, 0.128),
+    MeasuredTime(4, 0.165),
+    MeasuredTime(8, 0.323),
+    MeasuredTime(16, 0.509),
+    MeasuredTime(32, 0.513),
+)
 MEASURED_SHAPE = ProductShape("bfloat16", "affine", 4, 64, 5120, 17408)
 
 
@@ -143,7 +157,7 @@ def matrix_work() -> Work:
         1: np.zeros((outputs, inputs // 64), np.uint16),
         2: np.zeros((outputs, inputs // 64), np.uint16),
         3: np.zeros((rows, inputs), np.uint16),
-        4: Output(rows * outputs * 2, 2),
+        4: OutputBuffer(rows * outputs * 2, 2),
         **{index: np.array([size], np.int32) for index, size in ((5, inputs), (6, outputs), (7, rows))},
         **{index: np.zeros(8, np.int64) for index in range(8, 16)},
     }
@@ -181,7 +195,7 @@ def _times(times: int, reads: float, least: Work, most: Work) -> Spent:
     return Spent(reads, *({kind: times * number for kind, number in work.items()} for work in (least, most)))
 
 
-def step(chip: Chip, shapes: tuple[ProductShape, ...], spent: Spent) -> Milliseconds:
+def step(chip: AppleGpu, shapes: tuple[ProductShape, ...], spent: Spent) -> Milliseconds:
     """Return the time of the products of some shapes. The shorter time reads each weight once from memory, and spends
     the least; the longer one reads it as often as the kernel does.
     """
@@ -195,7 +209,7 @@ def table() -> Iterator[str]:
     """Yield the table, line by line."""
     yield "products of a step of an 8B model in 4 bits, ms: a model"
     if stale():
-        yield "our product's text has changed since it was compiled: python -m cortexmlx.metal.lab.agx.products FILE"
+        yield "our product's text has changed since it was compiled: run this command with --record FILE"
     yield f"{'rows':>4}" + "".join(f"{name + ', ours':>20}{'MLX':>16}" for name in ("M3 Max", "M4 Max", "M4"))
     for rows in (1, 4, 8, 9, 16, 24, 32):
         times = (
@@ -206,8 +220,8 @@ def table() -> Iterator[str]:
     yield ""
     yield "MLX's product of 5,120 to 17,408 on an M3 Max, ms: measured (mlx#3863), modelled; ours, modelled"
     for measured in MEASURED:
-        theirs, mine = (_one(kind(measured.rows)) for kind in (mlx, ours))
-        yield f"{measured.rows:>4}{measured.milliseconds:>10.3f}{theirs:>16}{mine:>16}"
+        of_mlx, of_ours = (_one(kind(measured.rows)) for kind in (mlx, ours))
+        yield f"{measured.rows:>4}{measured.milliseconds:>10.3f}{of_mlx:>16}{of_ours:>16}"
 
 
 def _one(spent: Spent) -> str:
@@ -215,6 +229,130 @@ def _one(spent: Spent) -> str:
     return f"{time.least:.2f} - {time.most:.2f}"
 
 
-if __name__ == "__main__":
+# The instructions for a quantized weight, in our product and in MLX's. MLX multiplies a few rows by `qmv`, which
+# dequantizes each weight for each row, or on newer chips by `qmv_wide`, which does so for each 5 rows, and more rows by
+# `qmm`, in tiles of 32. The headers that `qmm` is built from are beyond this dialect of Metal: see `matrix_work`.
+
+SHAPE = ProductShape("float16", "affine", 4, 64, 4096, 4096)
+"""What is compared: 4 bits in groups of 64, in halves."""
+
+_ARGUMENTS = """
+    const device uint32_t* w [[buffer(0)]], const device T* scales [[buffer(1)]], const device T* biases [[buffer(2)]],
+    const device T* x [[buffer(3)]], device T* y [[buffer(4)]], const constant int& inputs [[buffer(5)]],
+    const constant int& outputs [[buffer(6)]], const constant int& rows [[buffer(7)]],
+    uint3 group [[threadgroup_position_in_grid]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]"""
+_VECTOR_CALL = "qmv_fast_impl<T, 64, 4>(w, scales, biases, x, y, inputs, outputs, group, simdgroup, lane);"
+_WIDE_CALL = "qmv_wide_impl<T, 64, 4, {0}, 8>(w, scales, biases, x, y, inputs, outputs, rows, group, simdgroup, lane);"
+
+
+@dataclass(frozen=True)
+class ProductWork:
+    """A kernel that multiplies `rows` rows at a time, and what one turn of its innermost loop does."""
+
+    kernel: str
+    rows: int
+    weights: int
+    """Weights that a simdgroup multiplies in a turn of the loop that loads most."""
+    source: str
+
+
+@dataclass(frozen=True)
+class ProductCount:
+    """What a compiler makes of it."""
+
+    kernel: str
+    rows: int
+    half_registers: int
+    resident_threads: int
+    spills: int
+    per_weight: dict[str, float]
+    """Instructions of a simdgroup for a weight and all rows that are multiplied at a time, by class."""
+
+
+def workloads() -> Iterator[ProductWork]:
+    """Yield our product with one, two and three tiles of rows, and MLX's kernels for few rows."""
+    for rows in (8, 16, 24):
+        [text] = kernel_texts(Product(SHAPE, rows))
+        unit = opencl_unit(text.text, Instance(text.name, text.template, (SHAPE.threads, 1, 1)))
+        yield ProductWork("quantized_product", 8 * split(rows).tiles, OUTPUTS * SHAPE.group, unit)
+    yield ProductWork("qmv_fast", 1, 4 * 16 * 32, _of_mlx("qmv_fast_impl", _VECTOR_CALL))  # 4 outputs, 16 inputs a lane
+    for rows in (2, 3, 4, 5):
+        yield ProductWork(
+            "qmv_wide", rows, 8 * 32, _of_mlx("qmv_wide_impl", _WIDE_CALL.format(rows))
+        )  # 8 inputs a lane
+
+
+def _of_mlx(function: str, call: str) -> str:
+    """Return a kernel around a function of MLX's header. Numbers are passed by value, as a GPU keeps them."""
+    text = flatten(("quantized.h",))
+    helpers = text[: text.rindex("template <", 0, text.index("struct QuantizedBlockLoader"))]
+    at = text.index(f"METAL_FUNC void {function}(")
+    chosen = text[text.rindex("template <", 0, at) : text.index("\n}\n", at) + 3]
+    whole = "#define METAL_FUNC inline\n" + re.sub(r"const constant int&", "const int", helpers + chosen)
+    whole += f"\ntemplate <typename T>\n[[kernel]] void product({_ARGUMENTS}) {{ {call} }}\n"
+    return opencl_unit(whole, Instance("product", {"T": "float16_t"}, (32, 2, 1)))
+
+
+def read_count(work: ProductWork, output: CompilerOutput) -> ProductCount:
+    """Return what the compiler's output says.
+
+    Raises:
+        UnknownListing: no loop loads anything.
+    """
+    statistics, loops = read_statistics(output.statistics), find_loops(read_blocks(output.listing))
+    turn = max(loops, key=lambda loop: loop.loaded, default=None)
+    if turn is None or not turn.loaded:
+        raise UnknownListing(f"{work.kernel} has no loop that loads")
+    return ProductCount(
+        work.kernel,
+        work.rows,
+        statistics.half_registers,
+        statistics.resident_threads,
+        statistics.spills + statistics.fills,
+        {kind: turn.kinds[kind] / work.weights for kind in CLASSES if turn.kinds[kind]},
+    )
+
+
+def text_digest() -> str:
+    """Return a digest of the text of our product, as MLX would compile it."""
+    [text] = kernel_texts(Product(SHAPE, 16))
+    return hashlib.sha256(text.text.encode()).hexdigest()
+
+
+def record(target: Path) -> int:
+    """Compile the kernels, write the counts to `target`, print a line for each kernel, and return the exit status."""
+    compiler = find_compiler()
+    if compiler is None:
+        print(f"Mesa's compiler for Apple GPUs is not built: `{COMMAND}` builds it", file=sys.stderr)
+        return 1
+    counts = []
+    for work in workloads():
+        count = read_count(work, compiler.compile(work.source))
+        counts.append(asdict(count))
+        matrix = count.per_weight.get("matrix", 0.0)
+        print(
+            f"{count.kernel:<18}{count.rows:>3} rows  registers {count.half_registers:>3}  threads "
+            f"{count.resident_threads:>4}  spills {count.spills}  instructions for a weight "
+            f"{sum(count.per_weight.values()):.3f}, of them products of matrices {matrix:.3f}",
+            flush=True,
+        )
+    result = {"compiler": f"Mesa {compiler.mesa}, LLVM {compiler.llvm}", "text": text_digest(), "kernels": counts}
+    target.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, or record the instructions. Return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m cortexmlx.metal.lab.cost.products", description=__doc__)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="compile the kernels and write their instructions")
+    options = parser.parse_args(arguments)
+    if options.record is not None:
+        return record(options.record)
     for line in table():
         print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

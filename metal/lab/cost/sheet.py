@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from cortexmlx.metal.lab.compare import mlx_decode
-from cortexmlx.metal.lab.compare.mlx_decode import HELD, Shape
-from cortexmlx.metal.lab.compare.traffic import measure
 from cortexmlx.metal.lab.cost.choice import candidates, compiled, per_token
 from cortexmlx.metal.lab.cost.compiled import RECORD_AGAIN, CompiledKernel, kept_record
+from cortexmlx.metal.lab.cost.mlx_attention import HELD, MlxShape, has_two_pass_gqa, one_pass, two_pass, two_pass_gqa
+from cortexmlx.metal.lab.cost.traffic import measure
 from cortexmlx.metal.rules import Variant
 
 SHAPES = (
@@ -88,13 +87,13 @@ def _mlx(variant: Variant) -> Iterator[str]:
     others = variant.kv_bits or variant.softcap or variant.alibi or dim != variant.value_dim
     if others or dim not in (64, 96, 128, 192, 256):
         return
-    shape = Shape(dtype, dim, group, TOKENS)
+    shape = MlxShape(dtype, dim, group, TOKENS)
     launched = {
-        "sdpa_vector": mlx_decode.one_pass(shape),
-        "sdpa_vector_2pass_1": mlx_decode.two_pass(shape, _BLOCKS),
+        "sdpa_vector": one_pass(shape),
+        "sdpa_vector_2pass_1": two_pass(shape, _BLOCKS),
     }
-    if group == 8 and dim in HELD and mlx_decode.has_two_pass_gqa():
-        launched["sdpa_vector_2pass_1_gqa"] = mlx_decode.two_pass_gqa(shape, _BLOCKS, HELD[dim])
+    if group == 8 and dim in HELD and has_two_pass_gqa():
+        launched["sdpa_vector_2pass_1_gqa"] = two_pass_gqa(shape, _BLOCKS, HELD[dim])
     for kernel, report in launched.items():
         found = kept_record().find(kernel, f"{dtype}, head_dim {dim}")
         read = sum(b.bytes_read for b in list(report.buffers.values())[1:3])

@@ -5,8 +5,8 @@
 [Complaint(line=1, message='Metal has no double')]
 """
 
-from .diagnostics import Language
-from .frontend import Complaint, available
-from .judge import complaints
+from cortexmlx.metal.lab.legal.diagnostics import Language
+from cortexmlx.metal.lab.legal.frontend import Complaint, available
+from cortexmlx.metal.lab.legal.rules import complaints
 
 __all__ = ["Complaint", "Language", "available", "complaints"]

@@ -6,8 +6,8 @@ Each file is checked as the text of a kernel that MLX compiles: MLX's own preamb
 import sys
 from pathlib import Path
 
-from .diagnostics import Language
-from .judge import complaints
+from cortexmlx.metal.lab.legal.diagnostics import Language
+from cortexmlx.metal.lab.legal.rules import complaints
 
 
 def main(paths: list[str]) -> int:

@@ -1,4 +1,6 @@
-"""libclang as a GPU front end: it parses Metal text and gives diagnostics in Metal's words and the syntax tree."""
+"""libclang as a GPU front end: it parses Metal text, and gives diagnostics in Metal's words and the syntax tree."""
+
+from __future__ import annotations
 
 import atexit
 import ctypes
@@ -9,15 +11,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cortexmlx.errors import ToolchainMissing
+from cortexmlx.metal.lab.legal.diagnostics import Language, verdict
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
-
-from . import swizzles
-from .diagnostics import Language, verdict
-from .text import to_opencl
+from cortexmlx.metal.lab.legal.text import to_opencl
 
 DIALECT = Path(__file__).parent / "dialect"
 MAIN = "kernel.cl"
@@ -143,7 +144,7 @@ def _virtual(preamble: str) -> list[tuple[str, str]]:
     """
     library = '#pragma once\n#include "legal/library.h"\n'
     return [
-        (str(DIALECT / "legal" / "swizzles.h"), swizzles.header()),
+        (str(DIALECT / "legal" / "swizzles.h"), swizzle_header()),
         *((str(DIALECT / f"metal_{name}"), library) for name in _STANDARD_HEADERS),
         (str(DIALECT / "MetalPerformancePrimitives" / "MetalPerformancePrimitives.h"), library),
         (str(DIALECT / _PRELUDE), library + preamble),
@@ -241,3 +242,143 @@ def _judged(unit: Any, language: Language) -> Iterator[Complaint]:
                 yield Complaint(1, f"in {where.file}:{where.line}: {in_metal(said)}")
             continue
         yield Complaint(line, in_metal(said))
+
+
+# The syntax tree as a list of nodes: the text as it is written, and every instantiation of its templates. libclang
+# shows a template as it is written. The walk finds an instantiation at a call, or at an explicit instantiation that
+# text.py has named, and visits each once.
+
+_FUNCTIONS = {"FUNCTION_DECL", "CXX_METHOD", "CONSTRUCTOR", "DESTRUCTOR", "CONVERSION_FUNCTION"}
+FUNCTIONS = frozenset(_FUNCTIONS | {"FUNCTION_TEMPLATE"})
+_USES = {"CALL_EXPR", "DECL_REF_EXPR", "MEMBER_REF_EXPR", "OVERLOADED_DECL_REF"}
+
+
+@dataclass(frozen=True, eq=False)
+class TreeNode:
+    """A place in the tree."""
+
+    cursor: Any
+    kind: str
+    parent: TreeNode | None
+    instantiated: bool
+    """Whether this is part of an instantiation: a copy of what is written elsewhere."""
+
+    @property
+    def line(self) -> int:
+        """The line in the text."""
+        return int(self.cursor.location.line)
+
+    @property
+    def type(self) -> str:
+        """The canonical type: all names resolved, address spaces by the front end's names."""
+        return str(self.cursor.type.get_canonical().spelling)
+
+    def above(self) -> Iterator[TreeNode]:
+        """Yield the nodes around this one, from the inside out."""
+        node = self.parent
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def function(self) -> TreeNode | None:
+        """Return the function around this node, or None."""
+        return next((node for node in self.above() if node.kind in FUNCTIONS), None)
+
+
+def in_text(cursor: Any) -> bool:
+    """Whether the cursor is in the text itself, not in a header."""
+    file = cursor.location.file
+    return file is not None and file.name == MAIN
+
+
+def kind_of(cursor: Any) -> str:
+    """Return the name of the cursor's kind, or "UNKNOWN" for a kind that the bindings do not know. No rule needs such a
+    kind.
+    """
+    try:
+        return str(cursor.kind.name)
+    except ValueError:
+        return "UNKNOWN"
+
+
+def marks(cursor: Any) -> list[str]:
+    """Return the Metal attributes of a declaration."""
+    return [
+        child.spelling.removeprefix("metal ")
+        for child in cursor.get_children()
+        if kind_of(child) == "ANNOTATE_ATTR" and child.spelling.startswith("metal ")
+    ]
+
+
+def unwrapped(cursor: Any) -> Any:
+    """Return an expression without the implicit conversions and parentheses around it."""
+    while kind_of(cursor) in ("UNEXPOSED_EXPR", "PAREN_EXPR"):
+        inside = list(cursor.get_children())
+        if len(inside) != 1:
+            break
+        cursor = inside[0]
+    return cursor
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.nodes: list[TreeNode] = []
+        self.waiting: list[Any] = []
+        self.seen: set[int] = set()
+
+    def visit(self, cursor: Any, parent: TreeNode | None, instantiated: bool) -> None:
+        node = TreeNode(cursor, kind_of(cursor), parent, instantiated)
+        self.nodes.append(node)
+        if node.kind in _USES:
+            self._follow(cursor)
+        for child in cursor.get_children():
+            self.visit(child, node, instantiated)
+
+    def _follow(self, cursor: Any) -> None:
+        used = cursor.referenced
+        if used is None or kind_of(used) not in _FUNCTIONS or not in_text(used):
+            return
+        if used.hash in self.seen or template_of(used) is None:
+            return
+        self.seen.add(used.hash)
+        self.waiting.append(used)
+
+
+def walk(parsed: Parsed) -> list[TreeNode]:
+    """Return every node of the text in order, then the nodes of the instantiations."""
+    found = _Walk()
+    for cursor in parsed.unit.cursor.get_children():
+        if in_text(cursor):
+            found.visit(cursor, None, False)
+    while found.waiting:
+        found.visit(found.waiting.pop(), None, True)
+    return found.nodes
+
+
+# The swizzles of Metal's vectors (MSL 2.2) as member declarations: `v.xy`, `v.bgr`, `v.wwww`. A swizzle is a property
+# of the vector's class. One that repeats an element can only be read.
+
+_ELEMENT_NAMES = ("xyzw", "rgba")
+
+
+def _of_width(names: str, width: int) -> Iterator[str]:
+    for length in range(1, 5):
+        if length == 1 and names[0] == "x":
+            continue  # x, y, z and w are the elements themselves
+        read: list[str] = []
+        written: list[str] = []
+        for letters in product(names[:width], repeat=length):
+            (written if len(set(letters)) == length else read).append("".join(letters))
+        element = "T" if length == 1 else f"vec<T, {length}>"
+        for found, access in ((read, f"get = __get{length}"), (written, f"get = __get{length}, put = __put{length}")):
+            if found:
+                yield f"__declspec(property({access})) {element} {', '.join(found)};"
+
+
+def swizzle_header() -> str:
+    """Return one macro of declarations for each width: LEGAL_SWIZZLES_2, _3 and _4."""
+    lines = ["#pragma once"]
+    for width in (2, 3, 4):
+        members = " ".join(declaration for names in _ELEMENT_NAMES for declaration in _of_width(names, width))
+        lines.append(f"#define LEGAL_SWIZZLES_{width} {members}")
+    return "\n".join(lines) + "\n"

@@ -2,10 +2,10 @@
 traffic.
 """
 
-from .dispatch.sparse import SparseArray
-from .kernel import MetalKernel, metal_kernel
-from .report import BufferReport, Fault, Finding, LaunchReport
-from .settings import Recording, Settings, options, recording
+from cortexmlx.metal.lab.sim.buffers import SparseArray
+from cortexmlx.metal.lab.sim.kernel import MetalKernel, metal_kernel
+from cortexmlx.metal.lab.sim.report import BufferReport, Fault, Finding, LaunchReport
+from cortexmlx.metal.lab.sim.settings import Recording, SimSettings, options, recording
 
 __all__ = [
     "BufferReport",
@@ -14,7 +14,7 @@ __all__ = [
     "LaunchReport",
     "MetalKernel",
     "Recording",
-    "Settings",
+    "SimSettings",
     "SparseArray",
     "metal_kernel",
     "options",

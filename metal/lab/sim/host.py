@@ -23,18 +23,15 @@ from cortexmlx.metal.lab.legal.msl import (
     closing,
     split,
 )
-
-from . import settings
-from .built import build
-from .dispatch.buffers import BufferSpec, Dispatch, Triple
-from .dispatch.launch import Launched, run
-from .toolchain import SHIM, Build, mlx_headers
-from .translation.entry import attribute_value, entry_point
-from .translation.rewrite import to_cpp
+from cortexmlx.metal.lab.sim import settings
+from cortexmlx.metal.lab.sim.buffers import BufferSpec, LaunchSpec, Triple
+from cortexmlx.metal.lab.sim.cpp import attribute_value, entry_point, to_cpp
+from cortexmlx.metal.lab.sim.launch import Launched, run
+from cortexmlx.metal.lab.sim.toolchain import SHIM, Build, build, mlx_headers
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputBuffer:
     """A buffer that the kernel writes."""
 
     nbytes: int
@@ -57,12 +54,10 @@ def _preamble_headers() -> set[str]:
     return seen
 
 
-def flatten(headers: Sequence[str], marked: bool = False) -> str:
+def flatten(headers: Sequence[str]) -> str:
     """Return the text of MLX's headers with their includes in place, each header once.
 
-    Headers that the preamble includes are left out. Headers that the shim replaces stay includes. With `marked`,
-    `#line` names the header and line of the text that follows ("mlx:reduction:ops.h": a compiler would cut a name with
-    slashes).
+    Headers that the preamble includes are left out. Headers that the shim replaces stay includes.
     """
     seen = _preamble_headers()
 
@@ -73,15 +68,7 @@ def flatten(headers: Sequence[str], marked: bool = False) -> str:
         if (SHIM / name).exists():
             return f'#include "{name}"\n'
         text = (mlx_headers() / name).read_text().replace("#pragma once", "")
-        if not marked:
-            return INCLUDE.sub(lambda match: body(match.group(1)), text)
-        mark = "mlx:" + name.removeprefix(KERNEL_FOLDER).replace("/", ":")
-
-        def included(match: re.Match[str]) -> str:
-            line = text.count("\n", 0, match.end()) + 2
-            return f'{body(match.group(1))}\n#line {line} "{mark}"'
-
-        return f'#line 1 "{mark}"\n' + INCLUDE.sub(included, text)
+        return INCLUDE.sub(lambda match: body(match.group(1)), text)
 
     return "\n".join(body(KERNEL_FOLDER + header) for header in headers)
 
@@ -104,7 +91,6 @@ def _split_parameters(text: str, function: str) -> list[str]:
 _HOST_ARGUMENTS = """
 struct sim_pointer { void* at; template <class T> operator T*() const { return (T*)at; } };
 struct sim_reference { void* at; template <class T> operator T&() const { return *(T*)at; } };
-static const ulong sim_absent[8] = {};
 struct sim_triple {
   uint3 v;
   operator metal::vec<uint, 3>() const { return v; }
@@ -135,7 +121,7 @@ class HostKernel:
         constants: Mapping[str, int | bool],
         before: str = "",
     ) -> None:
-        text = blank_comments(before + flatten(headers, settings.current().coverage))
+        text = blank_comments(before + flatten(headers))
 
         def value(match: re.Match[str]) -> str:
             kind, name = match.groups()
@@ -163,14 +149,12 @@ class HostKernel:
             return f"sim_triple{{{expression}}}" if "SIM_3" in expression or "uint3" in expression else expression
         wrapper = "sim_reference" if "&" in kind else "sim_pointer"
         if buffer.group(2) and not constants.get(buffer.group(2)):
-            # Unoptimised code loads every argument that a call passes on, even an unused one.
-            absent = "(void*)sim_absent" if settings.current().coverage else "nullptr"
-            return f"{wrapper}{{{absent}}}"
+            return f"{wrapper}{{nullptr}}"
         self._slots.append(int(buffer.group(1)))
         return f"{wrapper}{{b[{len(self._slots) - 1}]}}"
 
     def __call__(
-        self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], groups: Triple, threadgroup: Triple
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | OutputBuffer], groups: Triple, threadgroup: Triple
     ) -> Launched:
         """Run `groups` threadgroups. `buffers` maps the index in `[[buffer(n)]]` to an input array or an Output.
 
@@ -185,20 +169,20 @@ class HostKernel:
         return tuple(self._slots)
 
     def over(
-        self, buffers: Mapping[int, npt.NDArray[np.generic] | Output], threads: Triple, threadgroup: Triple
+        self, buffers: Mapping[int, npt.NDArray[np.generic] | OutputBuffer], threads: Triple, threadgroup: Triple
     ) -> Launched:
         """Run a grid of `threads`. Its last threadgroups may be smaller (Metal's `dispatchThreads`)."""
         current = settings.current()
         specs = []
         for index in self._slots:
             given = buffers[index]
-            if isinstance(given, Output):
+            if isinstance(given, OutputBuffer):
                 specs.append(
                     BufferSpec(f"buffer({index})", given.before, given.nbytes, given.item_bytes, writable=True)
                 )
             else:
                 data = np.ascontiguousarray(given)
                 specs.append(BufferSpec(f"buffer({index})", data, data.nbytes, data.itemsize))
-        dispatch = Dispatch(self.name, self._text, specs, threads, threadgroup)
+        dispatch = LaunchSpec(self.name, self._text, specs, threads, threadgroup)
         zeroed = build(self._unit, Build.ZEROED) if current.poison else None
         return run(dispatch, build(self._unit, current.build), current, zeroed)

@@ -1,6 +1,8 @@
 """`metal_kernel`: the constructor and call of `mx.fast.metal_kernel`, executed on the CPU."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +10,17 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from cortexmlx.errors import KernelCompileError
+from cortexmlx.metal.lab import legal
 from cortexmlx.metal.lab.legal.msl import PREAMBLE
+from cortexmlx.metal.lab.sim import settings
+from cortexmlx.metal.lab.sim.buffers import MAX_ALIGNMENT, BufferSpec, LaunchSpec, SparseArray, host_view, offset_of
+from cortexmlx.metal.lab.sim.cpp import translation_unit
+from cortexmlx.metal.lab.sim.launch import run
+from cortexmlx.metal.lab.sim.report import LaunchReport
+from cortexmlx.metal.lab.sim.source import BufferParam, KernelText, Role, TemplateArgs, generate
+from cortexmlx.metal.lab.sim.toolchain import Build, build, cache_folder, content_key
 from cortexmlx.types.arrays import dtype_name
-
-from . import settings
-from .built import build
-from .dispatch.buffers import MAX_ALIGNMENT, BufferSpec, Dispatch, host_view, offset_of
-from .dispatch.launch import run
-from .dispatch.sparse import SparseArray
-from .report import LaunchReport
-from .toolchain import Build
-from .translation.entry import translation_unit
-from .translation.legality import check
-from .translation.source import BufferParam, KernelText, Role, TemplateArgs, generate
 
 Scalar = bool | int | float
 HostView = npt.NDArray[np.generic] | SparseArray
@@ -145,22 +145,19 @@ class MetalKernel:
         specs = [_buffer(p, views, offsets, dtypes, outputs, init_value) for p in kernel.buffers]
         threads = (grid[0], grid[1], grid[2]), (threadgroup[0], threadgroup[1], threadgroup[2])
         zeroed = build(translation_unit(kernel), Build.ZEROED) if current.poison else None
-        launched = run(Dispatch(self.name, kernel.text, specs, *threads), library, current, zeroed)
+        launched = run(LaunchSpec(self.name, kernel.text, specs, *threads), library, current, zeroed)
         self.last_report = launched.report
         return [
             to_array(data, shape, dtype)
             for data, (shape, dtype) in zip(launched.outputs, outputs.values(), strict=True)
         ]
 
-    def _library(self, kernel: KernelText, current: settings.Settings) -> Path:
+    def _library(self, kernel: KernelText, current: settings.SimSettings) -> Path:
         key = (kernel.text, current.static_pass, current.build)
         if key not in self._libraries:
             if current.static_pass:
-                check(self.name, kernel.text, PREAMBLE)
-            unit = translation_unit(kernel)
-            if current.coverage:
-                unit = unit.replace('#line 1 "kernel"', f'#line 1 "custom:{self.name}"', 1)
-            self._libraries[key] = build(unit, current.build)
+                refuse_illegal_text(self.name, kernel.text)
+            self._libraries[key] = build(translation_unit(kernel), current.build)
         return self._libraries[key]
 
     def _view(self, array: mx.array | SparseArray) -> HostView:
@@ -222,3 +219,50 @@ def _buffer(
 
 metal_kernel = MetalKernel
 """A drop-in for `mx.fast.metal_kernel` that runs on the CPU. Every math mode computes as "safe" does."""
+
+
+# Refuse text that is valid C++ but not valid Metal, before it first runs.
+
+SHOWN = 8
+
+
+@cache
+def _own_text() -> str:
+    """Return the source of the checker, for the cache key: another version may refuse other texts."""
+    folder = Path(legal.__file__).parent
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".h")]
+    return "".join(path.read_text() for path in files)
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "the simulator runs Metal text without judging whether Metal would take it: install the front end with "
+        "`pip install libclang==18.1.1`",
+        stacklevel=2,
+    )
+
+
+def refuse_illegal_text(name: str, text: str) -> None:
+    """Refuse kernel text that a Metal compiler would refuse, as Metal 3.1 (macOS 14). The cache keeps accepted texts by
+    content.
+
+    Without the libclang wheel nothing is checked, and one warning says so.
+
+    Raises:
+        KernelCompileError: Metal would refuse the text. The message has a sentence and the line for the first
+            complaints.
+    """
+    if not legal.available():
+        _warn_once()
+        return
+    passed = cache_folder() / f"{content_key('legal', _own_text(), PREAMBLE, text)}.ok"
+    if passed.exists():
+        return
+    found = legal.complaints(text, legal.Language.METAL_3_1)
+    if found:
+        lines = text.splitlines()
+        said = [f'{name}: line {c.line}: {c.message} ("{lines[c.line - 1].strip()[:90]}")' for c in found[:SHOWN]]
+        raise KernelCompileError("\n".join(said))
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    passed.touch()

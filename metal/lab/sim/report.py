@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 
 class Fault(Enum):
@@ -103,8 +102,6 @@ class LaunchReport:
     findings: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     """Divergent operations whose result cannot depend on the divergence. They never raise."""
-    library: Path
-    """The built kernel that ran."""
 
     @property
     def simd_ops(self) -> dict[str, int]:

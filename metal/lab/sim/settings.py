@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .report import Fault, LaunchReport
-from .toolchain import Build
+from cortexmlx.metal.lab.sim.report import Fault, LaunchReport
+from cortexmlx.metal.lab.sim.toolchain import Build
 
 
 @dataclass(frozen=True)
-class Settings:
+class SimSettings:
     """How launches are simulated."""
 
     checked: bool = True
@@ -33,14 +33,10 @@ class Settings:
     """Seconds of processor time that a launch may run without any thread reaching its end."""
     allow: frozenset[Fault] = frozenset()
     """Faults that are reported but do not raise."""
-    coverage: bool = False
-    """Whether a launch records which basic blocks run, and watches nothing else."""
 
     @property
     def build(self) -> Build:
         """The way to compile kernels."""
-        if self.coverage:
-            return Build.COVERAGE
         return Build.CHECKED if self.checked else Build.FAST
 
 
@@ -60,20 +56,20 @@ class _State:
     """Settings and recordings of the whole process, because kernels run on whichever thread owns MLX."""
 
     def __init__(self) -> None:
-        self.settings = Settings()
+        self.settings = SimSettings()
         self.recordings: tuple[Recording, ...] = ()
 
 
 _state = _State()
 
 
-def current() -> Settings:
+def current() -> SimSettings:
     """Return the current settings."""
     return _state.settings
 
 
 @contextmanager
-def options(**changes: Any) -> Iterator[Settings]:
+def options(**changes: Any) -> Iterator[SimSettings]:
     """Change fields of Settings for the launches inside the block."""
     before = _state.settings
     _state.settings = replace(before, **changes)

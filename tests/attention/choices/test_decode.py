@@ -10,7 +10,7 @@ import pytest
 
 from cortexmlx.attention import reference
 from cortexmlx.attention import ways as decode
-from cortexmlx.attention.paged import Derived, PagedKV
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.attention.ways import (
     PLAIN,
     BatchClass,
@@ -61,47 +61,47 @@ def queries_of(kv: PagedKV, flat: int | None = None) -> mx.array:
 
 def test_without_choices_the_rules_choose(taken: list[Way]) -> None:
     backend, kv = ReferenceAttention(), kv_of([20, 9])
-    got = backend.attend(queries_of(kv), kv, scale=1.0)
-    assert np.array_equal(np.array(got), np.array(reference.attend(queries_of(kv), kv, scale=1.0)))
+    got = backend.attend(queries_of(kv), kv, AttentionParams(1.0))
+    assert np.array_equal(np.array(got), np.array(reference.attend(queries_of(kv), kv, AttentionParams(1.0))))
     assert taken == []
 
 
 def test_the_way_of_a_class_serves_its_steps_and_no_others(taken: list[Way]) -> None:
     backend = ReferenceAttention()
     kv = kv_of([20, 9])
-    key = layer_key(queries_of(kv), kv, None, None, None)
+    key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
     backend.choices.take({(key, BatchClass(4, 512)): Way.GATHER, (key, BatchClass(1, 512, True)): Way.VIEW})
     for lengths in ([20, 9], [20], [600, 3]):
         kv = kv_of(lengths)
-        backend.attend(queries_of(kv), kv, scale=1.0)
+        backend.attend(queries_of(kv), kv, AttentionParams(1.0))
     assert taken == [Way.GATHER, Way.VIEW]
     kv = kv_of([20])
-    backend.attend(queries_of(kv), kv, scale=1.0, sinks=mx.zeros(4))
+    backend.attend(queries_of(kv), kv, AttentionParams(1.0, sinks=mx.zeros(4)))
     assert taken == [Way.GATHER, Way.VIEW], "a layer with sinks is another layer"
 
 
 def test_a_row_keeps_its_way_within_a_decode_window(taken: list[Way]) -> None:
     """511 tokens become 527 with the tail's, which would be another class at the window's beginning."""
     backend, kv = ReferenceAttention(), kv_of([511])
-    key = layer_key(queries_of(kv), kv, None, None, None)
+    key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
     backend.choices.take({(key, BatchClass(1, 512, True)): Way.VIEW})
     for tail in range(1, 17):
         kv.tail_tokens = tail
-        backend.attend(queries_of(kv), kv, scale=1.0)
+        backend.attend(queries_of(kv), kv, AttentionParams(1.0))
     assert taken == [Way.VIEW] * 16
 
 
 def test_pieces_are_computed_as_ever(taken: list[Way]) -> None:
     piece = PrefillPiece(1, 4, 5, KVHandle(10, 1), None)
     backend, kv = ReferenceAttention(), kv_of([20], tail=0, pieces=(piece,))
-    key = layer_key(queries_of(kv), kv, None, None, None)
+    key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
     backend.choices.take({(key, BatchClass(1, 512, True)): Way.VIEW})
     queries = queries_of(kv, 4)
-    got, wanted = (a.attend(queries, kv, scale=1.0) for a in (backend, reference))
+    got, wanted = (a.attend(queries, kv, AttentionParams(1.0)) for a in (backend, reference))
     assert taken == [Way.VIEW] and got.shape == wanted.shape
     assert np.allclose(np.array(got), np.array(wanted), atol=1e-6)
     only = kv_of([], tail=0, pieces=(PrefillPiece(0, 3, 5, KVHandle(10, 1), None),))
-    backend.attend(queries_of(only, 3), only, scale=1.0)
+    backend.attend(queries_of(only, 3), only, AttentionParams(1.0))
     assert taken == [Way.VIEW]
 
 
@@ -110,10 +110,10 @@ def test_a_reproducible_backend_has_one_way_for_all_steps(taken: list[Way]) -> N
     backend.choices.reproducible = True
     for lengths in ([20], [20, 9], [600] * 5):
         kv = kv_of(lengths)
-        backend.attend(queries_of(kv), kv, scale=1.0)
+        backend.attend(queries_of(kv), kv, AttentionParams(1.0))
     half = kv_of([20, 9], dtype="float16")
-    backend.attend(queries_of(half), half, scale=1.0)
-    backend.attend(queries_of(half), half, scale=1.0, slopes=mx.zeros(4))
+    backend.attend(queries_of(half), half, AttentionParams(1.0))
+    backend.attend(queries_of(half), half, AttentionParams(1.0, slopes=mx.zeros(4)))
     assert taken == [Way.ROWS] * 3 + [Way.REFERENCE, Way.ROWS]
 
 
@@ -123,11 +123,8 @@ def test_the_way_that_is_told_is_the_way_that_is_taken() -> None:
         layer = LayerAttention(dtype, 4, SPEC, 8, 1.0, softcap, sinks, False, None)
         kv = kv_of([20], dtype=dtype)
         kind = None if sinks is None else mx.zeros(4, mx.float16)
-        assert backend.fixed_way(layer) is backend_way(backend, kv, kind, softcap)
+        backend.choices.reproducible = True
+        taken = backend._way(queries_of(kv), kv, AttentionParams(1.0, kind, softcap))
+        assert backend.fixed_way(layer) is taken
     assert reproducible_way(True, True, True, False) is Way.ROWS
     assert reproducible_way(True, True, False, False) is Way.REFERENCE
-
-
-def backend_way(backend: ReferenceAttention, kv: PagedKV, sinks: mx.array | None, softcap: float | None) -> Way | None:
-    backend.choices.reproducible = True
-    return backend._way(queries_of(kv), kv, sinks, softcap, None)

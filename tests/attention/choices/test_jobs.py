@@ -11,7 +11,8 @@ import pytest
 
 from cortexmlx.attention import choices as made
 from cortexmlx.attention.choices import Slabs, attention_jobs, fixed_jobs, take_choices
-from cortexmlx.attention.ways import AttendRows, BatchClass, LayerAttention, ReferenceAttention, Way
+from cortexmlx.attention.paged import Attend
+from cortexmlx.attention.ways import BatchClass, LayerAttention, ReferenceAttention, Way
 from cortexmlx.errors import MemoryRefused
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import ChoiceSource
@@ -34,7 +35,7 @@ class Scripted(ReferenceAttention):
     def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
         return tuple(way for way in (Way.VECTOR, Way.MATRIX) if way in self.seconds)
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> AttendRows:
+    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
         real = super().attend_by(Way.REFERENCE if way in self.own_ways(layer) else way, layer)
 
         def attend(*given: Any) -> mx.array:
@@ -51,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     real = made.TimedProblem.run
 
-    def run(self: Any, attend: AttendRows) -> Callable[[], None]:
+    def run(self: Any, attend: Attend) -> Callable[[], None]:
         return lambda: real(self, attend)()
 
     monkeypatch.setattr(made.TimedProblem, "run", run)
@@ -145,7 +146,7 @@ def test_an_error_of_a_way_does_not_stay_in_the_stream(monkeypatch: pytest.Monke
     monkeypatch.setattr(mx, "synchronize", lambda: waited.append(True))
     backend = ReferenceAttention()
 
-    def failing(way: Way, layer: LayerAttention) -> AttendRows:
+    def failing(way: Way, layer: LayerAttention) -> Attend:
         if way is Way.VIEW:
             raise RuntimeError("[METAL] Command buffer execution failed")
         return ReferenceAttention.attend_by(backend, way, layer)

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import AttentionParams, PagedKV
 from cortexmlx.attention.ways import LayerAttention, layer_key, layers_of
 from cortexmlx.kv.spec import KVSpec
 from support.engine.core_driver import Driver
@@ -61,10 +61,10 @@ def test_steps_ask_by_the_keys_that_were_found(name: str, tiny: Tiny, monkeypatc
     asked = set()
     attend = driver.core.backend.attend
 
-    def noting(queries: mx.array, kv: PagedKV, **options: Any) -> mx.array:
+    def noting(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         if kv.step.rows:
-            asked.add(layer_key(queries, kv, *(options.get(name) for name in ("sinks", "softcap", "slopes"))))
-        return attend(queries, kv, **options)
+            asked.add(layer_key(queries, kv, params))
+        return attend(queries, kv, params)
 
     monkeypatch.setattr(driver.core.runner, "_attend", noting)
     driver.answers([[5, 6, 7]], 4)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.attention import ways as row_by_row
-from cortexmlx.attention.paged import PagedKV
+from cortexmlx.attention.paged import AttentionParams, PagedKV
 from cortexmlx.attention.ways import ReferenceAttention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
@@ -75,14 +75,8 @@ def attended(
     newest = tuple(mx.stack(list(each)) for each in zip(*tails, strict=True)) if tail else None
     kv = PagedKV(arena, 0, step, newest, tail, kind, attend, quantization=quantization)
     queries = mx.array(np.stack([row.query for row in rows]))[:, :, None].astype(kind)
-    out = attend(queries, kv, scale=0.25, **more)
+    out = attend(queries, kv, AttentionParams(0.25, **more))
     return [np.array(out[number].astype(mx.float32)) for number in range(len(rows))]
-
-
-def by_rows(
-    queries: Any, kv: PagedKV, *, scale: float, sinks: Any = None, softcap: Any = None, slopes: Any = None
-) -> Any:
-    return row_by_row.attend_rows(queries, kv, scale, sinks, softcap, slopes)
 
 
 WINDOWS = [AttentionWindow(), AttentionWindow(20), AttentionWindow(5), AttentionWindow(16, chunked=True)]
@@ -101,9 +95,9 @@ def test_the_same_bits_alone_and_in_any_batch(data: st.DataObject) -> None:
         more["softcap"] = 2.0
     if draw(st.booleans()):
         more["slopes"] = mx.array(np.linspace(0.01, 0.5, HEADS * GROUP).astype(np.float32))
-    together = attended(rows, draw(st.integers(0, 16)), window, scattered, by_rows, **more)
+    together = attended(rows, draw(st.integers(0, 16)), window, scattered, row_by_row.attend_rows, **more)
     for row, result in zip(rows, together, strict=True):
-        [alone] = attended([row], draw(st.integers(0, 16)), window, draw(st.booleans()), by_rows, **more)
+        [alone] = attended([row], draw(st.integers(0, 16)), window, draw(st.booleans()), row_by_row.attend_rows, **more)
         assert np.array_equal(alone, result)
 
 

@@ -20,7 +20,7 @@ def test_both_kernels_are_measured_in_bytes_of_keys_and_values() -> None:
 
 
 def test_a_kernel_that_computes_something_else_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "paged_attention", lambda queries, kv, *, scale: queries)
+    monkeypatch.setattr(kernels, "paged_attention", lambda queries, kv, params: queries)
     with pytest.raises(CortexError, match="differ"):
         measure([SMALL], 8, "reference", 1, lambda what: None)
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 
 from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
-from cortexmlx.server.request_log import Logged, Tokens
+from cortexmlx.server.settings import LoggedRequest, RequestTokens
 
 
 def test_a_line_for_people() -> None:
-    line = line_of(Logged("POST", "/v1/x\x1b[2J\n", 200, 1.234, Tokens(1200, 1000, 7), "a\nb"), LogFormat.text, 0.0)
+    line = line_of(
+        LoggedRequest("POST", "/v1/x\x1b[2J\n", 200, 1.234, RequestTokens(1200, 1000, 7), "a\nb"), LogFormat.text, 0.0
+    )
     assert line[8:] == " POST /v1/x␛[2J␊ 200 1.23 s · a␊b · 1,200 (1,000 cached) + 7 tokens"
-    assert line_of(Logged("GET", "/", 404, 0.0, None), LogFormat.text, 0.0)[8:] == " GET / 404 0.00 s"
+    assert line_of(LoggedRequest("GET", "/", 404, 0.0, None), LogFormat.text, 0.0)[8:] == " GET / 404 0.00 s"
 
 
 def test_a_line_as_json() -> None:
-    line = line_of(Logged("POST", "/a\nb", 200, 0.12345, Tokens(3, 2, 1)), LogFormat.json, 12.3456)
+    line = line_of(LoggedRequest("POST", "/a\nb", 200, 0.12345, RequestTokens(3, 2, 1)), LogFormat.json, 12.3456)
     expected = {"time": 12.346, "method": "POST", "path": "/a\nb", "status": 200, "seconds": 0.1235, "model": None}
     assert json.loads(line) == {**expected, "prompt": 3, "cached": 2, "answer": 1} and "\n" not in line
 

@@ -12,11 +12,11 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError, ToolchainMissing
 from cortexmlx.metal.lab.agx import compiler as agx
-from cortexmlx.metal.lab.agx.compiler import Compiler, build_compiler, cache_folder, find_compiler
+from cortexmlx.metal.lab.agx.__main__ import CompiledWork, read_result
+from cortexmlx.metal.lab.agx.compiler import MesaCompiler, build_compiler, cache_folder, find_compiler
 from cortexmlx.metal.lab.agx.kernels import mlx_kernels, our_kernels, prefill_kernel
 from cortexmlx.metal.lab.agx.listing import find_loops, read_blocks
 from cortexmlx.metal.lab.agx.opencl import Instance, opencl_unit
-from cortexmlx.metal.lab.agx.report import Result, read_result
 from cortexmlx.metal.lab.cost.choice import ISSUE_CYCLES
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
 from cortexmlx.metal.rules import VARIANTS, Variant
@@ -41,7 +41,7 @@ def test_what_was_built_is_found_by_its_versions(tmp_path: Path, monkeypatch: py
     assert folder.parent == tmp_path
     folder.mkdir()
     (folder / "versions").write_text("mesa=25.0.7-1\nllvm=19\nspirv=19.1\n")
-    assert find_compiler() == Compiler(folder, "25.0.7-1", 19)
+    assert find_compiler() == MesaCompiler(folder, "25.0.7-1", 19)
 
 
 def test_without_a_folder_of_its_own_it_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_the_three_programs_run_one_after_the_other(tmp_path: Path, monkeypatch:
     program(tmp_path / "clang-19", 'echo "$4" >> "$0.log"; cat "${@: -3:1}" > "${@: -1}"')
     program(tmp_path / "llvm-spirv-19", 'tr a-z A-Z < "${@: -3:1}" > "${@: -1}"')
     program(tmp_path / "asahi_clc", 'cat "$1"; echo "$AGX_MESA_DEBUG" >&2')
-    output = Compiler(tmp_path, "25.0.7", 19).compile("a kernel\n!opencl.cxx.version = !{!3}\n")
+    output = MesaCompiler(tmp_path, "25.0.7", 19).compile("a kernel\n!opencl.cxx.version = !{!3}\n")
     assert (output.listing.strip(), output.statistics) == ("A KERNEL", "shaders,shaderdb,internal\n")
     assert (tmp_path / "clang-19.log").read_text().split() == ["cl", "ir"]
 
@@ -82,13 +82,13 @@ def test_who_refuses_a_kernel_is_named_with_what_it_said(tmp_path: Path, monkeyp
     program(tmp_path / "clang-19", 'touch "${@: -1}"')
     program(tmp_path / "llvm-spirv-19", f"printf '{noise}cannot translate this\\n' >&2; exit 3")
     with pytest.raises(KernelCompileError, match=r"^llvm-spirv failed \(3\):\ncannot translate this$"):
-        Compiler(tmp_path, "25.0.7", 19).compile("")
+        MesaCompiler(tmp_path, "25.0.7", 19).compile("")
 
 
 def test_a_program_that_is_not_there_is_no_fault_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolchainMissing, match="clang-19 is not there"):
-        Compiler(tmp_path, "25.0.7", 19).compile("")
+        MesaCompiler(tmp_path, "25.0.7", 19).compile("")
 
 
 def compiled(body: str) -> tuple[Counter[str], str]:
@@ -178,7 +178,7 @@ def test_mlx_kernels_are_understood() -> None:
         assert counts is not None and counts["reduce"] == 1 and counts["fma"] == 2 * numbers, workload.kernel
 
 
-def decode(variant: Variant) -> Result:
+def decode(variant: Variant) -> CompiledWork:
     """A variant's decode kernel, compiled."""
     assert BUILT is not None
     workload = next(iter(our_kernels(variant)))

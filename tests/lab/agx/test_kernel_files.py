@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +50,10 @@ def test_every_variant_has_its_three_kernels_and_each_is_written_once(
 ) -> None:
     folder = tmp_path / "new" / "texts"
     assert main([str(folder)]) == 0
-    names = {path.stem for path in folder.iterdir()}
-    assert names == {Path(file_name(k)).stem for v in CHECKED for k in kernel_texts(v)} and len(names) > len(CHECKED)
+    names = {path.name for path in folder.iterdir()}
+    texts = {kernel.name: file_name(kernel) for variant in CHECKED for kernel in kernel_texts(variant)}
+    assert names == {*texts.values()} and len(names) == len(texts) > len(CHECKED), "no two are one"
+    assert max(map(len, names)) <= 255 < max(map(len, texts)), "what a file system takes, and what there is"
     assert capsys.readouterr().out == f"{len(names)} kernels of {len(CHECKED)} variants in {folder}\n"
     assert main([]) == 2 and "FOLDER" in capsys.readouterr().err
 
@@ -68,7 +69,7 @@ def test_a_file_needs_nothing_beside_it_and_a_diagnostic_names_its_line() -> Non
         assert int(number) == before.count("\n") + 1 and text[len(before) :] == kernel.text
 
 
-@pytest.mark.parametrize("version", [310, 320, 400])
+@pytest.mark.parametrize("version", [310, 400])
 def test_the_preamble_is_what_the_preprocessor_makes_of_mlx_headers(version: int, tmp_path: Path) -> None:
     """Judged by clang: the headers included, and the preamble as one text, are the same tokens."""
     sources = {"included": '#include "mlx/backend/metal/kernels/utils.h"\n', "whole": preamble()}
@@ -84,16 +85,3 @@ def test_the_preamble_is_what_the_preprocessor_makes_of_mlx_headers(version: int
         assert done.returncode == 0, done.stderr
         tokens[name] = done.stdout.split()
     assert len(tokens["whole"]) > 1000 and tokens["whole"] == tokens["included"]
-
-
-def test_it_runs_as_a_module(tmp_path: Path) -> None:
-    """Where no GPU is: nothing is evaluated."""
-    command = [sys.executable, "-m", "cortexmlx.metal.lab.agx.kernel_files", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and any(tmp_path.iterdir()), done.stderr
-
-
-def test_a_file_system_takes_the_name_of_every_kernel_and_no_two_are_one() -> None:
-    texts = {kernel.name: file_name(kernel) for variant in CHECKED for kernel in kernel_texts(variant)}
-    assert max(map(len, texts.values())) <= 255 < max(map(len, texts)), "what a file system takes, and what there is"
-    assert len({*texts.values()}) == len(texts) > 50

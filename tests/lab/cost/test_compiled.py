@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from cortexmlx.metal.lab.cost.choice import candidates, compiled
-from cortexmlx.metal.lab.cost.compiled import Record, UnusableRecord, keep, kept_record, make_record, read_record, texts
+from cortexmlx.metal.lab.cost.compiled import (
+    CompilerRecord,
+    UnusableRecord,
+    keep,
+    kept_record,
+    make_record,
+    read_record,
+    texts,
+)
 from cortexmlx.metal.lab.cost.sheet import SHAPES
 from cortexmlx.metal.rules import VARIANTS
 
@@ -77,7 +85,7 @@ def test_what_is_no_record_is_refused(text: str) -> None:
         read_record(text)
 
 
-def _kept() -> Record:
+def _kept() -> CompilerRecord:
     record = kept_record()
     if record.stale():
         pytest.skip(f"changed since it was compiled: {', '.join(record.stale())}")

@@ -8,7 +8,7 @@ import pytest
 
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.metal.lab import sim
-from cortexmlx.metal.lab.cost.prefill import END, FIRST, PrefillCost, count, ours, squares, steel, table, unfused
+from cortexmlx.metal.lab.cost.prefill import END, FIRST, PrefillCost, count, fused, ours, squares, table, unfused
 from cortexmlx.metal.prefill import PrefillVariant, why_ours
 
 SOURCE = """
@@ -67,7 +67,7 @@ def test_products_are_those_of_the_slices_that_a_tile_sees() -> None:
 
 @pytest.mark.parametrize(("dim", "window"), [(64, 128), pytest.param(128, 128, marks=pytest.mark.slow)])
 def test_mlx_computes_what_a_window_hides_and_ours_does_not(dim: int, window: int) -> None:
-    mine, theirs = ours(variant(dim), window), steel("float16", dim, 4, window)
+    mine, theirs = ours(variant(dim), window), fused("float16", dim, 4, window)
     assert theirs.products > 1.5 * mine.products and theirs.loads > mine.loads
     assert why_ours(variant(dim), AttentionWindow(window), matrix_units=False) is not None
 
@@ -75,7 +75,7 @@ def test_mlx_computes_what_a_window_hides_and_ours_does_not(dim: int, window: in
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 128])
 def test_without_a_window_both_compute_the_same_products(dim: int) -> None:
-    assert ours(variant(dim)).products == steel("float16", dim, 4).products
+    assert ours(variant(dim)).products == fused("float16", dim, 4).products
     assert why_ours(variant(dim), AttentionWindow(), matrix_units=False) is None
 
 

@@ -1,22 +1,33 @@
-"""The model of a step's quantized products: measurements that it never saw, and what must be so of any model."""
+"""The model of a step's quantized products: measurements that it never saw, what must be so of any model, and the
+instructions that it is made of.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from cortexmlx.metal.lab.agx.compiler import CompilerOutput
+from cortexmlx.metal.lab.agx.listing import UnknownListing
 from cortexmlx.metal.lab.cost import products
 from cortexmlx.metal.lab.cost.products import (
     CHIPS,
     MEASURED,
     MEASURED_SHAPE,
-    Measured,
+    MeasuredTime,
+    ProductWork,
+    main,
     matrix_work,
     mlx,
     model_8b,
     ours,
+    read_count,
     stale,
     step,
     table,
+    text_digest,
+    workloads,
 )
 
 
@@ -30,7 +41,7 @@ def test_a_stale_record_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("measured", MEASURED, ids=lambda m: f"{m.rows} rows")
-def test_mlx_takes_about_what_the_model_says(measured: Measured) -> None:
+def test_mlx_takes_about_what_the_model_says(measured: MeasuredTime) -> None:
     """Measured on an M3 Max. Products of matrices are a few percent faster there than on the M1 of the model."""
     modelled = step(CHIPS["M3 Max"], (MEASURED_SHAPE,), mlx(measured.rows))
     assert modelled.least / 1.05 < measured.milliseconds < 1.05 * modelled.most
@@ -73,3 +84,62 @@ def test_the_table_has_a_line_for_each_number_of_rows() -> None:
     lines = list(table())
     assert [line.split()[0] for line in lines[2:9]] == ["1", "4", "8", "9", "16", "24", "32"]
     assert len(lines) == 11 + len(MEASURED)
+
+
+STATISTICS = "90 inst, 1 alu, 700 bytes, 135 regs, 8 uniforms, 0 scratch, 768 threads, 1 loops, 2:3 spills"
+LOOP = """=== FINAL product main
+block0 {
+   r0 = get_sr #1
+} -> block1
+block1 {
+   r4l...r5h = device_load u0:u1, r4.abs, xyzw, #0, slot 0
+   r6 = simd_matrix r4, r5, r6
+   r6 = simd_matrix r4, r5, r6
+   r7 = ffma r4, r5, r6
+} -> block1 block2
+block2 {
+   stop
+} -> from block1
+=== END
+"""
+
+
+def test_the_kernels_are_ours_by_tiles_and_mlxs_by_rows() -> None:
+    found = list(workloads())
+    assert [(work.kernel, work.rows) for work in found] == [
+        *(("quantized_product", rows) for rows in (8, 16, 24)),
+        ("qmv_fast", 1),
+        *(("qmv_wide", rows) for rows in (2, 3, 4, 5)),
+    ]
+    assert "constexpr int TILES = 3;" in found[2].source and "qmv_fast_impl<T, 64, 4>(w" in found[3].source
+    assert "qmv_wide_impl<T, 64, 4, 5, 8>(w" in found[7].source and "qmv_fast_impl" not in found[7].source
+    assert len({work.source for work in found}) == len(found)
+
+
+def test_a_turn_is_shared_out_to_its_weights() -> None:
+    count = read_count(ProductWork("mine", 16, 8, ""), CompilerOutput(LOOP, STATISTICS))
+    assert count.per_weight == {"fma": 1 / 8, "matrix": 2 / 8, "device load": 1 / 8}
+    assert (count.half_registers, count.resident_threads, count.spills) == (135, 768, 5)
+
+
+def test_a_kernel_without_a_loop_is_refused() -> None:
+    with pytest.raises(UnknownListing, match="no loop"):
+        read_count(
+            ProductWork("mine", 16, 8, ""), CompilerOutput(LOOP.replace("block1 block2\n", "block2\n"), STATISTICS)
+        )
+
+
+def test_without_the_compiler_the_command_says_how_to_build_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(products, "find_compiler", lambda: None)
+    target = tmp_path / "counts.json"
+    assert main(["--record", str(target)]) == 1 and "--build" in capsys.readouterr().err and not target.exists()
+
+
+def test_the_digest_is_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = text_digest()
+    assert text_digest() == before and len(before) == 64
+    texts = list(products.kernel_texts(products.Product(products.SHAPE, 8)))
+    monkeypatch.setattr(products, "kernel_texts", lambda _: texts)
+    assert text_digest() != before

@@ -1,10 +1,13 @@
 """What the front end says by itself: address spaces, types, and the overloads of Metal's library."""
 
+import re
+
 import pytest
 
 from cortexmlx.metal.lab.legal import Language, complaints
-from cortexmlx.metal.lab.legal.frontend import in_metal
-from support.kernels.legal_tools import assert_told_apart, kernel, said
+from cortexmlx.metal.lab.legal.frontend import in_metal, parse, swizzle_header, walk
+from cortexmlx.metal.lab.sim.toolchain import mlx_headers
+from support.kernels.legal_tools import assert_refused, assert_told_apart, kernel, said
 
 # name -> (what Metal takes, what it refuses, why)
 SPACES = {
@@ -237,8 +240,8 @@ def test_a_pointer_into_one_space_is_none_into_another(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*TYPES, *OVERLOADS, *ATOMICS])
 def test_metal_has_not(name: str) -> None:
-    right, wrong, reason = {**TYPES, **OVERLOADS, **ATOMICS}[name]
-    assert_told_apart(kernel(right), kernel(wrong), reason)
+    _, wrong, reason = {**TYPES, **OVERLOADS, **ATOMICS}[name]
+    assert_refused(kernel(wrong), reason)
 
 
 def test_without_mlx_a_bool_cannot_be_shuffled() -> None:
@@ -347,9 +350,12 @@ inline int factorial(int v) { return v < 2 ? 1 : v * factorial(v - 1); }
 
 
 @pytest.mark.parametrize("language", Language)
-@pytest.mark.parametrize("name", LEGAL)
-def test_what_metal_takes_is_taken(name: str, language: Language) -> None:
-    assert said(kernel(LEGAL[name], DECLARATIONS), language) == []
+def test_what_metal_takes_is_taken(language: Language) -> None:
+    """Each in a block of its own, in one kernel."""
+    rights = (*LEGAL.values(), *(right for right, *_ in (*TYPES.values(), *OVERLOADS.values(), *ATOMICS.values())))
+    text = kernel("".join(f"{{\n{body}\n}}\n" for body in rights), DECLARATIONS)
+    lines = text.splitlines()
+    assert [(line, lines[int(line.split(":")[0]) - 1]) for line in said(text, language)] == []
 
 
 def test_messages_have_metals_words() -> None:
@@ -361,3 +367,50 @@ def test_messages_have_metals_words() -> None:
         == "cannot initialize a variable of type 'device float *' with an lvalue of type 'threadgroup float[8]'"
     )
     assert in_metal("no member of 'legal_name_atomic_int'") == "no member of 'atomic_int'"
+
+
+# ---- The syntax tree ------------------------------------------------------------------------------------------------
+
+TEMPLATES = """
+template <typename T> inline T inner(T v) { return v + v; }
+template <typename T> inline T outer(T v) { return inner(v) + inner(v); }
+template <typename T> inline T unused(T v) { return v; }
+template <typename T> struct Box { T v; T get() const { return v; } };
+"""
+
+
+def test_instantiations_are_followed_from_where_they_are_used_each_once() -> None:
+    text = kernel("x[0] = outer(1.0f) + outer(2.0f) + outer(3); Box<half> box = {1}; x[1] = box.get();", TEMPLATES)
+    nodes = walk(parse(text, Language.METAL_3_1, (mlx_headers(),)))
+    functions = [n.cursor.spelling for n in nodes if n.instantiated and n.parent is None]
+    assert sorted(functions) == ["get", "inner", "inner", "outer", "outer"]
+    assert {n.type for n in nodes if n.instantiated and n.kind == "PARM_DECL"} == {"__private float", "__private int"}
+
+
+def test_a_node_knows_its_function() -> None:
+    nodes = walk(
+        parse(kernel("float inside = 1;", "constant float OUTSIDE = 1;"), Language.METAL_3_1, (mlx_headers(),))
+    )
+    functions = {n.cursor.spelling: n.function() for n in nodes if n.kind == "VAR_DECL"}
+    assert functions["OUTSIDE"] is None
+    assert functions["inside"] is not None and functions["inside"].cursor.spelling == "k"
+
+
+# ---- Swizzles --------------------------------------------------------------------------------------------------------
+
+
+def members(width: int) -> list[str]:
+    line = next(line for line in swizzle_header().splitlines() if line.startswith(f"#define LEGAL_SWIZZLES_{width} "))
+    found = re.findall(r"\)\) (?:T|vec<T, \d>) ([a-z, ]+);", line)
+    return [name for names in found for name in names.split(", ")]
+
+
+def test_all_of_them_are_there_once() -> None:
+    """n elements have n^2 + n^3 + n^4 swizzles, by two sets of names; the elements themselves are members."""
+    for width in (2, 3, 4):
+        assert len(members(width)) == len(set(members(width))) == 2 * (width**2 + width**3 + width**4) + width
+
+
+def test_one_that_repeats_an_element_cannot_be_written() -> None:
+    for names in re.findall(r"put = \w+\)\) (?:T|vec<T, \d>) ([a-z, ]+);", swizzle_header()):
+        assert all(len(set(name)) == len(name) for name in names.split(", "))

@@ -24,14 +24,15 @@ def texts_of_every_variant() -> list[str]:
     return list({kernel.text: None for variant in CHECKED for kernel in kernel_texts(variant)})
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("language", Language)
-def test_every_variant_of_our_kernels_is_legal(language: Language, every: int) -> None:
-    """The quick test takes one of 5 texts, and so dims and numbers of query heads in turn."""
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_variant_of_our_kernels_is_legal(every: int) -> None:
+    """The quick test takes one of 23 texts, and so kernels, dims and numbers of query heads in turn; each text is read
+    at one level of the language, in turn.
+    """
     texts = texts_of_every_variant()
     assert len(texts) > len(CHECKED)
-    for text in texts[::every]:
-        assert complaints(text, language) == []
+    for place, text in enumerate(texts[::every]):
+        assert complaints(text, list(Language)[place % 2]) == []
 
 
 @pytest.mark.parametrize(
@@ -104,18 +105,7 @@ def headers_of_mlx() -> Iterator[tuple[str, str, tuple[Language, ...]]]:
         yield name, path.read_text(), (Language.METAL_4_0,) if late else tuple(Language)
 
 
-QUICK = {
-    "atomic",
-    "binary_ops",
-    "complex",
-    "fp4",
-    "hadamard",
-    "sdpa_vector",
-    "softmax",
-    "sort",
-    "steel/attn/mma",
-    "utils",
-}
+QUICK = {"atomic", "complex", "sdpa_vector", "sort", "steel/attn/mma"}
 
 
 def assert_no_false_alarm(names: set[str] | None) -> int:
@@ -129,7 +119,7 @@ def assert_no_false_alarm(names: set[str] | None) -> int:
 
 
 def test_no_false_alarm_on_some_of_mlx() -> None:
-    assert assert_no_false_alarm(QUICK) > 4000
+    assert assert_no_false_alarm(QUICK) > 2500
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 from cortexmlx.errors import KernelCompileError, KernelFault
 from cortexmlx.metal.lab.sim import host
-from cortexmlx.metal.lab.sim.host import HostKernel, Output, flatten
+from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer, flatten
 
 KERNEL = """
 constant bool has_offset [[function_constant(0)]];
@@ -35,7 +35,7 @@ X = np.arange(40, dtype=np.float32)
 
 
 def run(kernel, **more):
-    buffers = {0: X, 1: np.array([40], np.int32), 3: Output(160, 4), **{int(k[1:]): v for k, v in more.items()}}
+    buffers = {0: X, 1: np.array([40], np.int32), 3: OutputBuffer(160, 4), **{int(k[1:]): v for k, v in more.items()}}
     launched = kernel(buffers, (2, 1, 1), (32, 1, 1))
     return launched.outputs[0].view(np.float32)
 

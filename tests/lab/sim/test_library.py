@@ -58,7 +58,7 @@ def test_unary_functions(dtype):
     rows = []
     for name, (_, values) in UNARY.items():
         rows.append((name, mx.array(values).astype(dtype)))
-    for spelling in ("metal::", "metal::fast::", "metal::precise::", ""):
+    for spelling in ("metal::", "metal::fast::", "metal::precise::", "") if dtype == mx.float32 else ("",):
         body = "".join(
             f"y[i + {64 * n}] = T({spelling if name != 'sign' else 'metal::'}{name}(x[i + {64 * n}]));\n"
             for n, (name, _) in enumerate(rows)
@@ -246,17 +246,16 @@ SIMD = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_operations_among_lanes(seed):
+def test_operations_among_lanes():
     lines = "".join(f"y[i + {64 * n}] = {e};\n" for n, e in enumerate(SIMD))
-    with sim.options(seed=seed):
-        y, report = launch(
-            I + "float v = x[i]; uint lane = thread_index_in_simdgroup;\n" + lines, outputs=64 * len(SIMD)
-        )
-    got = np.array(y).reshape(-1, 64)
-    for n, (text, expected) in enumerate(SIMD.items()):
-        np.testing.assert_allclose(got[n], expected, rtol=1e-5, err_msg=text)
-    assert report.divergent_simd_ops == 0
+    body = I + "float v = x[i]; uint lane = thread_index_in_simdgroup;\n" + lines
+    for seed in range(2):
+        with sim.options(seed=seed):
+            y, report = launch(body, outputs=64 * len(SIMD))
+        got = np.array(y).reshape(-1, 64)
+        for n, (text, expected) in enumerate(SIMD.items()):
+            np.testing.assert_allclose(got[n], expected, rtol=1e-5, err_msg=text)
+        assert report.divergent_simd_ops == 0
 
 
 def test_only_active_lanes_take_part_where_lanes_have_parted():

@@ -135,12 +135,15 @@ STATEMENTS = {
 }
 
 
-@pytest.mark.parametrize("text", STATEMENTS)
-def test_statements(text):
-    refused = "#" in text or text.startswith("threadgroup")  # what is not Metal may run: initial values are C++'s
-    with sim.options(static_pass=not refused):
-        y, _ = launch(I + text)
-    np.testing.assert_allclose(np.array(y), [STATEMENTS[text](n) for n in range(64)], rtol=1e-6)
+def test_statements():
+    """One after the other in one kernel. What is not Metal may run: initial values are C++'s."""
+    for refused in (False, True):
+        texts = [text for text in STATEMENTS if refused == ("#" in text or text.startswith("threadgroup"))]
+        places = [text.replace("y[i]", f"y[i + {64 * n}]") for n, text in enumerate(texts)]
+        with sim.options(static_pass=not refused):
+            y, _ = launch(I + "".join(f"{{ {text}\n }}\n" for text in places), outputs=64 * len(places))
+        for got, text in zip(np.array(y).reshape(-1, 64), texts, strict=True):
+            np.testing.assert_allclose(got, [STATEMENTS[text](n) for n in range(64)], rtol=1e-6, err_msg=text)
 
 
 def test_a_fence_of_metal_3_2():

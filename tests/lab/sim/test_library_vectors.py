@@ -121,10 +121,12 @@ STATEMENTS = {
 }
 
 
-@pytest.mark.parametrize("text", STATEMENTS)
-def test_declarations_assignments_and_places_of_vectors(text):
-    y, _ = launch(I + text, header=HEADER)
-    np.testing.assert_array_equal(np.array(y), [STATEMENTS[text](n) for n in range(64)])
+def test_declarations_assignments_and_places_of_vectors():
+    """One after the other in one kernel."""
+    places = [text.replace("y[i]", f"y[i + {64 * n}]") for n, text in enumerate(STATEMENTS)]
+    y, _ = launch(I + "".join(f"{{ {text} }}\n" for text in places), header=HEADER, outputs=64 * len(places))
+    for got, (text, wanted) in zip(np.array(y).reshape(-1, 64), STATEMENTS.items(), strict=True):
+        np.testing.assert_array_equal(got, [wanted(n) for n in range(64)], err_msg=text)
 
 
 REFUSED = {

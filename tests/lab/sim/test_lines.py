@@ -3,7 +3,7 @@
 import pytest
 
 from cortexmlx.errors import KernelFault
-from cortexmlx.metal.lab.sim.dispatch.lines import line_of
+from cortexmlx.metal.lab.sim.lines import line_of
 from support.kernels.sim_tools import launch
 
 

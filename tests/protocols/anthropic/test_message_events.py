@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from cortexmlx.errors import InvalidRequest, KVCacheFull
-from cortexmlx.protocols.anthropic import message_events, messages
+from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.request import ReplyInfo, Request
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.structured.tools import CallDelta, ToolCall
@@ -104,7 +104,7 @@ def test_the_events_say_what_the_whole_message_says(
         tool_calls=calls,
         stop_string=stop,
     )
-    chunks = message_events.Chunks(asked, INFO)
+    chunks = messages.MessageEvents(asked, INFO)
     told = [body for event in events(data.draw, answer) for body in chunks.of(event)]
     for body in told:
         EVENT.validate_python(body)
@@ -114,7 +114,7 @@ def test_the_events_say_what_the_whole_message_says(
 
 
 def test_a_text_after_a_call_is_a_block_of_its_own() -> None:
-    chunks = message_events.Chunks(ASKED, INFO)
+    chunks = messages.MessageEvents(ASKED, INFO)
     call = CallDelta(0, "id", "f", "{}")
     answer = Completion(
         "ab", (1,), FinishReason.TOOL_CALLS, Usage(5, 3), TIMES, tool_calls=(ToolCall("id", "f", "{}"),)
@@ -125,7 +125,7 @@ def test_a_text_after_a_call_is_a_block_of_its_own() -> None:
 
 
 def test_a_call_that_was_cut_ends_as_max_tokens() -> None:
-    chunks = message_events.Chunks(ASKED, INFO)
+    chunks = messages.MessageEvents(ASKED, INFO)
     answer = Completion("", (1,), FinishReason.LENGTH, Usage(5, 5), TIMES, raw_text="x")
     cut = TokenEvent("", tool_calls=(CallDelta(0, "id", "f", '{"a'),))
     told = [*chunks.of(cut), *chunks.of(TokenEvent("", completion=answer))]
@@ -135,7 +135,7 @@ def test_a_call_that_was_cut_ends_as_max_tokens() -> None:
 
 def test_the_first_event_has_the_tokens_of_the_prompt() -> None:
     informed = replace(INFO, progress=lambda: Progress("prefilling", 3, 9, 3))
-    [start] = [b for b in message_events.Chunks(ASKED, informed).of(TokenEvent("")) if b["type"] == "message_start"]
+    [start] = [b for b in messages.MessageEvents(ASKED, informed).of(TokenEvent("")) if b["type"] == "message_start"]
     usage = start["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 3, 0)
 
@@ -145,6 +145,6 @@ def test_the_first_event_has_the_tokens_of_the_prompt() -> None:
     [(KVCacheFull("the cache is full"), "overloaded_error"), (InvalidRequest("no"), "invalid_request_error")],
 )
 def test_a_request_that_fails_says_so(error: Any, kind: str) -> None:
-    chunks = message_events.Chunks(ASKED, INFO)
+    chunks = messages.MessageEvents(ASKED, INFO)
     told = [*chunks.of(TokenEvent("a")), *chunks.of(TokenEvent("", error=error))]
     assert told[-1] == {"type": "error", "error": {"type": kind, "message": str(error)}}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import CortexError, InvalidRequest
-from cortexmlx.protocols.anthropic.tools import input_of, tool_values
+from cortexmlx.protocols.anthropic.messages import input_of, tool_values
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.sampling_params import SamplingParams
 

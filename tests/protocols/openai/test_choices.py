@@ -110,7 +110,7 @@ def holds(whole: Any, said: Any) -> bool:
 
 @given(replies(chat=True))
 def test_the_openai_package_puts_the_chunks_of_a_chat_together_to_the_whole_reply(reply: Reply) -> None:
-    writer = chat_completions.Chunks(reply.request, INFO)
+    writer = chat_completions.ChatChunks(reply.request, INFO)
     chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
     state = ChatCompletionStreamState()
     for chunk in chunks:
@@ -125,7 +125,7 @@ def test_the_openai_package_puts_the_chunks_of_a_chat_together_to_the_whole_repl
 
 @given(replies(chat=True))
 def test_each_choice_begins_with_the_role_and_ends_with_the_reason_and_the_usage_is_last(reply: Reply) -> None:
-    writer = chat_completions.Chunks(reply.request, INFO)
+    writer = chat_completions.ChatChunks(reply.request, INFO)
     chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
     if reply.request.include_usage:
         *chunks, last = chunks
@@ -142,7 +142,7 @@ def test_each_choice_begins_with_the_role_and_ends_with_the_reason_and_the_usage
 
 @given(replies(chat=False))
 def test_the_chunks_of_completions_put_together_are_the_whole_reply(reply: Reply) -> None:
-    writer = completions.Chunks(reply.request, INFO)
+    writer = completions.CompletionChunks(reply.request, INFO)
     chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
     whole = completions.write(reply.request, reply.answers, INFO)
     TheirCompletion.model_validate(whole, strict=True)
@@ -168,9 +168,11 @@ def test_the_chunks_of_completions_put_together_are_the_whole_reply(reply: Reply
 @given(st.one_of(replies(chat=True), replies(chat=False)))
 def test_the_ids_and_the_usage_so_far_of_chunks_are_those_of_the_whole_reply(reply: Reply) -> None:
     request = replace(reply.request, token_ids=True, include_usage=True, usage_so_far=True)
-    module = completions if isinstance(request.prompts[0], str) or len(request.prompts) > 1 else chat_completions
+    raw = isinstance(request.prompts[0], str) or len(request.prompts) > 1
+    module = completions if raw else chat_completions
+    chunks_of = completions.CompletionChunks if raw else chat_completions.ChatChunks
     info = replace(INFO, progress=lambda: Progress("prefilling", 5, 5))
-    writer = module.Chunks(request, info)
+    writer = chunks_of(request, info)
     chunks = [chunk for prompt, event in reply.events for chunk in writer.of(event, prompt)]
     whole = module.write(request, reply.answers, info)
     ids: dict[int, list[int]] = {}
@@ -183,7 +185,7 @@ def test_the_ids_and_the_usage_so_far_of_chunks_are_those_of_the_whole_reply(rep
 
 
 def test_progress_is_no_chunk_and_an_error_takes_the_place_of_one() -> None:
-    writer = chat_completions.Chunks(Request(("hi",), SamplingParams()), INFO)
+    writer = chat_completions.ChatChunks(Request(("hi",), SamplingParams()), INFO)
     assert writer.of(TokenEvent("", progress=Progress("prefilling", 1, 2))) == []
     [error] = writer.of(TokenEvent.failed(EngineClosed("the engine was closed")))
     assert error == {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.protocols.openai.completions import Chunks, read
+from cortexmlx.protocols.openai.completions import CompletionChunks, read
 from cortexmlx.protocols.request import Defaults, ReplyInfo
 from cortexmlx.types.request import TokenEvent
 from cortexmlx.types.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def test_an_error_names_the_field_with_its_path(body: dict[str, Any], path: str)
 
 def test_the_prompt_is_the_first_chunk_of_an_echo() -> None:
     request = read({"prompt": ["x", [0, 1]], "echo": True, "n": 2, "stream": True}, Defaults(SamplingParams()))
-    writer = Chunks(request, ReplyInfo("7", "m", 0, [b"y", b"z"].__getitem__))
+    writer = CompletionChunks(request, ReplyInfo("7", "m", 0, [b"y", b"z"].__getitem__))
     chunks = writer.of(TokenEvent("a", 0, index=1), prompt=1)
     said = [(choice["index"], choice["text"]) for chunk in chunks for choice in chunk["choices"]]
     assert said == [(0, "x"), (1, "x"), (2, "yz"), (3, "yz"), (3, "a")]

@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseFunctionToolCall
 from cortexmlx import Completion, FinishReason, SamplingParams, Timings, TokenEvent, Usage
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.openai import chat_completions
-from cortexmlx.protocols.openai.tools import tool_values
+from cortexmlx.protocols.openai.parameters import tool_values
 from cortexmlx.protocols.request import Defaults, ReplyInfo
 from cortexmlx.structured.tools import CallDelta, ToolCall
 
@@ -76,7 +76,7 @@ def test_the_openai_package_reads_the_calls_of_a_message(text: str) -> None:
 
 def test_the_openai_package_puts_streamed_calls_together() -> None:
     request = chat(stream=True)
-    chunks = chat_completions.Chunks(request, INFO)
+    chunks = chat_completions.ChatChunks(request, INFO)
     events = [TokenEvent("Let me ", 1), TokenEvent("look.", 2)]
     for number, call in enumerate(CALLS):
         events.append(TokenEvent("", 3, tool_calls=(CallDelta(number, call.id, call.name),)))
@@ -85,7 +85,7 @@ def test_the_openai_package_puts_streamed_calls_together() -> None:
     said = [chunk for event in events[:-1] for chunk in chunks.of(event)]
     pieces = [piece for chunk in said for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert len(pieces) == len(events) - 3
-    chunks, state = chat_completions.Chunks(request, INFO), ChatCompletionStreamState()
+    chunks, state = chat_completions.ChatChunks(request, INFO), ChatCompletionStreamState()
     for event in events:
         for chunk in chunks.of(event):
             state.handle_chunk(ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk))))
@@ -98,7 +98,7 @@ def test_the_openai_package_puts_streamed_calls_together() -> None:
 
 
 def test_what_no_chunk_has_said_comes_at_the_end() -> None:
-    chunks = chat_completions.Chunks(chat(stream=True), INFO)
+    chunks = chat_completions.ChatChunks(chat(stream=True), INFO)
     said = chunks.of(TokenEvent("", completion=completion("Text"), finish_reason=FinishReason.TOOL_CALLS))
     deltas = [chunk["choices"][0]["delta"] for chunk in said]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Text"

@@ -36,7 +36,7 @@ def test_the_events_say_what_the_whole_response_says(
     answer = Completion(
         text, (1,), reason, Usage(5, 3), Timings(0, 0, 0, 0, 0), thinking=thinking, raw_text="x", tool_calls=calls
     )
-    chunks = responses.Chunks(ASKED, INFO)
+    chunks = responses.ResponseEvents(ASKED, INFO)
     told = [body for event in events(data.draw, answer) for body in chunks.of(event)]
     for body in told:
         EVENT.validate_python(body)
@@ -60,7 +60,7 @@ def test_the_events_say_what_the_whole_response_says(
 
 
 def test_a_request_that_fails_says_so() -> None:
-    chunks = responses.Chunks(ASKED, INFO)
+    chunks = responses.ResponseEvents(ASKED, INFO)
     told = [*chunks.of(TokenEvent("a")), *chunks.of(TokenEvent("", error=KVCacheFull("the cache is full")))]
     assert told[-1]["type"] == "response.failed"
     assert told[-1]["response"]["error"] == {"code": "server_error", "message": "the cache is full"}
@@ -73,7 +73,7 @@ def test_the_call_of_a_custom_tool_is_told_in_one_piece() -> None:
     call = ToolCall("id0", "files__patch", '{"input": "a\\nb"}')
     usage, timings = Usage(5, 3), Timings(0, 0, 0, 0, 0)
     answer = Completion("", (1,), FinishReason.TOOL_CALLS, usage, timings, raw_text="x", tool_calls=(call,))
-    chunks = responses.Chunks(asked, INFO)
+    chunks = responses.ResponseEvents(asked, INFO)
     deltas = [CallDelta(0, call.id, call.name), *(CallDelta(0, arguments=piece) for piece in call.arguments)]
     told = [body for delta in deltas for body in chunks.of(TokenEvent("", tool_calls=(delta,)))]
     assert [body["type"] for body in told] == [

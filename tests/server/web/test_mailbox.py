@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from cortexmlx.server.answering import Mailbox
+from cortexmlx.server.generation import Mailbox
 from cortexmlx.types.request import TokenEvent
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import httpx2 as httpx
 
-from cortexmlx.server.request_log import Logged
+from cortexmlx.server.settings import LoggedRequest
 from support.patience import PATIENCE, soon
 
 BODY: Any = {"messages": [{"role": "user", "content": "A secret question, quite long " * 9}], "max_tokens": 5}
 
 
 def test_requests_are_logged(serve: Any) -> None:
-    seen: list[Logged] = []
+    seen: list[LoggedRequest] = []
     with httpx.Client(base_url=serve(log=seen.append, keys={"sekret": "a"}), trust_env=False) as http:
         http.headers["x-api-key"] = "sekret"
         http.post("/v1/chat/completions", json={**BODY, "seed": 1})
@@ -29,7 +29,7 @@ def test_requests_are_logged(serve: Any) -> None:
 
 
 def test_a_client_that_goes_away_is_told_apart(serve: Any) -> None:
-    seen: list[Logged] = []
+    seen: list[LoggedRequest] = []
     with httpx.Client(base_url=serve(log=seen.append), timeout=PATIENCE, trust_env=False) as http:
         long: Any = {**BODY, "max_tokens": 3000, "ignore_eos": True, "stream": True}
         with http.stream("POST", "/v1/chat/completions", json=long) as reply:

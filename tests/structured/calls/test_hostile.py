@@ -353,7 +353,7 @@ def huge(form: Written, size: int) -> Iterator[str]:
 @each_format
 def test_what_waits_to_be_read_is_short(form: Written) -> None:
     """So each character that comes costs the same, however long the answer is."""
-    for answer in huge(form, 6000):
+    for answer in huge(form, 2000):
         parser = Calls(form.format, TOOLS).parser("key", streamed=False)
         assert parser is not None
         for char in answer:

@@ -13,8 +13,9 @@ from typing import Any
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import ServerSettings, app
+from cortexmlx.server.http import TOKENS
 from cortexmlx.server.listening import Listening, bound
-from cortexmlx.server.request_log import TOKENS, Tokens
+from cortexmlx.server.settings import RequestTokens
 from support.clients.scripted import Answer, Script
 from support.patience import PATIENCE
 
@@ -33,7 +34,7 @@ class Exchange:
     """The JSON value; None if there was none."""
     status: int
     reply: str
-    tokens: Tokens | None
+    tokens: RequestTokens | None
 
     @property
     def computed(self) -> int:

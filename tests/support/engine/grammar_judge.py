@@ -66,24 +66,28 @@ def forced_greedy(
     model: Any, prompt: Sequence[int], grammar: str, max_tokens: int, vocabulary: Any
 ) -> tuple[list[int], int]:
     """Greedy tokens under a grammar, with all tokens appended that llguidance's own matcher forces; and how many it
-    forced. The model computes the whole text for each token that it chooses.
+    forced.
     """
     import mlx.core as mx
     import numpy as np
     from llguidance import LLMatcher
+    from mlx_lm.models.cache import make_prompt_cache
 
-    matcher = LLMatcher(vocabulary, grammar, log_level=0)
+    matcher, cache = LLMatcher(vocabulary, grammar, log_level=0), make_prompt_cache(model)
     tokens: list[int] = []
+    unread = list(prompt)
     forced = 0
     while len(tokens) < max_tokens and not matcher.is_stopped():
         run = matcher.compute_ff_tokens()[: max_tokens - len(tokens)]
         forced += len(run)
         if not run:
-            logits = np.array(model(mx.array([[*prompt, *tokens]]))[0, -1].astype(mx.float32))
+            logits = np.array(model(mx.array([unread]), cache=cache)[0, -1].astype(mx.float32))
+            unread.clear()
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
             allowed = np.zeros(len(logits), bool)
             allowed[: len(bits)] = bits[: len(logits)]
             run = [int(np.where(allowed, logits, -np.inf).argmax())]
         assert matcher.consume_tokens(run), matcher.get_error()
         tokens += run
+        unread += run
     return tokens, forced

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 from hypothesis import assume
 
-from cortexmlx.attention.paged import Attend, PagedKV, paged_attention
+from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV, paged_attention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
@@ -90,7 +90,7 @@ class Case:
         q = mx.array(queries[:, :, None].astype(np.float32)).astype(getattr(mx, self.query_dtype))
         sinks = None if self.sinks is None else mx.array(self.sinks.astype(np.float32)).astype(kv.dtype)
         slopes = None if self.slopes is None else mx.array(self.slopes)
-        found = paged_attention(q, kv, scale=self.scale, sinks=sinks, softcap=self.cap, slopes=slopes)
+        found = paged_attention(q, kv, AttentionParams(self.scale, sinks=sinks, softcap=self.cap, slopes=slopes))
         assert found.dtype == q.dtype and found.shape == (begin, self.heads * self.group, 1, self.value_dim)
         result = np.array(found.astype(mx.float32), float)[:, :, 0]
         flat = [(row, n) for row, n in enumerate(self.decoding)]

@@ -20,8 +20,13 @@ def said(text: str, language: Language = Language.METAL_3_1) -> list[str]:
     return [f"{c.line}: {c.message}" for c in complaints(text, language)]
 
 
+def assert_refused(wrong: str, reason: str, language: Language = Language.METAL_3_1) -> None:
+    """The text is refused on its marked line, for the reason."""
+    line = wrong[: wrong.index("//!")].count("\n") + 1
+    assert any(s.startswith(f"{line}: ") and reason in s for s in said(wrong, language)), said(wrong, language)
+
+
 def assert_told_apart(right: str, wrong: str, reason: str, language: Language = Language.METAL_3_1) -> None:
     """`right` is taken; `wrong` is refused on its marked line, for the reason."""
     assert said(right, language) == []
-    line = wrong[: wrong.index("//!")].count("\n") + 1
-    assert any(s.startswith(f"{line}: ") and reason in s for s in said(wrong, language)), said(wrong, language)
+    assert_refused(wrong, reason, language)

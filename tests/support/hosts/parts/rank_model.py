@@ -1,4 +1,4 @@
-"""A rank's part of a model in the place of `OpenedModel`, so that every rank runs a core of its own.
+"""A rank's part of a model in the place of `InProcessModel`, so that every rank runs a core of its own.
 
 There is no controller here. A core plans the same steps if it is asked the same, so all ranks enter the same
 collectives.

@@ -1,5 +1,5 @@
 // Vectors of 2, 3 and 4 elements (MSL 2.2): a class, because Metal's vectors are made by calls and convert by asking.
-// There is no vec<T, 8> before Metal 4. Swizzles are properties (swizzles.py writes them), so `.lo`, `.s0` and `.xx = ...` do not exist.
+// There is no vec<T, 8> before Metal 4. Swizzles are properties (frontend.py writes them), so `.lo`, `.s0` and `.xx = ...` do not exist.
 // Values are of no interest here: bodies stand only where a constant has to be computed.
 #pragma once
 #include "legal/scalars.h"

@@ -13,7 +13,7 @@
 #define threadgroup
 #define thread
 
-// A pointer parameter that brings the size of what it points to (rewrite.py): indices of it are checked like an array's.
+// A pointer parameter that brings the size of what it points to (cpp.py): indices of it are checked like an array's.
 #define SIM_SIZED __attribute__((pass_object_size(1)))
 
 // A variable in threadgroup memory: one for all threads of the threadgroup. Its declaration makes an entry in a table, run or not.

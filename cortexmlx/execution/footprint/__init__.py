@@ -1,1 +1,0 @@
-"""Predict the memory of a step without computing it."""

@@ -1,0 +1,281 @@
+"""Monitoring: what people and Prometheus see of the engines, at `/`, `/live` and `/metrics`."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+import time
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cortexmlx import __version__
+from cortexmlx.core.event_loop import on_a_thread
+from cortexmlx.errors import CortexError
+from cortexmlx.server.http import dumped
+from cortexmlx.server.metrics import CONTENT_TYPE, Tally, exposition
+from cortexmlx.server.models import Models
+from cortexmlx.server.settings import ServerSettings
+from cortexmlx.stats import BlockMap, BlockState, EngineStats, Latency, RequestStats
+
+if TYPE_CHECKING:
+    from cortexmlx.engine import Engine
+
+
+LIVE = "/live"
+
+
+class Monitoring:
+    """Answers who watches. However many they are, the engines are asked once at a time, and a few times a second."""
+
+    def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
+        self._models = models
+        self._settings = settings
+        # What one client does is nothing to another: several of them see totals.
+        whole = len(set(settings.keys.values())) <= 1
+        started = time.time()
+        self._live = SharedResult(lambda: live(models.loaded(), whole))
+        self._metrics = SharedResult(lambda: exposition(models.loaded(), tally, started))
+
+    async def root(self, request: Request) -> Response:
+        """Answer a browser with the page. Say to others what this is: with keys, not which model."""
+        if wants_page(request):
+            return page()
+        name = "" if self._settings.keys else f": {self._models.name}"
+        return Response(f"cortexmlx{name}\n".encode("utf-8", "replace"), media_type="text/plain")
+
+    async def live(self, request: Request) -> Response:
+        """Answer with what the page shows."""
+        found = await self._live.take()
+        headers = {"cache-control": "no-store", "vary": "accept-encoding", "x-content-type-options": "nosniff"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            headers["content-encoding"] = "gzip"
+        body = found.gzipped if "content-encoding" in headers else found.plain
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer Prometheus."""
+        headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+        return Response(await self._metrics.take(), headers=headers, media_type=CONTENT_TYPE)
+
+
+# What the page shows of the engines at this moment, as JSON: totals, and for one client also the map of blocks and the
+# open requests. Never a text, and never who asked.
+
+
+MOST_REQUESTS = 64
+"""Open requests that are listed."""
+
+_DIGITS = bytes(range(ord("0"), ord("0") + len(BlockState))) + bytes(256 - len(BlockState))
+"""A block's state as a digit."""
+
+
+class LiveState(NamedTuple):
+    """The JSON, plain and compressed."""
+
+    plain: bytes
+    gzipped: bytes
+
+
+def live(engines: Sequence[tuple[str, Engine]], whole: bool) -> LiveState:
+    """Return the state of the engines that are open, each with the name of its model. They are asked on their threads.
+    `whole`: with the map of blocks and the open requests, which tell a client of the requests of others.
+    """
+    body = {
+        "version": __version__,
+        "seconds": round(time.monotonic(), 3),
+        "whole": whole,
+        "states": [state.name.lower() for state in BlockState],
+        "models": [_model(name, engine, whole) for name, engine in engines],
+    }
+    plain = dumped(body)
+    return LiveState(plain, gzip.compress(plain, 1, mtime=0))
+
+
+def _model(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
+    info = engine.info
+    about = {
+        "name": name,
+        "architecture": info.architecture,
+        "dtype": info.dtype,
+        "parameters": info.parameters,
+        "weight_bytes": info.weight_bytes,
+        "chat": info.chat_template,
+    }
+    try:
+        stats = engine.stats()
+        blocks = engine.blocks() if whole else None
+        longest = engine.longest_request
+    except CortexError:
+        return {**about, "open": False}
+    return {
+        **about,
+        "open": True,
+        "longest": longest,
+        **_totals(stats),
+        "blocks": None if blocks is None else _map(blocks),
+        "requests": [_request(each) for each in stats.requests[:MOST_REQUESTS]] if whole else None,
+    }
+
+
+def _totals(stats: EngineStats) -> dict[str, Any]:
+    """Return the numbers that are the same for all clients."""
+    store = stats.kv_store
+    return {
+        "running": stats.rows_running,
+        "waiting": stats.rows_waiting,
+        "rows": stats.max_rows,
+        "finished": stats.requests_finished,
+        "prompt_tokens": stats.prompt_tokens,
+        "prefilled_tokens": stats.prefilled_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "preemptions": stats.preemptions,
+        "ttft": _latency(stats.time_to_first_token),
+        "itl": _latency(stats.inter_token),
+        "memory": {
+            "active": stats.active_memory,
+            "peak": stats.peak_memory,
+            "kv": stats.kv_bytes,
+            "kv_limit": stats.kv_bytes_limit,
+            "kv_used": stats.kv_bytes_in_use,
+        },
+        "block_counts": {
+            "total": stats.total_blocks,
+            "used": stats.used_blocks,
+            "shared": stats.shared_blocks,
+            "cached": stats.cached_blocks,
+        },
+        "disk": None if store is None else {"written": store.stored_bytes, "read": store.read_bytes},
+        "attention": stats.attention_backend,
+    }
+
+
+def _latency(latency: Latency) -> dict[str, float]:
+    return {"count": latency.count, "p50": round(latency.p50, 5), "p99": round(latency.p99, 5)}
+
+
+def _map(blocks: BlockMap) -> dict[str, Any]:
+    groups = [
+        {
+            "layers": group.layers,
+            "window": group.window,
+            "block_bytes": group.block_bytes,
+            "limit": group.limit,
+            "states": group.states.translate(_DIGITS).decode(),
+        }
+        for group in blocks.groups
+    ]
+    return {"tokens": blocks.block_size, "groups": groups}
+
+
+def _request(request: RequestStats) -> list[Any]:
+    return [
+        request.state.value,
+        request.prompt_tokens,
+        request.cached_tokens,
+        request.computed_tokens,
+        request.generated_tokens,
+        request.max_tokens,
+    ]
+
+
+# The page at `/`: one file without data, and the headers that keep it from loading or running anything else.
+
+
+_FILE = "index.html"
+
+
+@cache
+def _page() -> tuple[bytes, str]:
+    """Return the file, and its content security policy: only its own script and styles, and only this server."""
+    text = files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
+    rules = [
+        "default-src 'none'",
+        f"script-src {_hashes('script', text)}",
+        f"style-src {_hashes('style', text)}",
+        "img-src data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ]
+    return text.encode(), "; ".join(rules)
+
+
+def _hashes(tag: str, text: str) -> str:
+    """Return what allows the inline elements of a tag."""
+    inside = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in inside)
+
+
+def wants_page(request: Request) -> bool:
+    """Return whether who asks is a browser, and no program such as curl."""
+    return "text/html" in request.headers.get("accept", "")
+
+
+def page() -> Response:
+    """Return the page."""
+    content, policy = _page()
+    headers = {
+        "cache-control": "no-cache",
+        "content-security-policy": policy,
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+        "referrer-policy": "no-referrer",
+        "vary": "accept",
+        "x-content-type-options": "nosniff",
+        "x-frame-options": "DENY",
+    }
+    return Response(content, headers=headers, media_type="text/html")
+
+
+# SharedResult: one result for all who ask at the same time, so that many viewers cost an engine no more than one.
+
+
+T = TypeVar("T")
+
+EVERY = 0.25
+"""Seconds between two calls, at least."""
+
+
+class SharedResult(Generic[T]):
+    """The newest result of `make`, which runs on a thread: one call at a time, and at most one every `every` seconds.
+    Who asks in between gets the result of the call before, also if that is an error.
+    """
+
+    def __init__(self, make: Callable[[], T], every: float = EVERY) -> None:
+        self._make = make
+        self._every = every
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[T] | None = None
+        self._next = 0.0
+
+    async def take(self) -> T:
+        """Return the newest result, or raise its error. A cancelled caller does not end the call of the others."""
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._loop is not loop or (self._task.done() and time.monotonic() >= self._next):
+            self._loop, self._task = loop, loop.create_task(self._call())
+            self._task.add_done_callback(_retrieve_error)
+        return await asyncio.shield(self._task)
+
+    async def _call(self) -> T:
+        try:
+            return await on_a_thread(self._make)
+        finally:
+            self._next = time.monotonic() + self._every
+
+
+def _retrieve_error(task: asyncio.Task[T]) -> None:
+    """Take note of the error of a call whose callers have all gone, or asyncio would log it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,348 @@
+"""MLX's attention kernels: the vector kernels of one pass and two; those for eight query heads per KV head, which load
+each key once; the helpers of the blocked path; and tiled attention (`steel_attention`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.metal.lab.judge.cases import TOLERANCE, Floats, KernelCase
+from cortexmlx.metal.lab.judge.launches import (
+    F32,
+    FLOATS,
+    METAL_NAMES,
+    NAMES,
+    Array,
+    AttentionProblem,
+    ResultArray,
+    contiguous,
+    draw,
+    f32,
+    from_bits,
+    i32,
+    i64,
+    launch,
+    rounded,
+)
+from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer
+from cortexmlx.metal.lab.sim.launch import Launched
+
+VECTOR_HEADERS = ("sdpa_vector.h",)
+MASKS = ("none", "causal", "bool", "additive", "sinks")
+
+
+class _Inputs:
+    """Random q, k, v with one kind of mask: bits for the kernel, float64 for the reference."""
+
+    def __init__(
+        self, head_dim: int, dtype: mx.Dtype, kind: str, heads: int, kv_heads: int, length: int, total: int
+    ) -> None:
+        rng = np.random.default_rng(head_dim * 7 + length)
+
+        def draw(*shape: int) -> tuple[Array, npt.NDArray[np.float64]]:
+            return rounded(rng.standard_normal(shape), dtype)
+
+        self.q, q = draw(1, heads, length, head_dim)
+        self.k, k = draw(1, kv_heads, total, head_dim)
+        self.v, v = draw(1, kv_heads, total, head_dim)
+        self.sinks, sinks = draw(heads)
+        self.additive, additive = draw(length, total)
+        self.allowed = rng.random((length, total)) < 0.7
+        self.allowed[:, 0] = True
+        mask = {"bool": self.allowed, "additive": additive}.get(kind)
+        self.problem = AttentionProblem(
+            q, k, v, head_dim**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None
+        )
+        self.constants = {
+            "has_mask": kind in ("bool", "additive"),
+            "bool_mask": kind == "bool",
+            "float_mask": kind == "additive",
+            "do_causal": kind == "causal",
+            "has_sinks": kind == "sinks",
+        }
+
+    @property
+    def masks(self) -> list[Array]:
+        """Both kinds of mask, their strides by column, row and head, and the sinks."""
+        return [self.allowed, self.additive, i32(1), i32(self.allowed.shape[1]), i32(0), self.sinks]
+
+
+def _one_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+    heads, kv_heads, length, total = 4, 2, 2, 77
+    x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
+    kernel = HostKernel(VECTOR_HEADERS, "sdpa_vector", f"{METAL_NAMES[dtype]}, {head_dim}", x.constants)
+    done = kernel(
+        {
+            0: x.q,
+            1: x.k,
+            2: x.v,
+            3: OutputBuffer(x.q.nbytes, x.q.itemsize),
+            4: i32(heads // kv_heads),
+            **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=5)),
+            **dict(enumerate(x.masks, start=11)),
+            17: i32(heads),
+        },
+        (heads, length, 1),
+        (1024, 1, 1),
+    )
+    return from_bits(done.outputs[0], x.q.shape, dtype), x.problem.solve()
+
+
+def _two_pass(head_dim: int, dtype: mx.Dtype, kind: str) -> tuple[Floats, Floats]:
+    heads, kv_heads, length, total, blocks = 4, 2, 2, 133, 32
+    x = _Inputs(head_dim, dtype, kind, heads, kv_heads, length, total)
+    name = METAL_NAMES[dtype]
+    first = HostKernel(VECTOR_HEADERS, "sdpa_vector_2pass_1", f"{name}, {head_dim}", {**x.constants, "blocks": blocks})
+    rows = heads * length
+    partial = first(
+        {
+            0: x.q,
+            1: x.k,
+            2: x.v,
+            3: OutputBuffer(rows * blocks * head_dim * x.q.itemsize, x.q.itemsize),
+            4: OutputBuffer(rows * blocks * 4, 4),
+            5: OutputBuffer(rows * blocks * 4, 4),
+            **dict(enumerate(contiguous(x.k, head_dim**-0.5), start=7)),
+            **dict(enumerate(x.masks, start=13)),
+        },
+        (kv_heads, 1, blocks),
+        (32, heads // kv_heads, length),
+    ).outputs
+    second = HostKernel(VECTOR_HEADERS, "sdpa_vector_2pass_2", f"{name}, {head_dim}", {})
+    done = second(
+        {
+            0: partial[0].view(x.q.dtype),
+            1: partial[1].view(np.float32),
+            2: partial[2].view(np.float32),
+            3: OutputBuffer(x.q.nbytes, x.q.itemsize),
+            4: i32(blocks),
+        },
+        (heads, length, 1),
+        (1024, 1, 1),
+    )
+    return from_bits(done.outputs[0], x.q.shape, dtype), x.problem.solve()
+
+
+def sdpa_cases() -> Iterator[KernelCase]:
+    """Head dims 64, 96, 128 and 256; float, half and bfloat; every mask."""
+    for title, run in (("sdpa_vector", _one_pass), ("sdpa_vector_2pass", _two_pass)):
+        for head_dim in (64, 96, 128, 256):
+            for dtype, name in METAL_NAMES.items():
+                for kind in MASKS:
+                    title_of_case = f"{title} {name} {head_dim} mask {kind}"
+                    yield KernelCase("MLX", title_of_case, partial(run, head_dim, dtype, kind), TOLERANCE[dtype])
+
+
+# Eight query heads per KV head, and the helpers of the blocked path.
+
+
+def _grouped(
+    dtype: mx.Dtype, head_dim: int, total: int, blocks: int, heads_per_simdgroup: int
+) -> tuple[Floats, Floats]:
+    """Run `sdpa_vector_2pass_1_gqa`. NumPy combines its partial results, as `sdpa_vector_2pass_2` would."""
+    group, kv_heads, batch = 8, 2, 2
+    heads, name = group * kv_heads, NAMES[dtype]
+    q_bits, q = draw(1, (batch, heads, 1, head_dim), dtype)
+    k_bits, k = draw(2, (batch, kv_heads, total, head_dim), dtype)
+    v_bits, v = draw(3, (batch, kv_heads, total, head_dim), dtype)
+    rows = batch * heads
+    partials = launch(
+        "sdpa_vector.h",
+        "sdpa_vector_2pass_1_gqa",
+        f"{name}, {head_dim}, {head_dim}, {group}, {heads_per_simdgroup}",
+        {
+            0: q_bits,
+            1: k_bits,
+            2: v_bits,
+            3: ResultArray((rows, blocks, head_dim), dtype),
+            4: ResultArray((rows, blocks), F32),
+            5: ResultArray((rows, blocks), F32),
+            **dict(enumerate(contiguous(k_bits, head_dim**-0.5), start=7)),
+        },
+        groups=(kv_heads, batch, blocks),
+        threadgroup=(32, group, 1),
+    )
+    out, sums, largest = partials
+    weights = sums * np.exp(largest - largest.max(-1, keepdims=True))
+    y = (out * np.exp(largest - largest.max(-1, keepdims=True))[..., None]).sum(1) / weights.sum(-1, keepdims=True)
+    return y.reshape(q.shape), AttentionProblem(q, k, v, head_dim**-0.5).solve()
+
+
+def _scale_copy(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+    batch, heads, length, head_dim, rows, offset, scale = 2, 3, 9, 40, 4, 3, 0.5
+    bits, q = draw(4, (batch, heads, length, head_dim), dtype)
+    (y,) = launch(
+        "sdpa_blocked.h",
+        "sdpa_blocked_scale_copy",
+        NAMES[dtype],
+        {
+            0: bits,
+            1: ResultArray((batch, heads, rows, head_dim), dtype),
+            2: f32(scale),
+            3: i64(heads * length * head_dim, length * head_dim, head_dim),
+            4: i32(heads),
+            5: i32(rows),
+            6: i32(head_dim),
+            7: i32(offset),
+        },
+        threads=(head_dim, rows, batch * heads),
+        threadgroup=(32, 4, 2),
+    )
+    return y, q[:, :, offset : offset + rows] * scale
+
+
+def _causal_mask(dtype: mx.Dtype) -> tuple[Floats, Floats]:
+    tile, columns, heads = 8, 21, 3
+    bits, scores = draw(5, (heads * tile, columns), dtype)
+    (y,) = launch(
+        "sdpa_blocked.h",
+        "sdpa_blocked_causal_mask",
+        NAMES[dtype],
+        {0: ResultArray(scores.shape, dtype, bits), 1: i32(tile), 2: i32(columns)},
+        threads=(tile, heads * tile, 1),
+        threadgroup=(8, 8, 1),
+    )
+    later = np.arange(columns)[None] > np.arange(heads * tile)[:, None] % tile + columns - tile
+    hidden = y < -6e4
+    return np.where(hidden, 0.0, y) + hidden * 100.0, np.where(later, 100.0, scores)
+
+
+def grouped_cases() -> Iterator[KernelCase]:
+    """Yield both head dims that MLX serves, with token counts that leave chunks short and empty."""
+    for dtype in FLOATS:
+        name, tolerance = NAMES[dtype], TOLERANCE[dtype]
+        for head_dim, total, blocks, per_simdgroup in (
+            (64, 133, 32, 8),
+            (128, 133, 32, 4),
+            (64, 40, 32, 8),
+            (128, 300, 4, 4),
+        ):
+            run = partial(_grouped, dtype, head_dim, total, blocks, per_simdgroup)
+            yield KernelCase("MLX", f"sdpa_vector_2pass_1_gqa {name} {head_dim} {total} in {blocks}", run, tolerance)
+        yield KernelCase("MLX", f"sdpa_blocked_scale_copy {name}", partial(_scale_copy, dtype), 0.0)
+        yield KernelCase("MLX", f"sdpa_blocked_causal_mask {name}", partial(_causal_mask, dtype), 0.0)
+
+
+# Tiled attention: simdgroup matrices, threadgroup tiles, masks by function constants.
+
+_STEEL_HEADERS = ("steel/attn/kernels/steel_attention.h",)
+
+_STEEL_PARAMS = np.dtype(
+    [
+        *((name, np.int32) for name in ("B", "H", "D", "qL", "kL", "gqa_factor")),
+        ("scale", np.float32),
+        *((name, np.int32) for name in ("NQ", "NK", "NQ_aligned", "NK_aligned", "qL_rem", "kL_rem", "qL_off")),
+        *((name, np.int64, 3) for name in ("Q_strides", "K_strides", "V_strides", "O_strides")),
+    ],
+    align=True,
+)
+_STEEL_MASK_PARAMS = np.dtype([("M_strides", np.int64, 3)], align=True)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The tiles of a threadgroup: head dim, query rows, key rows, and the grid of simdgroups."""
+
+    head_dim: int
+    query_rows: int
+    key_rows: int
+    rows_of_simdgroups: int
+    columns_of_simdgroups: int
+
+
+def steel_attention(
+    t: Tiling, name: str, q: Array, k: Array, v: Array, kind: str, mask: Array, sinks: Array
+) -> Launched:
+    """Run `steel_attention`: the queries are the last tokens of the keys.
+
+    Args:
+        t: the tiles.
+        name: the dtype in MLX's templates.
+        q: queries `[1, heads, length, head_dim]`, as bits.
+        k: keys `[1, kv_heads, tokens, head_dim]`.
+        v: values, as the keys.
+        kind: "none", "causal", "sinks", or the kind of the mask: "bool" or "additive".
+        mask: `[length, tokens]`; any array if the kind reads none.
+        sinks: `[heads]`; any array if the kind reads none.
+    """
+    (_, heads, length, d), (_, kv_heads, total, _) = q.shape, k.shape
+    params, mask_params = np.zeros(1, dtype=_STEEL_PARAMS), np.zeros(1, dtype=_STEEL_MASK_PARAMS)
+    values: dict[str, float | list[int]] = {
+        "B": 1,
+        "H": heads,
+        "D": d,
+        "qL": length,
+        "kL": total,
+        "gqa_factor": heads // kv_heads,
+        "scale": d**-0.5,
+        "NQ": -(-length // t.query_rows),
+        "NK": -(-total // t.key_rows),
+        "NQ_aligned": length // t.query_rows,
+        "NK_aligned": total // t.key_rows,
+        "qL_rem": length % t.query_rows,
+        "kL_rem": total % t.key_rows,
+        "qL_off": total - length,
+        **{f"{array}_strides": [heads * length * d, length * d, d] for array in "QO"},
+        **{f"{array}_strides": [kv_heads * total * d, total * d, d] for array in "KV"},
+    }
+    for field, value in values.items():
+        params[field] = value
+    mask_params["M_strides"] = [0, 0, total]
+    kernel = HostKernel(
+        _STEEL_HEADERS,
+        "attention",
+        f"{name}, {t.query_rows}, {t.key_rows}, {d}, {d}, {t.rows_of_simdgroups}, {t.columns_of_simdgroups}, "
+        f"{'bool' if kind == 'bool' else name}, float",
+        {
+            "align_Q": length % t.query_rows == 0,
+            "align_K": total % t.key_rows == 0,
+            "has_mask": kind in ("bool", "additive"),
+            "do_causal": kind == "causal",
+            "has_sinks": kind == "sinks",
+        },
+    )
+    out = OutputBuffer(q.nbytes, q.itemsize)
+    buffers = (q, k, v, out, params.view(np.uint8), mask_params.view(np.uint8), mask, sinks)
+    groups = -(-length // t.query_rows), heads, 1
+    return kernel(dict(enumerate(buffers)), groups, (32, t.rows_of_simdgroups, t.columns_of_simdgroups))
+
+
+def _steel(t: Tiling, dtype: mx.Dtype, kind: str, length: int, total: int) -> tuple[Floats, Floats]:
+    heads, kv_heads, d = 4, 2, t.head_dim
+    rng = np.random.default_rng(d + length)
+    q_bits, q = rounded(rng.standard_normal((1, heads, length, d)), dtype)
+    k_bits, k = rounded(rng.standard_normal((1, kv_heads, total, d)), dtype)
+    v_bits, v = rounded(rng.standard_normal((1, kv_heads, total, d)), dtype)
+    sinks_bits, sinks = rounded(rng.standard_normal(heads), dtype)
+    additive_bits, additive = rounded(rng.standard_normal((length, total)), dtype)
+    allowed = rng.random((length, total)) < 0.7
+    allowed[:, 0] = True
+    given = allowed if kind == "bool" else additive_bits
+    done = steel_attention(t, METAL_NAMES[dtype], q_bits, k_bits, v_bits, kind, given, sinks_bits)
+    mask = {"bool": allowed, "additive": additive}.get(kind)
+    problem = AttentionProblem(q, k, v, d**-0.5, kind == "causal", mask, sinks if kind == "sinks" else None)
+    return from_bits(done.outputs[0], q.shape, dtype), problem.solve()
+
+
+def steel_cases() -> Iterator[KernelCase]:
+    """Aligned and ragged sizes, every mask, and one and two simdgroups along the head dimension."""
+    tilings = (Tiling(64, 32, 32, 4, 1), Tiling(80, 32, 32, 4, 1), Tiling(128, 32, 16, 4, 1), Tiling(128, 32, 32, 4, 2))
+    for t in tilings:
+        for dtype, name in METAL_NAMES.items():
+            if t.columns_of_simdgroups == 2 and dtype == mx.float32:
+                continue
+            for kind, length, total in (
+                ("none", 64, 64),
+                ("none", 37, 61),
+                ("causal", 37, 61),
+                ("bool", 37, 61),
+                ("additive", 37, 61),
+                ("sinks", 37, 61),
+            ):
+                simdgroups = f"{t.rows_of_simdgroups}x{t.columns_of_simdgroups}"
+                title = f"steel_attention {name} {t.head_dim} ({simdgroups}) {length}x{total} mask {kind}"
+                yield KernelCase("MLX", title, partial(_steel, t, dtype, kind, length, total), TOLERANCE[dtype])

@@ -1,0 +1,111 @@
+"""A judged kernel: a name, a run that returns its result and the expected result, and a tolerance."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.errors import CortexError
+from cortexmlx.metal.lab.sim import settings
+from cortexmlx.metal.lab.sim.report import Fault
+
+Floats = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A fault of a kernel that hardware tolerates although the language does not define it, and its reason.
+
+    A defect that `stops` the launch leaves no result: the case agrees if the simulator reports this fault and no other.
+    Any other defect is allowed, and the result is compared.
+    """
+
+    fault: Fault
+    reason: str
+    stops: bool = False
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One known-good kernel in one shape."""
+
+    group: str
+    name: str
+    run: Callable[[], tuple[Floats, Floats]]
+    """Returns (simulated, expected)."""
+    tolerance: float
+    """Largest error, relative to the largest expected value."""
+    unordered: str = ""
+    """Why the kernel has races by the language's rules; empty if it has none. It runs in lockstep, and races are
+    allowed.
+    """
+    defect: Defect | None = None
+    """Any other fault that the kernel is known to have."""
+
+    @property
+    def label(self) -> str:
+        """The case's name in the table."""
+        return f"{self.group}: {self.name}"
+
+    @property
+    def note(self) -> str:
+        """The reason for a fault of this kernel that the verdict accepts; empty if there is none."""
+        return self.unordered or (self.defect.reason if self.defect else "")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A kernel that cannot be judged here, and the reason."""
+
+    group: str
+    name: str
+    reason: str
+
+    @property
+    def label(self) -> str:
+        """The kernel's name in the table."""
+        return f"{self.group}: {self.name}"
+
+
+@dataclass(frozen=True)
+class KernelVerdict:
+    """The outcome of one case."""
+
+    case: KernelCase
+    error: float
+    """Largest difference over the largest expected value."""
+    seconds: float
+    problem: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the error is within the tolerance and no unexpected fault was found."""
+        return not self.problem and self.error <= self.case.tolerance
+
+
+TOLERANCE = {mx.float32: 2e-6, mx.float16: 2e-3, mx.bfloat16: 1.6e-2}
+
+
+def judge(case: KernelCase, checked: bool = True) -> KernelVerdict:
+    """Run one case on the simulator, watched unless `checked` is False."""
+    start = time.perf_counter()
+    defect = case.defect
+    allowed = {Fault.RACE} if case.unordered else {defect.fault} if defect and not defect.stops else set()
+    try:
+        with (
+            settings.recording(coalescing=False) as launches,
+            settings.options(checked=checked, lockstep=bool(case.unordered), allow=frozenset(allowed)),
+        ):
+            simulated, expected = case.run()
+    except CortexError as problem:
+        found = {finding.fault for report in launches.launches for finding in report.findings}
+        known = defect is not None and defect.stops and found == {defect.fault}
+        error = 0.0 if known else float("inf")
+        seconds = time.perf_counter() - start
+        return KernelVerdict(case, error, seconds, "" if known else str(problem))
+    difference = np.abs(simulated.astype(np.float64) - expected.astype(np.float64)).max(initial=0.0)
+    error = difference / max(np.abs(expected.astype(np.float64)).max(initial=0.0), 1e-30)
+    return KernelVerdict(case, float(error), time.perf_counter() - start)

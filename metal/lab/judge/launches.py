@@ -1,0 +1,177 @@
+"""What the judged kernels share: arrays as the simulator's bytes, one launch of a kernel from MLX's headers, and
+attention in float64.
+
+(y,) = launch("hadamard.h", "hadamard_n", "float, 64, 16, 4", {0: x, 1: Result((2, 64), F32), 2: f32(0.5)}, ...)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from cortexmlx.metal.lab.sim.buffers import Triple
+from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer
+from cortexmlx.metal.lab.sim.kernel import numpy_type
+
+Array = npt.NDArray[np.generic]
+
+METAL_NAMES = {mx.float32: "float", mx.float16: "half", mx.bfloat16: "bfloat16_t"}
+"""The names of floating dtypes in MLX's templates."""
+
+
+def rounded(values: npt.NDArray[np.float64], dtype: mx.Dtype) -> tuple[Array, npt.NDArray[np.float64]]:
+    """Return the values rounded to `dtype`, as host bits (bfloat16: uint16) and as float64."""
+    array = mx.array(values.astype(np.float32)).astype(dtype)
+    bits = np.array(array.view(mx.uint16)) if dtype == mx.bfloat16 else np.array(array)
+    return bits, np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def from_bits(data: npt.NDArray[np.uint8], shape: tuple[int, ...], dtype: mx.Dtype) -> npt.NDArray[np.float64]:
+    """Return the bytes of a simulated output as float64 numbers."""
+    bits = data.view(numpy_type(dtype)).reshape(shape)
+    values = (bits.astype(np.uint32) << 16).view(np.float32) if dtype == mx.bfloat16 else bits
+    return values.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """An attention problem in float64: q [B, H, L, D], k and v [B, KH, N, D].
+
+    `mask` is [L, N], bool or additive; `sinks` is [H].
+    """
+
+    q: npt.NDArray[np.float64]
+    k: npt.NDArray[np.float64]
+    v: npt.NDArray[np.float64]
+    scale: float
+    causal: bool = False
+    mask: npt.NDArray[np.generic] | None = None
+    sinks: npt.NDArray[np.float64] | None = None
+
+    def solve(self) -> npt.NDArray[np.float64]:
+        """Return softmax(scale * q.k + mask).v, `[B, H, L, Dv]`, with an optional sink in the denominator."""
+        groups = self.q.shape[1] // self.k.shape[1]
+        k, v = np.repeat(self.k, groups, 1), np.repeat(self.v, groups, 1)
+        scores = np.einsum("bhqd,bhkd->bhqk", self.q, k) * self.scale
+        length, total = scores.shape[-2:]
+        if self.causal:
+            allowed = np.arange(total)[None] <= np.arange(length)[:, None] + total - length
+            scores = np.where(allowed, scores, -np.inf)
+        if self.mask is not None:
+            scores = np.where(self.mask, scores, -np.inf) if self.mask.dtype == bool else scores + self.mask
+        if self.sinks is not None:
+            sink = np.broadcast_to(self.sinks[None, :, None, None], (*scores.shape[:3], 1))
+            scores = np.concatenate([scores, sink], -1)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        out: npt.NDArray[np.float64] = np.einsum("bhqk,bhkd->bhqd", weights[..., :total], v)
+        return out
+
+
+Wide = npt.NDArray[np.float64]
+Numbers = Sequence[int] | npt.NDArray[np.integer]
+
+F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
+FLOATS = (F32, F16, BF16)
+NAMES = METAL_NAMES | {
+    mx.int8: "int8_t",
+    mx.int32: "int32_t",
+    mx.int64: "int64_t",
+    mx.uint8: "uint8_t",
+    mx.uint32: "uint32_t",
+    mx.bool_: "bool",
+}
+"""The names of dtypes in MLX's templates."""
+
+
+@dataclass(frozen=True)
+class ResultArray:
+    """A buffer that the kernel fills. `before` is its content before the launch; None if undefined."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    before: Array | None = None
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype: mx.Dtype, scale: float = 1.0) -> tuple[Array, Wide]:
+    """Return random numbers as host bits and as float64.
+
+    Floats are normal. Signed integers are from -9 to 9, unsigned from 0 to 9, bools 0 or 1.
+    """
+    rng = np.random.default_rng(seed)
+    if dtype in FLOATS:
+        return rounded(rng.standard_normal(shape) * scale, dtype)
+    low = 0 if dtype in (mx.uint8, mx.uint32, mx.bool_) else -9
+    bits = rng.integers(low, 2 if dtype == mx.bool_ else 10, shape).astype(numpy_type(dtype))
+    return bits, bits.astype(np.float64)
+
+
+def i32(*values: int) -> Array:
+    """Return 32-bit signed numbers, as a host passes them by `set_bytes`."""
+    return np.array(values, dtype=np.int32)
+
+
+def u32(*values: int) -> Array:
+    """Return 32-bit unsigned numbers."""
+    return np.array(values, dtype=np.uint32)
+
+
+def i64(*values: int) -> Array:
+    """Return 64-bit numbers: strides and sizes, signed or unsigned."""
+    return np.array(values, dtype=np.int64)
+
+
+def f32(*values: float) -> Array:
+    """Return 32-bit floats."""
+    return np.array(values, dtype=np.float32)
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """Return row-major strides in elements."""
+    return [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+
+
+def contiguous(keys: Array, scale: float) -> list[Array]:
+    """Return the arguments of MLX's vector attention for contiguous keys and values `[..., tokens, head_dim]`, in
+    order: the number of tokens, the strides by head and by token of keys and of values, and the scale.
+    """
+    tokens, head_dim = keys.shape[-2:]
+    strides = [i64(tokens * head_dim), i64(head_dim)]
+    return [i32(tokens), *strides, *strides, f32(scale)]
+
+
+def launch(
+    headers: str | Sequence[str],
+    function: str,
+    template: str,
+    buffers: Mapping[int, Array | ResultArray],
+    *,
+    threadgroup: Triple,
+    threads: Triple | None = None,
+    groups: Triple | None = None,
+    constants: Mapping[str, int | bool] | None = None,
+    before: str = "",
+) -> list[Wide]:
+    """Run one instantiation over `threads` threads or `groups` threadgroups; return its results in the signature's
+    order.
+
+    `before` is text before the headers, as MLX's host writes it. A buffer that is not given is bound with no bytes: any
+    access to it is out of bounds.
+    """
+    files = (headers,) if isinstance(headers, str) else tuple(headers)
+    kernel = HostKernel(files, function, template, constants or {}, before)
+    results = {slot: given for slot, given in buffers.items() if isinstance(given, ResultArray)}
+    given: dict[int, Array | OutputBuffer] = {slot: x for slot, x in buffers.items() if not isinstance(x, ResultArray)}
+    for slot, result in results.items():
+        item = result.dtype.size
+        given[slot] = OutputBuffer(int(np.prod(result.shape)) * item, item, result.before)
+    given |= {slot: np.zeros(0, np.uint8) for slot in kernel.slots if slot not in given}
+    grid = threads or tuple(g * t for g, t in zip(groups or (1, 1, 1), threadgroup, strict=True))
+    done = kernel.over(given, (grid[0], grid[1], grid[2]), threadgroup)
+    order = [slot for slot in kernel.slots if slot in results]
+    return [
+        from_bits(data, results[slot].shape, results[slot].dtype)
+        for slot, data in zip(order, done.outputs, strict=True)
+    ]

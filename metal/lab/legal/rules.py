@@ -1,0 +1,588 @@
+"""What a Metal compiler would refuse in a text: the complaints of the front end, and the rules that it does not check.
+
+The rules read the syntax tree, as the text is written and as its templates are instantiated: features that Metal leaves
+out, address spaces, the places of variables, implicit conversions, and the signatures of kernels.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cortexmlx.metal.lab.legal.diagnostics import Language
+from cortexmlx.metal.lab.legal.frontend import (
+    FUNCTIONS,
+    Complaint,
+    Parsed,
+    TreeNode,
+    in_text,
+    kind_of,
+    marks,
+    parse,
+    unwrapped,
+    walk,
+)
+from cortexmlx.metal.lab.legal.msl import PREAMBLE, blank
+from cortexmlx.metal.lab.sim.toolchain import mlx_headers
+
+
+@cache
+def _includes() -> tuple[Path, ...]:
+    return (mlx_headers(),)
+
+
+def complaints(
+    text: str,
+    language: Language = Language.METAL_3_1,
+    preamble: str = PREAMBLE,
+    includes: Sequence[Path] | None = None,
+) -> list[Complaint]:
+    """Return what is wrong with a text that MLX would compile after `preamble`, in the order of lines. The list of a
+    legal text is empty.
+
+    Templates are checked as they are written and as the text instantiates them.
+
+    Raises:
+        ToolchainMissing: the libclang wheel or MLX's headers are missing.
+    """
+    parsed = parse(text, language, _includes() if includes is None else includes, preamble)
+    nodes = walk(parsed)
+    found = {
+        *parsed.complaints,
+        *_features(parsed, nodes),
+        *_spaces(nodes),
+        *_storage(nodes),
+        *_conversions(nodes),
+        *_entry_points(nodes),
+    }
+    return sorted(found)
+
+
+# Features of C++ that Metal leaves out (MSL 1.5.4), in the syntax tree and in the words of the text.
+
+_WORDS = (
+    (
+        re.compile(
+            r"\b(?:unsigned\s+|signed\s+)?long\s+long\b|\b(?:0[xX][0-9a-fA-F]+|\d+)(?:[uU]?(?:ll|LL)|(?:ll|LL)[uU])\b"
+        ),
+        "Metal has no long long: its long has 64 bits",
+    ),
+    (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "Metal has no asm"),
+    (re.compile(r"\bregister\b"), "Metal has no `register`"),
+    (re.compile(r"\bstd\s*::"), "Metal has no std: its library is in the namespace metal"),
+    (re.compile(r"\b(?:thread_local|_Thread_local)\b"), "Metal has no thread_local"),
+    (re.compile(r"\bvirtual\b"), "Metal has no virtual functions"),
+    (re.compile(r"\b(?:try|catch|throw)\b"), "Metal has no exceptions"),
+    (re.compile(r"\b(?:dynamic_cast|typeid)\b"), "Metal has no run-time type information"),
+    (re.compile(r"\bnew\b(?=\s*[\w(:])|(?<!=)(?<!= )\bdelete\b(?=\s*(?:\[|\w))"), "Metal has no new and delete"),
+    (re.compile(r"\bprintf\s*\("), "Metal has no printf: os_log of Metal 3.2 is what there is"),
+    (re.compile(r"\bdouble\b"), "Metal has no double"),
+    (
+        re.compile(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?[lL]\b"),
+        "Metal has no long double: a literal ends in f, h or bf",
+    ),
+)
+# Words that say what a function is for. A word that one of these characters follows is used as a name.
+_STAGE = re.compile(r"\b(kernel|vertex|fragment)\b(?=\s*(?:[=;,)+\-*/%.<>&|^?\[:]|\]))(?!\s*\]\])")
+_VARIABLE_STAGE = re.compile(r"\[\[[^\]]*\]\]")
+_FEATURE_NODES = {
+    "GOTO_STMT": "Metal has no goto",
+    "INDIRECT_GOTO_STMT": "Metal has no goto",
+    "ASM_STMT": "Metal has no asm",
+    "MS_ASM_STMT": "Metal has no asm",
+}
+_DEFINES = {"FUNCTION_DECL", "CXX_METHOD", "FUNCTION_TEMPLATE"}
+
+
+def _word_features(text: str) -> Iterator[Complaint]:
+    plain = blank(text)
+    for pattern, message in _WORDS:
+        for found in pattern.finditer(plain):
+            yield Complaint(plain.count("\n", 0, found.start()) + 1, message)
+    named = _VARIABLE_STAGE.sub(lambda found: " " * len(found.group()), plain)
+    for found in _STAGE.finditer(named):
+        line = named.count("\n", 0, found.start()) + 1
+        yield Complaint(line, f"'{found.group(1)}' is a word of the language and names nothing else")
+
+
+def _feature(node: TreeNode, language: Language) -> Iterator[Complaint]:
+    if node.kind in _FEATURE_NODES:
+        yield Complaint(node.line, _FEATURE_NODES[node.kind])
+    elif node.kind == "LAMBDA_EXPR" and language is Language.METAL_3_1:
+        yield Complaint(node.line, "Metal 3.1 has no lambdas")
+    elif node.kind in _DEFINES:
+        if node.cursor.type.kind.name == "FUNCTIONPROTO" and node.cursor.type.is_function_variadic():
+            yield Complaint(
+                node.line, f"'{node.cursor.spelling}' takes a variable number of arguments: Metal has no `...`"
+            )
+        if node.cursor.spelling == "main":
+            yield Complaint(node.line, "no function of Metal's may be called main")
+
+
+def _features(parsed: Parsed, nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+    """Yield uses of features that Metal does not have."""
+    yield from (complaint for complaint in _word_features(parsed.text) if complaint.line not in parsed.dead)
+    for node in nodes:
+        if not node.instantiated:
+            yield from _feature(node, parsed.language)
+
+
+# Address spaces (MSL 4): pointers and references that name none, and calls that do not fit the space of an object.
+
+_DECLARATIONS = {"VAR_DECL", "PARM_DECL", "FIELD_DECL", "TYPEDEF_DECL", "TYPE_ALIAS_DECL"}
+_RETURNING = {"FUNCTION_DECL", "CXX_METHOD", "CONVERSION_FUNCTION"}
+_CASTS = {
+    "CSTYLE_CAST_EXPR",
+    "CXX_STATIC_CAST_EXPR",
+    "CXX_REINTERPRET_CAST_EXPR",
+    "CXX_CONST_CAST_EXPR",
+    "CXX_FUNCTIONAL_CAST_EXPR",
+}
+_NAMED = re.compile(r"\b__(?:private|global|local|constant)\b")
+_OTHER_SPACE = {"__local": "device", "__global": "threadgroup", "__constant": "constant"}
+_SPACES = "device, constant, threadgroup or thread"
+
+
+def _space_of(spelling: str) -> str | None:
+    """Return Metal's name of the address space of an object of this type, or None for thread memory."""
+    outer = spelling.split("<", 1)[0]
+    return next((metal for opencl, metal in _OTHER_SPACE.items() if re.search(rf"\b{opencl}\b", outer)), None)
+
+
+def _own_space(type_: Any) -> bool:
+    """Whether the outermost qualifiers of a type name an address space."""
+    spelled = str(type_.get_canonical().spelling)
+    while (shorter := re.sub(r"<[^<>]*>|\([^()]*\)", "", spelled)) != spelled:
+        spelled = shorter
+    last = max(spelled.rfind("*"), spelled.rfind("&"))
+    return bool(_NAMED.search(spelled[last + 1 :] if last >= 0 else spelled))
+
+
+def _unspaced(type_: Any, depth: int = 0) -> bool:
+    """Whether the type has a pointer or reference to memory in no named address space."""
+    kind = type_.kind.name
+    if kind in ("CONSTANTARRAY", "INCOMPLETEARRAY", "VARIABLEARRAY", "DEPENDENTSIZEDARRAY"):
+        return _unspaced(type_.element_type, depth)
+    if kind in ("POINTER", "LVALUEREFERENCE", "RVALUEREFERENCE"):
+        pointee = type_.get_pointee()
+        if (
+            pointee.kind.name in ("FUNCTIONPROTO", "FUNCTIONNOPROTO")
+            or pointee.get_canonical().kind.name == "FUNCTIONPROTO"
+        ):
+            return False
+        if "auto" in pointee.spelling.split() or pointee.kind.name == "AUTO":
+            return False
+        if kind == "LVALUEREFERENCE" and pointee.kind.name == "POINTER" and not _unspaced(pointee, depth):
+            return False  # `const device T*& x`: MLX's quantized kernels use it, so Metal accepts it
+        forwards = kind == "RVALUEREFERENCE" and pointee.get_canonical().kind.name in ("UNEXPOSED", "DEPENDENT")
+        return (not forwards and not _own_space(pointee)) or _unspaced(pointee, depth)
+    if depth < 3:
+        for i in range(type_.get_num_template_arguments()):
+            argument = type_.get_template_argument_type(i)
+            if argument.kind.name != "INVALID" and _unspaced(argument, depth + 1):
+                return True
+    return False
+
+
+def _written_as_array(cursor: Any) -> bool:
+    return kind_of(cursor) == "PARM_DECL" and any(token.spelling == "[" for token in cursor.get_tokens())
+
+
+def _deduced(cursor: Any) -> bool:
+    return any(token.spelling in ("auto", "decltype") for token in cursor.get_tokens())
+
+
+def _undeclared(node: TreeNode) -> Iterator[Complaint]:
+    cursor = node.cursor
+    if node.kind in _DECLARATIONS:
+        type_ = cursor.underlying_typedef_type if node.kind in ("TYPEDEF_DECL", "TYPE_ALIAS_DECL") else cursor.type
+        if type_.kind.name in ("AUTO", "INVALID") or cursor.spelling.startswith("__"):
+            return
+        if _unspaced(type_) and not _written_as_array(cursor) and not _deduced(cursor):
+            what = {"PARM_DECL": "parameter ", "FIELD_DECL": "member "}.get(node.kind, "")
+            yield Complaint(
+                node.line,
+                f"{what}'{cursor.spelling}' is a pointer or reference that names no address space: add {_SPACES}",
+            )
+    elif node.kind in _RETURNING:
+        if _unspaced(cursor.result_type) and not _deduced_result(cursor):
+            yield Complaint(
+                node.line,
+                f"'{cursor.spelling}' returns a pointer or reference that names no address space: add {_SPACES}",
+            )
+    elif node.kind in _CASTS and _unspaced(cursor.type) and not _deduced(cursor):
+        yield Complaint(node.line, f"a cast to a pointer or reference that names no address space: add {_SPACES}")
+
+
+def _deduced_result(cursor: Any) -> bool:
+    return "auto" in str(cursor.result_type.spelling)
+
+
+def _called_object(node: TreeNode) -> Iterator[Complaint]:
+    """Refuse a call of a member function that is not marked for the space of its object."""
+    callee = next(iter(node.cursor.get_children()), None)
+    if callee is None or kind_of(callee) != "MEMBER_REF_EXPR":
+        return
+    method = node.cursor.referenced
+    if method is None or kind_of(method) != "CXX_METHOD" or not in_text(method) or method.is_static_method():
+        return
+    base = next(iter(callee.get_children()), None)
+    if base is None or "__generic" not in method.type.spelling.rsplit(")", 1)[-1]:
+        return
+    held = unwrapped(base).type.get_canonical()
+    held = held.get_pointee() if held.kind.name == "POINTER" else held
+    space = _space_of(_outer(held.spelling))
+    if space:
+        yield Complaint(
+            node.line, f"'{method.spelling}' is called on an object in {space} memory: mark the function `{space}`"
+        )
+
+
+def _outer(spelling: str) -> str:
+    last = max(spelling.rfind("*"), spelling.rfind("&"))
+    return spelling[last + 1 :] if last >= 0 else spelling
+
+
+def _copies(constructor: Any) -> bool:
+    return constructor is not None and (constructor.is_copy_constructor() or constructor.is_move_constructor())
+
+
+def _bound_arguments(node: TreeNode) -> Iterator[Complaint]:
+    """Refuse an argument from another space for a `const thread T&` (text.py makes this parameter a value)."""
+    function = node.cursor.referenced
+    if function is None or not in_text(function):
+        return
+    parameters = [c for c in function.get_children() if kind_of(c) == "PARM_DECL"]
+    for parameter, argument in zip(parameters, node.cursor.get_arguments(), strict=False):
+        if argument is None or "const thread&" not in marks(parameter):
+            continue
+        given = unwrapped(argument)
+        if kind_of(given) == "CALL_EXPR" and _copies(given.referenced):
+            given = unwrapped(next(given.get_arguments()))
+        space = _space_of(_outer(given.type.get_canonical().spelling))
+        if space and given.type.get_canonical().kind.name != "POINTER":
+            yield Complaint(
+                node.line,
+                f"parameter '{parameter.spelling}' of '{function.spelling}' is a `const thread` reference, "
+                f"and the argument lies in {space} memory",
+            )
+
+
+def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+    """Yield what is wrong with the address spaces of a text and the front end does not report itself."""
+    for node in nodes:
+        if not node.instantiated:
+            yield from _undeclared(node)
+        if node.kind == "CALL_EXPR":
+            yield from _called_object(node)
+            yield from _bound_arguments(node)
+
+
+# The places of variables (MSL 4): constants at program scope, threadgroup variables in kernels, no other statics.
+# A threadgroup variable has no initial value, and those of a kernel fit in 32 KB.
+
+_PROGRAM_SCOPE = {"TRANSLATION_UNIT", "NAMESPACE"}
+_MOST_BYTES = 32768
+_BRANCHES = {"IF_STMT", "SWITCH_STMT"}
+_CLASSES = {"STRUCT_DECL", "CLASS_DECL", "CLASS_TEMPLATE", "UNION_DECL", "CLASS_TEMPLATE_PARTIAL_SPECIALIZATION"}
+
+
+def _in_constant(node: TreeNode) -> bool:
+    return "__constant" in node.cursor.type.spelling.split("<")[0] or "__constant" in node.type.split("<")[0]
+
+
+def _variable(node: TreeNode) -> Iterator[Complaint]:
+    name = node.cursor.spelling
+    parent = node.parent.kind if node.parent else "TRANSLATION_UNIT"
+    if parent in _PROGRAM_SCOPE or parent == "UNEXPOSED_DECL":
+        if not _in_constant(node):
+            yield Complaint(node.line, f"'{name}' is a variable at program scope: it must be `constant`")
+        return
+    if parent in _CLASSES:
+        if not _in_constant(node):
+            yield Complaint(node.line, f"'{name}' is a static member: it must be `constant`")
+        return
+    if node.cursor.storage_class.name != "STATIC" or _in_constant(node):
+        return
+    if "threadgroup variable" not in marks(node.cursor):
+        yield Complaint(node.line, f"'{name}' is a static variable in a function: Metal has none, but for `constant`")
+        return
+    words = [token.spelling for token in node.cursor.get_tokens()]
+    if {"=", "{"} & set(words[words.index(name) :] if name in words else ()):
+        yield Complaint(node.line, f"the threadgroup variable '{name}' cannot have an initial value: store it")
+    function = node.function()
+    if function is None or "kernel" not in marks(function.cursor):
+        yield Complaint(
+            node.line,
+            f"the threadgroup variable '{name}' can only be declared in the kernel: pass a pointer to it",
+        )
+
+
+def _template(node: TreeNode) -> Iterator[Complaint]:
+    """Refuse a variable template that is not `constant`. The tree shows only its words."""
+    words = [token.spelling for token in node.cursor.get_tokens()]
+    before = words[: words.index(node.cursor.spelling)] if node.cursor.spelling in words else []
+    if (
+        before[:1] == ["template"]
+        and "constant" not in before
+        and not any(word.isupper() and len(word) > 1 for word in before)
+    ):
+        yield Complaint(node.line, f"'{node.cursor.spelling}' is a variable at program scope: it must be `constant`")
+
+
+def _too_large(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+    """Refuse a kernel that declares more threadgroup memory than there is.
+
+    Variables in branches are left to the simulator's launch: the compiler may drop the branch.
+    """
+    declared: dict[int, int] = {}
+    last: dict[int, TreeNode] = {}
+    for node in nodes:
+        if node.kind != "VAR_DECL" or "threadgroup variable" not in marks(node.cursor):
+            continue
+        function, size = node.function(), node.cursor.type.get_size()
+        if function is None or size < 0 or any(around.kind in _BRANCHES for around in node.above()):
+            continue
+        align, key = max(node.cursor.type.get_align(), 1), function.cursor.hash
+        declared[key] = -(-declared.get(key, 0) // align) * align + size
+        last[key] = node
+    for key, size in declared.items():
+        if (total := -(-size // 16) * 16) > _MOST_BYTES:
+            yield Complaint(last[key].line, f"{total} bytes of threadgroup memory, at most {_MOST_BYTES} are there")
+
+
+def _storage(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+    """Yield variables in the wrong place, with initial values, or too large."""
+    yield from _too_large(nodes)
+    for node in nodes:
+        if node.kind == "VAR_DECL" and not node.instantiated:
+            yield from _variable(node)
+        elif node.kind == "UNEXPOSED_DECL" and not node.instantiated:
+            yield from _template(node)
+
+
+# Implicit conversions: a bfloat becomes a float, no float becomes a bfloat (MSL 2.1, as MLX's bf16_math.h quotes it).
+# And addresses of vector elements.
+
+_FLOAT = "a float does not become a bfloat by itself: write bfloat(...) around it"
+_EXPLICIT = {"CSTYLE_CAST_EXPR", "CXX_STATIC_CAST_EXPR", "CXX_FUNCTIONAL_CAST_EXPR"}
+_QUALIFYING_WORDS = ("__private ", "__global ", "__local ", "__constant ", "__generic ", "const ", "volatile ")
+_ELEMENTS = {"x", "y", "z", "w"}
+
+
+def _scalar(type_: Any) -> str:
+    spelling = str(type_.get_canonical().spelling)
+    while any(spelling.startswith(word) for word in _QUALIFYING_WORDS):
+        for word in _QUALIFYING_WORDS:
+            spelling = spelling.removeprefix(word)
+    return spelling
+
+
+def _to_bfloat(node: TreeNode) -> Iterator[Complaint]:
+    if node.parent and node.parent.kind in _EXPLICIT:
+        return
+    inside = list(node.cursor.get_children())
+    if len(inside) == 1 and _scalar(node.cursor.type) == "__bf16" and _scalar(inside[0].type) == "float":
+        yield Complaint(node.line, _FLOAT)
+
+
+def _initialized(node: TreeNode) -> Iterator[Complaint]:
+    """Check initializers in braces. The tree shows them as they are written, without their conversions."""
+    type_ = node.cursor.type.get_canonical()
+    values = list(node.cursor.get_children())
+    if type_.kind.name == "CONSTANTARRAY":
+        wanted = [type_.element_type] * len(values)
+    elif type_.kind.name == "RECORD":
+        wanted = [field.type for field in type_.get_fields()]
+    else:
+        wanted = [type_] * len(values)
+    for value, element in zip(values, wanted, strict=False):
+        if _scalar(element) == "__bf16" and _scalar(value.type) == "float":
+            yield Complaint(int(value.location.line), _FLOAT)
+
+
+def _updated(node: TreeNode) -> Iterator[Complaint]:
+    left, right = [*node.cursor.get_children(), None, None][:2]
+    if (
+        left is not None
+        and right is not None
+        and _scalar(left.type) == "__bf16"
+        and _scalar(right.type) in ("float", "half")
+    ):
+        yield Complaint(
+            node.line,
+            f"the result is a {_scalar(right.type)}, which becomes no bfloat by itself: write out the assignment",
+        )
+
+
+def _is_element(cursor: Any) -> bool:
+    """Whether an expression is an element of a vector by name: x, y, z or w."""
+    found = unwrapped(cursor)
+    if kind_of(found) != "MEMBER_REF_EXPR" or found.spelling not in _ELEMENTS or found.referenced is None:
+        return False
+    owner = found.referenced.semantic_parent
+    return owner is not None and owner.spelling in ("vec", "__packed") and not in_text(owner)
+
+
+def _element(node: TreeNode) -> Iterator[Complaint]:
+    """Refuse a pointer or a reference to an element of a vector."""
+    inside = list(node.cursor.get_children())
+    if node.kind == "UNARY_OPERATOR":
+        first = next((token.spelling for token in node.cursor.get_tokens()), "")
+        if first == "&" and inside and _is_element(inside[0]):
+            yield Complaint(node.line, "the elements of a vector have no address")
+    elif node.kind == "VAR_DECL" and node.cursor.type.kind.name == "LVALUEREFERENCE":
+        if inside and _is_element(inside[-1]) and not node.cursor.type.get_pointee().is_const_qualified():
+            yield Complaint(node.line, "a reference cannot be bound to an element of a vector")
+    elif node.kind == "CALL_EXPR" and node.cursor.referenced is not None:
+        parameters = [c for c in node.cursor.referenced.get_children() if kind_of(c) == "PARM_DECL"]
+        for parameter, argument in zip(parameters, node.cursor.get_arguments(), strict=False):
+            reference = (
+                parameter.type.kind.name == "LVALUEREFERENCE" and not parameter.type.get_pointee().is_const_qualified()
+            )
+            if reference and argument is not None and _is_element(argument):
+                yield Complaint(node.line, "a reference cannot be bound to an element of a vector")
+
+
+def _conversions(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+    """Yield implicit conversions to bfloat, and pointers and references to elements of vectors."""
+    for node in nodes:
+        if node.kind == "UNEXPOSED_EXPR":
+            yield from _to_bfloat(node)
+        elif node.kind == "COMPOUND_ASSIGNMENT_OPERATOR":
+            yield from _updated(node)
+        elif node.kind in ("UNARY_OPERATOR", "VAR_DECL", "CALL_EXPR"):
+            yield from _element(node)
+        elif node.kind == "INIT_LIST_EXPR":
+            yield from _initialized(node)
+
+
+# Kernels (MSL 5.1, 5.2): a kernel returns void, and an attribute names the source of each other argument. An argument
+# that is a pointer or reference needs no attribute. No two arguments have one index. What a thread is told about itself
+# is a ushort or a uint; positions and sizes may be vectors of two or three. No kernel calls another.
+
+_BY_ADDRESS = {"POINTER", "LVALUEREFERENCE"}
+_ARRAYS = {"CONSTANTARRAY", "INCOMPLETEARRAY", "DEPENDENTSIZEDARRAY"}
+_INDICES = 31
+_INDEXED = re.compile(r"(buffer|threadgroup)(?:\((-?\d+)\))?")
+_NUMBERS = frozenset(
+    {
+        "dispatch_quadgroups_per_threadgroup",
+        "dispatch_simdgroups_per_threadgroup",
+        "quadgroup_index_in_threadgroup",
+        "quadgroups_per_threadgroup",
+        "simdgroup_index_in_threadgroup",
+        "simdgroups_per_threadgroup",
+        "thread_execution_width",
+        "thread_index_in_quadgroup",
+        "thread_index_in_simdgroup",
+        "thread_index_in_threadgroup",
+        "threads_per_simdgroup",
+    }
+)
+_POSITIONS = frozenset(
+    {
+        "dispatch_threads_per_threadgroup",
+        "grid_origin",
+        "grid_size",
+        "thread_position_in_grid",
+        "thread_position_in_threadgroup",
+        "threadgroup_position_in_grid",
+        "threadgroups_per_grid",
+        "threads_per_grid",
+        "threads_per_threadgroup",
+    }
+)
+_NUMBER = re.compile(r"unsigned (?:int|short)")
+_POSITION = re.compile(r"unsigned (?:int|short)|(?:metal::)?vec<unsigned (?:int|short), [23]>")
+_QUALIFIERS = re.compile(r"\b(?:const|__private|__generic)\s+")
+
+
+def _kernel(node: TreeNode) -> Iterator[Complaint]:
+    name = node.cursor.spelling
+    if node.cursor.result_type.spelling != "void":
+        yield Complaint(node.line, f"the kernel '{name}' returns a value: a kernel returns void")
+    taken: set[tuple[str, str]] = set()
+    for parameter in node.cursor.get_children():
+        if kind_of(parameter) != "PARM_DECL":
+            continue
+        line, type_ = int(parameter.location.line), parameter.type.get_canonical()
+        given = marks(parameter)
+        yield from _indexed(parameter, line, given, taken)
+        yield from _told(parameter, line, given)
+        if type_.kind.name in _BY_ADDRESS or type_.kind.name in _ARRAYS:
+            element = type_.get_pointee() if type_.kind.name in _BY_ADDRESS else type_.element_type
+            if _space_of(element.spelling) is None and _space_of(type_.spelling) is None:
+                yield Complaint(
+                    line,
+                    f"the kernel's argument '{parameter.spelling}' must lie in device, constant or threadgroup memory",
+                )
+        elif not given and not _dependent(type_.kind.name):
+            yield Complaint(line, f"the kernel's argument '{parameter.spelling}' has no attribute that says what it is")
+        elif [mark.split("(")[0] for mark in given] == ["buffer"]:
+            yield Complaint(
+                line, f"the kernel's argument '{parameter.spelling}' is a buffer: take a pointer or reference to it"
+            )
+
+
+def _indexed(parameter: Any, line: int, given: Sequence[str], taken: set[tuple[str, str]]) -> Iterator[Complaint]:
+    """Check the index of a buffer or of threadgroup memory, and whose memory it is. Function constants choose among
+    arguments with one index: those are not compared.
+    """
+    type_ = parameter.type.get_canonical()
+    for mark in given:
+        found = _INDEXED.fullmatch(mark)
+        if found is None:
+            continue
+        kind, index = found.group(1), found.group(2)
+        if index is not None and not 0 <= int(index) < _INDICES:
+            yield Complaint(line, f"'{kind}({index})': indices of {kind}s go from 0 to {_INDICES - 1}")
+        if index is not None and "function_constant" not in given:
+            if (kind, index) in taken:
+                yield Complaint(line, f"'{kind}({index})' is the index of two arguments")
+            taken.add((kind, index))
+        if type_.kind.name in _BY_ADDRESS and not _dependent(type_.get_pointee().kind.name):
+            space = _space_of(type_.get_pointee().spelling)
+            if space is not None and (space == "threadgroup") != (kind == "threadgroup"):
+                yield Complaint(
+                    line, f"'{parameter.spelling}' lies in {space} memory: its attribute cannot be '{kind}'"
+                )
+
+
+def _told(parameter: Any, line: int, given: Sequence[str]) -> Iterator[Complaint]:
+    """Check the attributes that tell a thread where it is, and the types of what they tell."""
+    names = [mark for mark in given if mark.startswith(("thread", "simdgroup", "quadgroup", "dispatch", "grid"))]
+    names = [name for name in names if not _INDEXED.fullmatch(name)]
+    type_ = parameter.type.get_canonical()
+    spelled = _QUALIFIERS.sub("", type_.spelling)
+    if len(names) > 1:
+        both = " and ".join(names)
+        yield Complaint(line, f"'{parameter.spelling}' has the attributes {both}: it can be one thing only")
+    for name in names:
+        if name not in _NUMBERS | _POSITIONS:
+            yield Complaint(line, f"unknown attribute '{name}': Metal has no such attribute")
+        elif not _dependent(type_.kind.name) and not (_NUMBER if name in _NUMBERS else _POSITION).fullmatch(spelled):
+            wanted = "a ushort or uint" + ("" if name in _NUMBERS else ", or a vector of two or three")
+            yield Complaint(line, f"'{name}' is {wanted}, and '{parameter.spelling}' is not")
+
+
+def _kernel_call(node: TreeNode) -> Iterator[Complaint]:
+    called = node.cursor.referenced
+    if called is None or kind_of(called) not in FUNCTIONS or not in_text(called):
+        return
+    if "kernel" in marks(called):
+        yield Complaint(node.line, f"'{called.spelling}' is a kernel: no function calls one")
+
+
+def _dependent(kind: str) -> bool:
+    return kind in ("UNEXPOSED", "DEPENDENT", "INVALID")
+
+
+def _entry_points(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
+    """Yield kernels that cannot be launched with their signature."""
+    for node in nodes:
+        if node.kind in FUNCTIONS and not node.instantiated and "kernel" in marks(node.cursor):
+            yield from _kernel(node)
+        elif node.kind == "CALL_EXPR":
+            yield from _kernel_call(node)

@@ -1,1 +1,0 @@
-"""One launch of a translated kernel: its buffers, its memory and its findings."""

@@ -1,9 +1,0 @@
-"""Test the simulator with kernels that are known to be right on Apple hardware: MLX's own and mlx-lm's.
-
-`python -m cortexmlx.metal.lab.sim.judge` runs them and prints the table.
-"""
-
-from .cases import Case, Skipped, Verdict, judge
-from .table import all_cases
-
-__all__ = ["Case", "Skipped", "Verdict", "all_cases", "judge"]

@@ -1,1 +1,0 @@
-"""MLX's own kernels from the headers of the installed MLX: one module per family, each judged in float64 NumPy."""

@@ -1,1 +1,0 @@
-"""Translate the Metal text that MLX compiles to C++ for the simulator."""
