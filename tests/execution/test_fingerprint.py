@@ -205,11 +205,11 @@ def test_layers_whose_settings_an_app_changes_differ(loaded: LoadedModel) -> Non
 
 SAYS = """
 import sys
-from cortexmlx.disk.setup import described, fingerprint
+from cortexmlx.disk.setup import describe_model, fingerprint
 from cortexmlx.models import load_model
 from cortexmlx.models.weights_hash import hash_of_model
 loaded = load_model(sys.argv[1])
-print(fingerprint(described(loaded), hash_of_model(loaded.model)))
+print(fingerprint(describe_model(loaded), hash_of_model(loaded.model)))
 """
 
 
