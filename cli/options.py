@@ -20,7 +20,7 @@ from cortexmlx.kv.sizing import parse_size
 from cortexmlx.models.hub import hub_names
 from cortexmlx.models.resolve import STARTER
 from cortexmlx.structured.output import StructuredOutput
-from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -96,29 +96,10 @@ Think = Annotated[
         "--think/--no-think", help="Thoughts before the answer, where the template has a switch.", show_default=False
     ),
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Tokens to generate at most.")]
-MaxThinkingTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-thinking-tokens", metavar="N", help="Tokens of thoughts at most, then the answer.", show_default=False
-    ),
-]
-Temperature = Annotated[float, typer.Option("--temp", metavar="X", help="Temperature; 0: always the likeliest token.")]
-TopP = Annotated[
-    float, typer.Option("--top-p", metavar="X", help="Sample from the likeliest, to this probability in all.")
-]
-TopK = Annotated[int, typer.Option("--top-k", metavar="N", help="Sample from the N likeliest; 0: from all.")]
-MinP = Annotated[
-    float, typer.Option("--min-p", metavar="X", help="Drop what is less likely than X times the likeliest.")
-]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Repeatable sampling.", show_default=False)]
 Stop = Annotated[
     list[str] | None,
     typer.Option("--stop", metavar="TEXT", help="End before this; may be repeated.", show_default=False),
 ]
-RepetitionPenalty = Annotated[float, typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less.")]
-PresencePenalty = Annotated[float, typer.Option("--presence-penalty", metavar="X", help="As in the OpenAI API.")]
-FrequencyPenalty = Annotated[float, typer.Option("--frequency-penalty", metavar="X", help="As in the OpenAI API.")]
 Schema = Annotated[
     str | None,
     typer.Option(
@@ -212,18 +193,24 @@ NoKVStore = Annotated[bool, typer.Option("--no-kv-store", help="Keep no keys and
 KVStoreBytes = Annotated[str, typer.Option("--kv-store-bytes", metavar="SIZE", help="At most so many bytes of them.")]
 
 
+def _number(name: str) -> Any:
+    """Return the option of a number, as its field in `SamplingParams` declares it."""
+    number, optional = NUMBERS[name], getattr(SamplingParams, name) is None
+    kind: Any = int if number.whole else float
+    metavar = "N" if number.whole else "X"
+    flags = number.flags or (f"--{name.replace('_', '-')}",)
+    option = typer.Option(*flags, metavar=metavar, help=number.help, show_default=not optional)
+    return Annotated[kind | None if optional else kind, option]
+
+
+_NUMBERS = {name: _number(name) for name, number in NUMBERS.items() if number.help and name != "seed"}
+_PENALTIES = list(_NUMBERS)[list(_NUMBERS).index("repetition_penalty") :]
+
 SAMPLING = {
-    "max_tokens": MaxTokens,
-    "max_thinking_tokens": MaxThinkingTokens,
-    "temperature": Temperature,
-    "top_p": TopP,
-    "top_k": TopK,
-    "min_p": MinP,
-    "seed": Seed,
+    **{name: option for name, option in _NUMBERS.items() if name not in _PENALTIES},
+    "seed": _number("seed"),
     "stop": Stop,
-    "repetition_penalty": RepetitionPenalty,
-    "presence_penalty": PresencePenalty,
-    "frequency_penalty": FrequencyPenalty,
+    **{name: _NUMBERS[name] for name in _PENALTIES},
     "schema": Schema,
     "open_schema": OpenSchema,
     "regex": Regex,

@@ -22,9 +22,9 @@ from cortexmlx.core.as_completed import AsCompleted, NotYet, paired
 from cortexmlx.core.callbacks import CallbackThreads, report_progress
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.deadlines import check_timeout
-from cortexmlx.core.embedding import EmbeddingCalls
+from cortexmlx.core.embedding import Embedder
 from cortexmlx.core.event_loop import on_a_thread, opens
-from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.handle import NotCopyable, RequestHandle
 from cortexmlx.core.prompt import Prompt, tokenize
 from cortexmlx.core.streams import AsyncTokenStream, TokenStream, completion_of
 from cortexmlx.core.submitter import RequestOptions, Submitter
@@ -39,6 +39,7 @@ from cortexmlx.perplexity import Perplexity, Text, measure, window_size
 from cortexmlx.sessions.conversation import Conversation
 from cortexmlx.sessions.pin import Pin, beginning, pinned
 from cortexmlx.stats import BlockMap, EngineStats, MemoryPressure, ModelInfo
+from cortexmlx.types.embeddings import Embeddings, Reranking
 from cortexmlx.types.messages import NO_VARIABLES, TemplateVars, checked_vars
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.request import Completion, Message, TokenEvent
@@ -53,7 +54,7 @@ _AHEAD_PER_ROW = 4
 """Requests of a batch that are queued per row."""
 
 
-class Engine(EmbeddingCalls):
+class Engine(NotCopyable):
     """Loads a model and answers requests, many at once, in this process. `core.config.EngineConfig` documents the
     options.
 
@@ -80,6 +81,7 @@ class Engine(EmbeddingCalls):
             self.info = self._worker.core.info
             self._tokenizer = SharedTokenizer(self._worker.core.loaded.tokenizer)
             self._submitter = Submitter(self._worker, self._tokenizer, self.info.vocab_size, config.hosts is not None)
+            self._embedder = Embedder(self._worker, self._tokenizer, self.info.vocab_size)
             for name, path in (config.adapters or {}).items():
                 self.load_adapter(name, path)
         except BaseException:  # whose traceback holds this engine, as long as an app keeps it
@@ -220,6 +222,50 @@ class Engine(EmbeddingCalls):
         asked = with_keywords(params, **sampling)
         return TokenStream(self._submitter.submit(self, prompt, asked, cache=cache, timeout=timeout, adapter=adapter))
 
+    def embed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Embeddings:
+        """Return the embeddings of texts, made as the model's own sentence-transformers files say. Many texts are
+        computed together, without padding, and beside running answers. An interrupt cancels them.
+
+        - `prompt`: the name of one of `info.embedding.prompts`, which is put before each text, such as "query". None:
+          the model's default, which most models do not have.
+        - `dimensions`: keep so many of the first numbers (Matryoshka), and normalize again if the model normalizes.
+        - `truncate`: cut off the end of a text that is longer than `info.embedding.max_tokens`. False refuses it.
+        - `client`: as for `submit`.
+
+        A text of token ids is taken as it is, without special tokens or a prompt. Raises EmbeddingRefused if the model
+        cannot embed, or an argument does not fit it; and what ends a request, such as EngineClosed.
+        """
+        return self._embedder.embed(self, texts, prompt, dimensions, truncate, client)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Reranking:
+        """Return how well documents answer a query, as Qwen3-Reranker judges them. The instruction and the query are
+        computed once for all documents.
+
+        - `instruction`: what counts as a good answer. None: that of the model card, for web searches.
+        - `truncate`: cut off the end of a document whose prompt is too long. False refuses it.
+        - `client`: as for `submit`.
+
+        Raises EmbeddingRefused if the model is no such reranker, or an argument is wrong or too long; and what ends a
+        request, such as EngineClosed.
+        """
+        return self._embedder.rerank(self, query, documents, instruction, truncate, client)
+
     def perplexity(
         self,
         text: str | Sequence[int],
@@ -288,14 +334,14 @@ class Engine(EmbeddingCalls):
         self._worker.check_elsewhere()
         limits = self._worker.core.adapters.limits
         content = read_low_rank(name, path, limits.rank, limits.bytes)
-        return self._worker.ask(lambda core: core.adapters.load(name, content))
+        return self._worker.ask(lambda core: core.adapters.load(name, content, core.scheduler.jobs))
 
     def unload_adapter(self, name: str) -> None:
         """Let no further request name an adapter. Returns at once: requests that have it go on with it, and its memory
         is given back when the last of them has ended. Raises UnknownAdapter, InvalidRequest or EngineClosed.
         """
         name = _adapter_name(name)
-        self._worker.ask(lambda core: core.adapters.unload(name))
+        self._worker.ask(lambda core: core.adapters.unload(name, core.scheduler.jobs))
 
     def pin(self, prefix: Prompt, *, client: str | None = None, adapter: str | None = None) -> Pin:
         """Compute a beginning of prompts (a text, tokens, or messages that others follow), keep it cached, and return
@@ -349,6 +395,32 @@ class Engine(EmbeddingCalls):
                 report_progress(on_progress, event)
         assert done is not None  # the last event has it
         return done
+
+    async def aembed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        prompt: str | None = None,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Embeddings:
+        """`embed` for asyncio. A cancelled task cancels what has not been computed."""
+        embed = partial(self._embedder.embed, self, texts, prompt, dimensions, truncate, client)
+        return await on_a_thread(embed, interruptible=True)
+
+    async def arerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        client: str = "",
+    ) -> Reranking:
+        """`rerank` for asyncio. A cancelled task cancels what has not been computed."""
+        rerank = partial(self._embedder.rerank, self, query, documents, instruction, truncate, client)
+        return await on_a_thread(rerank, interruptible=True)
 
     async def aclose(self) -> None:
         """`close` for asyncio. A cancelled task does not wait for the end, which comes anyway."""

@@ -18,10 +18,9 @@ import numpy as np
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE, KVSpec, group_layers
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -92,7 +91,9 @@ def _run(scheduler: Scheduler) -> list[float]:
             in_flight.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, tokens[: len(done.logit_segments)])
+            for row in scheduler.commit(done, tokens[: len(done.logit_segments)]):
+                if row.finish_reason is not None:
+                    scheduler.finish(row.job.id, row.finish_reason)
         spent += time.perf_counter() - started
         if plan is not None:
             if len(plan.logit_segments) == scheduler.config.max_rows == len(plan.positions):

@@ -21,9 +21,8 @@ from cortexmlx.kv.allocator import KVBlockAllocator, KVHandle
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, group_layers
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import JobId
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
@@ -92,7 +91,9 @@ def record(requests: Sequence[tuple[Sequence[int], int]], block_size: int) -> li
             scheduler.add(JobId(len(waiting)), QueuedRequest(tuple(prompt), params), frozenset())
         plan = scheduler.plan(0)
         if plan is not None:
-            scheduler.commit(plan, [7] * len(plan.logit_segments))
+            for row in scheduler.commit(plan, [7] * len(plan.logit_segments)):
+                if row.finish_reason is not None:
+                    scheduler.finish(row.job.id, row.finish_reason)
     return recorded.calls
 
 

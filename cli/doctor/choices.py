@@ -37,9 +37,9 @@ def timed_choices(model: str) -> Iterator[Check]:
     blas.preload()
     enter_mlx_lm()
     from cortexmlx.core.config import EngineConfig
-    from cortexmlx.core.opened_model import OpenedModel
+    from cortexmlx.core.in_process_model import InProcessModel
 
-    opened = OpenedModel(EngineConfig(model), lambda call: None)
+    opened = InProcessModel(EngineConfig(model), lambda call: None)
     try:
         opened.choose(seconds=_SECONDS, again=True)
         choices = opened.choices

@@ -124,7 +124,7 @@ def plan(
                 hint = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter("says nothing to a shape: leave it out", param_hint=hint)
         spec = KVSpec(kv_heads, head_dim, head_dim if value_dim is None else value_dim, "float16")
-        (group,) = quantized((LayerGroup(spec, range(layers)),), config.kv_bits, config.kv_group_size)
+        (group,) = quantized((LayerGroup(spec, tuple(range(layers))),), config.kv_bits, config.kv_group_size)
         plan_shape(group, tuple(context or ()), itemsize or spec.itemsize, as_json)
         return
     if hosts is not None and (folders or draft is not None):

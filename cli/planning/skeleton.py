@@ -50,7 +50,7 @@ class Skeleton:
 
     @property
     def can_cut_back(self) -> bool:
-        """Whether a row can take back its newest tokens, as `OpenedModel` says of a loaded model."""
+        """Whether a row can take back its newest tokens, as `InProcessModel` says of a loaded model."""
         return self.most_rows is None and not row_bytes(self.groups)
 
     def quantized(self, kv_bits: int | None, kv_group_size: int | None) -> Skeleton:

@@ -36,19 +36,16 @@ class AdapterLimits:
 
 
 class AdapterRegistry:
-    """The adapters of one engine. `tables()` returns those of its model, or raises AdapterRefused. `jobs()` returns the
-    jobs that have not ended. Only the engine's thread may call its methods; any thread may read `infos`.
+    """The adapters of one engine. `tables()` returns those of its model, or raises AdapterRefused. Only the engine's
+    thread may call its methods, with the `jobs` that have not ended; any thread may read `infos`.
     """
 
-    def __init__(
-        self, limits: AdapterLimits, tables: Callable[[], AdapterTables], jobs: Callable[[], Iterable[_Job]]
-    ) -> None:
+    def __init__(self, limits: AdapterLimits, tables: Callable[[], AdapterTables]) -> None:
         self.limits = limits
         self.infos: Mapping[str, AdapterInfo] = MappingProxyType({})
         """The adapters that can be asked for, by name. It is replaced as a whole."""
         self._make_tables = tables
         self._tables: AdapterTables | None = None
-        self._jobs = jobs
         self._numbers = 0
         self._keys: dict[str, AdapterKey] = {}
         self._contents: dict[bytes, AdapterKey] = {}
@@ -73,7 +70,7 @@ class AdapterRegistry:
         """How many contents have no name any more, and wait for their requests."""
         return len(self._unnamed)
 
-    def load(self, name: str, adapter: LowRank) -> AdapterInfo:
+    def load(self, name: str, adapter: LowRank, jobs: Iterable[_Job]) -> AdapterInfo:
         """Let requests name an adapter. A name that stood for other content stands for this from now on.
 
         Content that leaves memory with that, since it has neither another name nor requests, does not count among
@@ -83,12 +80,12 @@ class AdapterRegistry:
         Raises AdapterRefused with the numbers if the model cannot serve it, or if it exceeds the limits, and
         MemoryRefused. Then nothing has changed.
         """
-        self.sweep()
+        self.sweep(jobs)
         tables = self._tables = self._tables or self._make_tables()
         tables.check(name, adapter)
         key = self._contents.get(adapter.digest)
         if key is None:
-            self._check_room(name, adapter, tables)
+            self._check_room(name, adapter, tables, jobs)
             self._numbers += 1  # first: no number is given twice, wherever an exception lands
             key = AdapterKey(self._numbers, adapter.digest)
             if isinstance(refused := tables.add(key.number, adapter), Refused):
@@ -103,17 +100,17 @@ class AdapterRegistry:
             path=str(adapter.path),
             base=adapter.base,
         )
-        self._name({**self._keys, name: key}, {**self.infos, name: info})
+        self._name({**self._keys, name: key}, {**self.infos, name: info}, jobs)
         return info
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, jobs: Iterable[_Job]) -> None:
         """Let no further request name an adapter. Requests that have it keep it, and its memory, until they end. Raises
         UnknownAdapter.
         """
         if name not in self._keys:
             raise unknown(name, self.infos)
         without = {other: key for other, key in self._keys.items() if other != name}
-        self._name(without, {other: info for other, info in self.infos.items() if other != name})
+        self._name(without, {other: info for other, info in self.infos.items() if other != name}, jobs)
 
     def resolved(self, request: QueuedRequest) -> QueuedRequest:
         """Return a request with the adapter that its name stands for now. Raises UnknownAdapter."""
@@ -132,12 +129,12 @@ class AdapterRegistry:
             raise unknown(name, self.infos)
         return AdapterSalt(self._keys[name].digest, client)
 
-    def sweep(self) -> None:
+    def sweep(self, jobs: Iterable[_Job]) -> None:
         """Give back the memory of content that has neither a name nor requests."""
         unnamed = self._unnamed
         if not (unnamed or self._going) or self._tables is None:
             return
-        used = {job.adapter for job in self._jobs()} if unnamed else set()
+        used = {job.adapter for job in jobs} if unnamed else set()
         for key in unnamed:
             if key.number not in used:
                 self._going.append(self._contents.pop(key.digest).number)
@@ -145,9 +142,9 @@ class AdapterRegistry:
             if not isinstance(self._tables.remove(number), Refused):
                 self._going.remove(number)
 
-    def _name(self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo]) -> None:
+    def _name(self, keys: dict[str, AdapterKey], infos: dict[str, AdapterInfo], jobs: Iterable[_Job]) -> None:
         self._keys, self.infos = keys, MappingProxyType(infos)
-        self.sweep()
+        self.sweep(jobs)
 
     @property
     def _unnamed(self) -> list[AdapterKey]:
@@ -159,11 +156,11 @@ class AdapterRegistry:
         key = self._keys.get(name)
         return key is not None and list(self._keys.values()).count(key) == 1
 
-    def _leaves_with(self, name: str) -> bool:
+    def _leaves_with(self, name: str, jobs: Iterable[_Job]) -> bool:
         """Return whether content leaves memory as soon as a name stands for other content."""
-        return self._has_only(name) and self._keys[name].number not in {job.adapter for job in self._jobs()}
+        return self._has_only(name) and self._keys[name].number not in {job.adapter for job in jobs}
 
-    def _check_room(self, name: str, adapter: LowRank, tables: AdapterTables) -> None:
+    def _check_room(self, name: str, adapter: LowRank, tables: AdapterTables, jobs: Iterable[_Job]) -> None:
         limits = self.limits
         if adapter.rank > limits.rank:
             raise AdapterRefused(
@@ -171,7 +168,7 @@ class AdapterRegistry:
                 "most: raise max_adapter_rank."
             )
         busy = f", {self.leaving} of them until their requests end" if self.leaving else ""
-        replaced = self._leaves_with(name)
+        replaced = self._leaves_with(name, jobs)
         if self.count - replaced >= limits.adapters:
             later = f", load {name!r} when its requests have ended" if self._has_only(name) else ""
             raise AdapterRefused(

@@ -145,7 +145,7 @@ class Answer:
         self.started: float | None = None
         self.first: float | None = None
         self.last: float | None = None
-        self._dropped = 0
+        self._dropped = self._drafted = self._accepted = 0
         self._reading_from: int | None = None
         self._told = -math.inf
         self._text = text
@@ -161,6 +161,12 @@ class Answer:
     def constrained(self) -> bool:
         """Whether a grammar, or the limit of its thoughts, may say which tokens come next."""
         return self.matcher is not None or (self.budget is not None and self.budget.due)
+
+    def forced(self) -> Sequence[int]:
+        """Return the next tokens, where its grammar leaves one text only."""
+        if self.matcher is None or (self.budget is not None and self.budget.forced()):
+            return ()
+        return self.matcher.forced
 
     def begin_step(self, segment: Segment, now: float) -> None:
         """Note that a step computes `segment` of the answer's text. If the prompt takes several pieces, push a progress
@@ -219,6 +225,11 @@ class Answer:
         self.of_request.tell(told)
         return text.stopped
 
+    def count_drafts(self, drafted: int, accepted: int) -> None:
+        """Count drafted tokens that were verified, and those of them that were right."""
+        self._drafted += drafted
+        self._accepted += accepted
+
     def finish(self, reason: FinishReason) -> None:
         """Complete the answer."""
         rest = self._text.finish(ended=reason is FinishReason.STOP and not self._text.stopped)
@@ -235,8 +246,8 @@ class Answer:
                 self.job.cached,
                 len(self.job.dropped),
                 self._text.thinking_tokens,
-                self.job.drafted,
-                self.job.accepted,
+                self._drafted,
+                self._accepted,
             ),
             timings=self._timings(),
             logprobs=None if params.logprobs is None else tuple(self._logprobs),

@@ -11,25 +11,29 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from cortexmlx.core.adapter_registry import AdapterRegistry
-from cortexmlx.core.begin_drafting import begin_speculation
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.draft_model import begun
+from cortexmlx.core.draft_model import DraftModel, open_draft
 from cortexmlx.core.handle import RequestHandle
+from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.meter import Measurements
-from cortexmlx.core.open_model import open_model
 from cortexmlx.core.open_requests import OpenRequests
 from cortexmlx.core.recovery import Recovery
-from cortexmlx.core.report import engine_stats
-from cortexmlx.core.served_model import Call
+from cortexmlx.core.served_model import Call, ServedModel
 from cortexmlx.core.text import Stops
 from cortexmlx.errors import CortexError, HostLost
-from cortexmlx.execution.boundary import Refused
+from cortexmlx.execution.boundary import Refused, Runner
+from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pinned_prefixes import PinnedPrefixes
 from cortexmlx.kv.spec import Counts
+from cortexmlx.scheduling.decode_window import AHEAD
+from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
+from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import most_concerned, out_of_memory
+from cortexmlx.speculation.drafter import Drafter, ForcedDrafter
 from cortexmlx.speculation.speculation import Speculation
-from cortexmlx.stats import EngineStats, UsageSample
+from cortexmlx.speculation.suffix import SuffixDrafter
+from cortexmlx.stats import CommandBuffers, DraftStats, EngineStats, RequestStats, SpeculationStats, UsageSample
 from cortexmlx.structured.matcher import Grammar
 from cortexmlx.types.request import QueuedRequest, RequestId
 
@@ -68,8 +72,8 @@ class EngineCore:
             self.model = model = open_model(config, wake, waiting)
             self.loaded, self.info = model.loaded, model.info
             self.runner, self.backend, self.disk = model.runner, model.backend, model.disk
-            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters, lambda: self.scheduler.jobs)
-            self.draft = begun(model.draft, config, self.info.vocab_size)
+            self.adapters = AdapterRegistry(config.adapter_limits, model.adapters)
+            self.draft = None if model.draft is None else self._begin_draft(model.draft)
             self._begin_empty(model.blocks)
             self.pins = PinnedPrefixes(self.cache)
             if config.keep is not None:
@@ -79,23 +83,26 @@ class EngineCore:
             self.release()
             raise
 
+    def _begin_draft(self, opened: ServedModel) -> DraftModel:
+        rows, budget, vocabulary = self.config.max_rows, self.config.prefill_budget, self.info.vocab_size
+        return DraftModel(opened, rows, budget, vocabulary, self.config.prefix_cache)
+
     def _begin_empty(self, blocks: Counts, anew: bool = False) -> None:
         """Begin with an empty arena of at most `blocks` blocks in each group, no requests, and counters of zero."""
         self.cache = self.model.begin_cache(blocks, anew)
         self.scheduler = self.model.begin_scheduler(self.cache)
         self.measured = Measurements()
-        self.recovery = Recovery(self, self._wake)
+        self.speculation = begin_speculation(self.config, self.scheduler, self.draft)
         self.requests = OpenRequests(
             self.scheduler,
             self.measured,
             self.runner.processors,
-            lambda: self.loaded.tokenizer.detokenizer,
+            self.loaded.tokenizer,
             self._job_numbers,
-            self.config.forced_tokens,
-            lambda job: self.speculation.end(job),
+            self.speculation,
             self.adapters,
         )
-        self.speculation: Speculation = begin_speculation(self.config, self.scheduler, self.requests.forced, self.draft)
+        self.recovery = Recovery(self, self._wake)
 
     # -- the loop's body ----------------------------------------------------------------------------------------------
 
@@ -106,7 +113,8 @@ class EngineCore:
                 self.requests.expire(time.perf_counter())
                 if self.recovery.open or self.recovery.ready():
                     self._prepare()
-                    self.speculation.draft()
+                    if self.speculation is not None:
+                        self.speculation.draft()
                     plan = self._plan()
                     to_choose = self._dispatch(plan)
                     self._collect_due(plan)
@@ -156,7 +164,8 @@ class EngineCore:
         self.cache.states.take()
         self._give_arena_back()
         self.requests.fail_all(error)
-        self.speculation.forget()
+        if self.speculation is not None:
+            self.speculation.forget()
 
     def begin_anew(self) -> None:
         """Forget all requests, the arena and its owners, and set all counters to zero. An exception may have landed
@@ -271,7 +280,7 @@ class EngineCore:
             # A step that computed prompts is done, or nearly so (`cpu/feed.py`). If the next one began before its
             # results are read, those who wait for their first token would wait for all of that, too.
             self._collect()
-        if self.draft is not None and self._in_flight and self.speculation.wants_drained:
+        if self.draft is not None and self._in_flight and self.speculation and self.speculation.wants_drained:
             self._collect()
         if self.disk is not None and not self._in_flight:
             self._unless_refused(self.disk.copy_in_between(self._step_seconds))
@@ -327,10 +336,11 @@ class EngineCore:
         if result is not None:
             with self.measured.committing:
                 self._step_seconds = result.seconds
-                self.requests.commit(plan, result)
-            if self.scheduler.verified:
-                self.measured.drafts(self.scheduler.verified)
-            self.speculation.took(plan, self._seconds_of(result.seconds))
+                verified = self.requests.commit(plan, result)
+            if verified:
+                self.measured.drafts(verified)
+            if self.speculation is not None:
+                self.speculation.learn(plan, self._seconds_of(result.seconds), verified)
         if plan.kind is StepKind.MIXED:  # no further piece of a prompt begins whose caller has cancelled it
             self.requests.cancel_asked(plan)
 
@@ -432,3 +442,141 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Return the engine's statistics."""
         return engine_stats(self)
+
+
+def open_model(config: EngineConfig, wake: Callable[[Call], None], waiting: Callable[[], bool]) -> ServedModel:
+    """Return the model of an engine, in this process or on hosts. `wake` and `waiting`: see `EngineCore`. Raises what
+    `Engine` raises.
+    """
+    if config.hosts is not None:
+        from cortexmlx.distributed.hosted_model import HostedModel
+
+        return HostedModel(config, wake)
+    draft = None if config.used_draft is None else open_draft(config, waiting)
+    return InProcessModel(config, wake, waiting, draft)
+
+
+def begin_speculation(config: EngineConfig, scheduler: Scheduler, draft: DraftModel | None) -> Speculation | None:
+    """Return what drafts tokens for the rows of `scheduler`; None if nothing does.
+
+    Verified tokens are computed in other ways than decoded ones, and how many there are depends on the time that steps
+    take, so a `reproducible` engine drafts none.
+    """
+    drafters: list[Drafter] = []
+    if config.forced_tokens and not config.reproducible:
+        drafters.append(ForcedDrafter())
+    if config.speculate and not config.reproducible:
+        drafters.append(SuffixDrafter(config.prefix_cache))
+    if not drafters and draft is None:
+        return None
+    return Speculation(scheduler, drafters, () if draft is None else (draft,))
+
+
+# The statistics of this moment.
+
+
+def engine_stats(core: EngineCore) -> EngineStats:
+    """Return the counters and gauges of a core. Only the engine's thread may call it."""
+    measured, scheduler, runner = core.measured, core.scheduler, core.runner
+    cache, held = core.cache.stats(), runner.bytes
+    busy, keep = measured.busy.seconds, core.config.keep
+    return EngineStats(
+        rows_running=scheduler.rows_running,
+        rows_waiting=scheduler.rows_waiting,
+        max_rows=scheduler.config.max_rows,
+        block_size=core.cache.block_size,
+        kv_bits=core.config.kv_bits,
+        kv_group_size=next((g.spec.kv_group_size for g in core.cache.groups if g.spec.kv_bits), None),
+        total_blocks=cache.total_blocks,
+        free_blocks=cache.free_blocks,
+        used_blocks=cache.used_blocks,
+        shared_blocks=cache.shared_blocks,
+        cached_blocks=cache.cached_blocks,
+        fragmentation=cache.fragmentation,
+        single_run_share=cache.single_run_sequences / cache.sequences if cache.sequences else 1.0,
+        kv_bytes=held.arena,
+        kv_bytes_limit=core.cache.bytes_limit,
+        kv_bytes_in_use=core.kv_bytes_in_use,
+        state_bytes=held.states,
+        state_snapshots=len(core.cache.states.snapshots or ()),
+        adapters=core.adapters.count,
+        adapter_bytes=core.adapters.nbytes,
+        adapter_bytes_limit=core.adapters.limits.bytes,
+        pins=len(core.pins),
+        pinned_blocks=core.pins.blocks,
+        steps=scheduler.steps,
+        steps_by_reason={AHEAD if r is None else r.value: n for r, n in scheduler.gate.steps.items() if n},
+        speculation=_speculation(core),
+        prompt_tokens=measured.prompt_tokens,
+        generated_tokens=measured.generated_tokens,
+        requests_finished=measured.requests_finished,
+        cached_tokens=scheduler.cached_tokens,
+        prefilled_tokens=measured.prefilled_tokens,
+        preemptions=scheduler.preemptions,
+        restarts=scheduler.restarts,
+        keep_first=None if keep is None else keep.first,
+        keep_last=None if keep is None else keep.last,
+        dropped_tokens=scheduler.dropped_tokens,
+        queued=measured.queued.summary(),
+        time_to_first_token=measured.first_token.summary(),
+        inter_token=measured.inter_token.summary(),
+        tokens_per_second=measured.generated_tokens / busy if busy else 0.0,
+        plan_seconds=measured.planning.seconds,
+        build_seconds=runner.build_seconds,
+        wait_seconds=runner.wait_seconds,
+        commit_seconds=measured.committing.seconds,
+        mask_seconds=measured.masking.seconds,
+        attention_backend=core.backend.describe(),
+        attention_notes=core.backend.notes(),
+        active_memory=held.active,
+        peak_memory=held.peak,
+        arena_writes=held.writes,
+        command_buffers=_command_buffers(runner),
+        kv_store=None if core.disk is None else core.disk.stats(),
+        timeline=measured.timeline.moments(),
+        sequences=tuple(_line(job, core.cache) for job in scheduler.jobs),
+        requests=tuple(map(_numbers, scheduler.jobs)),
+        choices=core.model.choices,
+        hosts=core.model.hosts,
+        host_losses=core.recovery.losses,
+        draft_kv_bytes=0 if core.draft is None else core.draft.kv_bytes,
+    )
+
+
+def _command_buffers(runner: Runner) -> CommandBuffers | None:
+    """Return those of a runner. A lost host is met by the next step, not by who looks."""
+    try:
+        return runner.command_buffers
+    except HostLost:
+        return None
+
+
+def _speculation(core: EngineCore) -> SpeculationStats:
+    """Return what was drafted."""
+    measured = core.measured
+    counts = {} if core.speculation is None else core.speculation.counts
+    sources = {name: DraftStats(of.drafted, of.accepted) for name, of in counts.items() if of.drafted}
+    return SpeculationStats(measured.drafted_tokens, measured.accepted_tokens, measured.verified, sources)
+
+
+def _numbers(job: Job) -> RequestStats:
+    """Return a job's tokens."""
+    return RequestStats(
+        state=job.state,
+        prompt_tokens=job.prompt_length,
+        cached_tokens=job.cached,
+        computed_tokens=job.num_computed_tokens,
+        generated_tokens=job.generated,
+        max_tokens=job.max_new_tokens,
+        preemptions=job.preemptions,
+    )
+
+
+def _line(job: Job, cache: KVCache) -> str:
+    """Return a line about a job: its state, tokens and blocks."""
+    where = f", blocks {cache.tables.describe(job.id)}" if job.running else ""
+    most = job.prompt_length + job.max_new_tokens
+    counts = f"{job.prompt_length} + {job.generated} of at most {most} tokens, {job.cached} cached"
+    counts += f", {len(job.dropped)} dropped" if job.dropped else ""
+    again = f", preempted {job.preemptions} times" if job.preemptions else ""
+    return f"{job.state.value}: {counts}{again}{where}"

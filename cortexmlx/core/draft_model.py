@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.opened_model import OpenedModel
+from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.core.served_model import ServedModel
 from cortexmlx.errors import CortexError, ModelUnsupported
 from cortexmlx.execution.boundary import Refused
@@ -34,11 +34,11 @@ _FORGETTING = 0.2
 """Weight of the newest round in the running means of its times."""
 
 
-def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> OpenedModel:
+def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False) -> InProcessModel:
     """Open the draft model of an engine with this configuration. Its keys and values are not kept on disk.
-    `waiting`: see `OpenedModel`.
+    `waiting`: see `InProcessModel`.
 
-    Raises what `OpenedModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
+    Raises what `InProcessModel` raises, with a message that names the draft model, and ModelUnsupported if the model's
     sequences cannot be cut back.
     """
     assert config.used_draft is not None
@@ -54,7 +54,7 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
         keep_last=None,
     )
     try:
-        opened = OpenedModel(own, lambda call: None, waiting)
+        opened = InProcessModel(own, lambda call: None, waiting)
     except CortexError as error:
         error.args = (f"the draft model {config.draft}: {error}", *error.args[1:])
         raise
@@ -65,13 +65,6 @@ def open_draft(config: EngineConfig, waiting: Callable[[], bool] = lambda: False
             "take back a wrong token: choose one whose layers keep keys and values (--draft)"
         )
     return opened
-
-
-def begun(opened: ServedModel | None, config: EngineConfig, vocabulary: int) -> DraftModel | None:
-    """Return the draft model of an engine whose model knows `vocabulary` tokens, if any. Raises MemoryRefused."""
-    if opened is None:
-        return None
-    return DraftModel(opened, config.max_rows, config.prefill_budget, vocabulary, share_prefixes=config.prefix_cache)
 
 
 class DraftModel:
@@ -107,9 +100,9 @@ class DraftModel:
         self._paused_until, self._pause = -math.inf, 0.0
         self._first: dict[int, float] = {}
         self._further: dict[int, float] = {}
-        self.rows = self._begun(anew=False)
+        self.rows = self._make_rows(anew=False)
 
-    def _begun(self, anew: bool) -> DraftRows:
+    def _make_rows(self, anew: bool) -> DraftRows:
         max_rows, budget = self._bounds
         cache = self.opened.begin_cache(self.opened.blocks, anew)
         context, vocabulary = self.opened.loaded.context_length, self.opened.info.vocab_size
@@ -163,7 +156,7 @@ class DraftModel:
         """Begin with an empty arena. Whatever was in the old one is not trusted."""
         self._in_flight.clear()
         self.runner.forget()
-        self.rows = self._begun(anew=True)
+        self.rows = self._make_rows(anew=True)
 
     def relieve(self, critical: bool) -> None:
         """Give memory back: half of the unused cached blocks, or, if `critical`, the whole arena, whose texts are then

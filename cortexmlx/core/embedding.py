@@ -1,4 +1,4 @@
-"""The calls of an engine that have no answer: `embed` and `rerank`, and the same for asyncio."""
+"""Requests without an answer: embeddings of texts, and how well documents answer a query."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cortexmlx.core.answers import NAN_ADVICE
 from cortexmlx.core.arguments import checked_client, checked_text, is_list
-from cortexmlx.core.event_loop import on_a_thread
-from cortexmlx.core.handle import NotCopyable, RequestHandle
+from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.text import Stops
-from cortexmlx.core.worker import Submission
+from cortexmlx.core.worker import Submission, Worker
 from cortexmlx.errors import EmbeddingRefused
 from cortexmlx.execution.boundary import Vector
 from cortexmlx.kv.prefix import common_length
@@ -31,39 +30,25 @@ from cortexmlx.types.embeddings import EmbeddingInfo, Embeddings, Pooled, Rerank
 from cortexmlx.types.request import FinishReason, QueuedRequest
 from cortexmlx.types.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from cortexmlx.core.worker import Worker
-    from cortexmlx.stats import ModelInfo
 
+class Embedder:
+    """Computes what an `Engine` is asked of texts whose states or logits are wanted, and no answer."""
 
-class EmbeddingCalls(NotCopyable):
-    """What an `Engine` can do with texts whose states or logits are asked for, and no answer."""
-
-    info: ModelInfo
-    _worker: Worker
-    _tokenizer: SharedTokenizer
+    def __init__(self, worker: Worker, tokenizer: SharedTokenizer, vocab_size: int) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
 
     def embed(
         self,
+        owner: object,
         texts: Sequence[str | Sequence[int]],
-        *,
-        prompt: str | None = None,
-        dimensions: int | None = None,
-        truncate: bool = False,
-        client: str = "",
+        prompt: str | None,
+        dimensions: int | None,
+        truncate: bool,
+        client: str,
     ) -> Embeddings:
-        """Return the embeddings of texts, made as the model's own sentence-transformers files say. Many texts are
-        computed together, without padding, and beside running answers. An interrupt cancels them.
-
-        - `prompt`: the name of one of `info.embedding.prompts`, which is put before each text, such as "query". None:
-          the model's default, which most models do not have.
-        - `dimensions`: keep so many of the first numbers (Matryoshka), and normalize again if the model normalizes.
-        - `truncate`: cut off the end of a text that is longer than `info.embedding.max_tokens`. False refuses it.
-        - `client`: as for `submit`.
-
-        A text of token ids is taken as it is, without special tokens or a prompt. Raises EmbeddingRefused if the model
-        cannot embed, or an argument does not fit it; and what ends a request, such as EngineClosed.
-        """
+        """See `Engine.embed`. The requests keep `owner` alive."""
         self._worker.check_open()
         support = self._worker.core.model.embedding
         info, files = support.info, support.files
@@ -72,7 +57,7 @@ class EmbeddingCalls(NotCopyable):
         kept = _checked_dimensions(dimensions, info)
         listed = _checked_texts("texts", texts)
         bound = support.bound(info.max_tokens)
-        reader = TextReader(self._tokenizer, files, info, self.info.vocab_size, prompt, truncate, bound)
+        reader = TextReader(self._tokenizer, files, info, self._vocab_size, prompt, truncate, bound)
         divisors, counts, truncated = list[float](), list[int](), list[bool]()
 
         def asked() -> Iterator[Asked]:
@@ -83,7 +68,7 @@ class EmbeddingCalls(NotCopyable):
                 truncated.append(one.truncated)
                 yield Asked(one.tokens, one.pooled)
 
-        got = self._vectors(asked(), client)
+        got = self._vectors(owner, asked(), client)
         return Embeddings(
             _finished([each.vector for each in got], divisors, files, kept),
             tuple(counts),
@@ -91,38 +76,16 @@ class EmbeddingCalls(NotCopyable):
             tuple(truncated),
         )
 
-    async def aembed(
-        self,
-        texts: Sequence[str | Sequence[int]],
-        *,
-        prompt: str | None = None,
-        dimensions: int | None = None,
-        truncate: bool = False,
-        client: str = "",
-    ) -> Embeddings:
-        """`embed` for asyncio. A cancelled task cancels what has not been computed."""
-        embed = partial(self.embed, texts, prompt=prompt, dimensions=dimensions, truncate=truncate, client=client)
-        return await on_a_thread(embed, interruptible=True)
-
     def rerank(
         self,
+        owner: object,
         query: str,
         documents: Sequence[str],
-        *,
-        instruction: str | None = None,
-        truncate: bool = False,
-        client: str = "",
+        instruction: str | None,
+        truncate: bool,
+        client: str,
     ) -> Reranking:
-        """Return how well documents answer a query, as Qwen3-Reranker judges them. The instruction and the query are
-        computed once for all documents.
-
-        - `instruction`: what counts as a good answer. None: that of the model card, for web searches.
-        - `truncate`: cut off the end of a document whose prompt is too long. False refuses it.
-        - `client`: as for `submit`.
-
-        Raises EmbeddingRefused if the model is no such reranker, or an argument is wrong or too long; and what ends a
-        request, such as EngineClosed.
-        """
+        """See `Engine.rerank`. The requests keep `owner` alive."""
         self._worker.check_open()
         support = self._worker.core.model.embedding
         reranker = support.reranker
@@ -155,27 +118,14 @@ class EmbeddingCalls(NotCopyable):
                 shared = min(common_length(tokens, head), len(tokens) - 1)
                 yield Asked(tuple(tokens), Pooled(len(tokens) - 1, False, (reranker.yes, reranker.no), shared))
 
-        got = self._vectors(asked(), client)
+        got = self._vectors(owner, asked(), client)
         scores = tuple(_probability(float(each.vector[0]) - float(each.vector[1])) for each in got)
         return Reranking(scores, sum(counts), sum(each.cached for each in got))
 
-    async def arerank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        *,
-        instruction: str | None = None,
-        truncate: bool = False,
-        client: str = "",
-    ) -> Reranking:
-        """`rerank` for asyncio. A cancelled task cancels what has not been computed."""
-        rerank = partial(self.rerank, query, documents, instruction=instruction, truncate=truncate, client=client)
-        return await on_a_thread(rerank, interruptible=True)
-
-    def _vectors(self, asked: Iterator[Asked], client: str) -> list[Got]:
+    def _vectors(self, owner: object, asked: Iterator[Asked], client: str) -> list[Got]:
         named = checked_client(client) or None
         ahead = 2 * self._worker.core.config.prefill_budget
-        with closing(vectors_of(asked, self._worker.submit, self, named, ahead)) as vectors:  # type: ignore[type-var]
+        with closing(vectors_of(asked, self._worker.submit, owner, named, ahead)) as vectors:  # type: ignore[type-var]
             return list(vectors)
 
 

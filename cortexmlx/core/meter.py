@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
-from cortexmlx.scheduling.drafts import Verified
+from cortexmlx.scheduling.job import RowTokens
 from cortexmlx.stats import Latency, UsageSample
 
 _REMEMBERED = 1024
@@ -97,7 +97,7 @@ class Measurements:
         self.began = time.perf_counter()
         self.timeline = Timeline()
 
-    def drafts(self, verified: Sequence[Verified]) -> None:
+    def drafts(self, verified: Sequence[RowTokens]) -> None:
         """Count the drafts that a step has verified."""
         self.verified += len(verified)
         self.drafted_tokens += sum(each.drafted for each in verified)

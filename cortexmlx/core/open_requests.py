@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from functools import partial
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +15,15 @@ from cortexmlx.core.answers import Answer, RequestAnswers, logprob_of, no_form, 
 from cortexmlx.core.deadlines import Deadlines, timed_out
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.meter import Measurements
-from cortexmlx.core.text import CallsInThoughts, Detokenizer, Stops, TextStream
+from cortexmlx.core.text import CallsInThoughts, Stops, TextStream
 from cortexmlx.errors import CortexError
 from cortexmlx.execution.boundary import StepResult, TokenMask, TokenScores, Vector
 from cortexmlx.execution.logits import NO_TOKEN
-from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.scheduling.shortage import cache_full
+from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.structured.matcher import NO_TEXT, Grammar, Mask, fill_masks
 from cortexmlx.types.request import FinishReason, QueuedRequest, RequestId, RequestState
 from cortexmlx.types.sampling_params import LogitsProcessor
@@ -35,15 +37,14 @@ class OpenRequests:
         scheduler: Scheduler,
         measured: Measurements,
         processors: MutableMapping[JobId, Sequence[LogitsProcessor]],
-        detokenizer: Callable[[], Detokenizer],
+        tokenizer: Any,
         job_numbers: Iterator[int],
-        forced_tokens: bool,
-        ended: Callable[[Job], None],
+        speculation: Speculation | None,
         adapters: AdapterRegistry,
     ) -> None:
-        """Make it without requests. `processors` are the runner's, `detokenizer` makes one for an answer, and
-        `job_numbers` yields the numbers of new jobs. `forced_tokens`: see `EngineConfig`. `ended` is called with each
-        job that has ended. `adapters` are those that requests can name.
+        """Make it without requests. `processors` are the runner's, `tokenizer` is the model's, `job_numbers` yields the
+        numbers of new jobs, and `adapters` are those that requests can name. `speculation`: None if no tokens are
+        drafted.
         """
         self.answers: dict[JobId, Answer] = {}
         self.by_id: dict[RequestId, RequestAnswers] = {}
@@ -51,10 +52,9 @@ class OpenRequests:
         self._scheduler = scheduler
         self._measured = measured
         self._processors = processors
-        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
         self._job_numbers = job_numbers
-        self._forced_tokens = forced_tokens
-        self._ended = ended
+        self._speculation = speculation
         self._adapters = adapters
         self._constrainable = 0
 
@@ -66,6 +66,7 @@ class OpenRequests:
         params = request.params
         answers = RequestAnswers(request, handle)
         stop_ids = frozenset() if params.only_scores else stops.token_ids
+        forced = None if self._speculation is None else self._speculation.forced
         first: Job | None = None
         for index in range(params.best_of or params.n):
             number = JobId(next(self._job_numbers))
@@ -78,11 +79,13 @@ class OpenRequests:
                 key = f"{request.seed}/{len(request.prompt)}/{index}"
                 parser = request.calls.parser(key, streamed=grammar is not None)
                 in_thoughts = None if request.thoughts is None else CallsInThoughts(request.calls, key)
-            text = TextStream(self._detokenizer(), stops, request.thoughts, parser, in_thoughts)
-            matcher = None if grammar is None or params.only_scores else grammar.matcher(self._forced_tokens)
+            text = TextStream(self._tokenizer.detokenizer, stops, request.thoughts, parser, in_thoughts)
+            matcher = None if grammar is None or params.only_scores else grammar.matcher(forced is not None)
             answer = Answer(answers, job, index, text, matcher, stops.thinking)
             self._constrainable += answer.constrainable
             self.answers[job.id] = answer
+            if forced is not None and matcher is not None:
+                forced.follow(job.id, answer.forced)
         self.by_id[handle.id] = answers
         if request.timeout is not None:
             self._deadlines.add(handle.id, request.submitted + request.timeout)
@@ -125,13 +128,6 @@ class OpenRequests:
             allowed += own
         return TokenMask(np.array(rows, np.int32), np.stack(allowed)) if rows else None
 
-    def forced(self, job: Job) -> Sequence[int]:
-        """Return the next tokens of a job, where the grammar of its answer leaves one text only."""
-        answer = self.answers.get(job.id)
-        if answer is None or answer.matcher is None or (answer.budget is not None and answer.budget.forced()):
-            return ()
-        return answer.matcher.forced
-
     def _constrained(self, plan: StepPlan) -> Iterator[tuple[Answer, range]]:
         """Yield the answers of a step whose next tokens are constrained, and the indices of their logits in
         `plan.logit_rows`.
@@ -143,39 +139,54 @@ class OpenRequests:
             if answer is not None and answer.constrained and answer.job.generation == segment.generation:
                 yield answer, range(first, end)
 
-    def commit(self, plan: StepPlan, result: StepResult) -> None:
-        """Take the tokens of a step, and finish the answers that end with one of them."""
+    def commit(self, plan: StepPlan, result: StepResult) -> list[RowTokens]:
+        """Take the tokens of a step, and finish the answers that end with one of them. Return the rows whose drafts
+        were verified.
+        """
         if result.scores is not None:
             self._take_scores(plan, result.scores)
-        pooled = self._take_pooled(plan, result.pooled) if result.pooled else []
+        if result.pooled:
+            self._take_pooled(plan, result.pooled)
         self._fail_rows(plan, result)
-        read = partial(self._take_token, result)
-        for new in self._scheduler.commit(plan, result.tokens, result.seconds, read):
-            if new.finish_reason is None:
-                continue
-            answer = self.answers.get(new.job.id)
+        verified: list[RowTokens] = []
+        for row in self._scheduler.commit(plan, result.tokens, result.seconds):
+            answer = self.answers.get(row.job.id)
             if answer is None:
                 continue  # it failed with another answer of its request
-            if answer.matcher is not None and answer.matcher.error:
-                self.fail(answer.of_request, no_form(new.job, answer.matcher.error))
-            else:
-                self._finish(answer, new.finish_reason)
-        for answer in pooled:
-            if answer.job.finish_reason is not None:
-                self._finish(answer, answer.job.finish_reason)
+            read, reason = (
+                (len(row.tokens), row.finish_reason) if answer.only_scores else self._read(answer, row, result)
+            )
+            if row.drafted:
+                verified.append(replace(row, accepted=min(row.accepted, read)))
+                answer.count_drafts(row.drafted, verified[-1].accepted)
+            if reason is not None:
+                self._end(answer, reason, len(row.tokens) - read)
+        return verified
 
-    def _take_token(self, result: StepResult, job: Job, token: int, index: int, stop_token: bool) -> bool:
-        """Add a new token to its answer. Return whether the answer's text ends with it."""
-        answer = self.answers[job.id]
-        if answer.only_scores:
-            return False
-        now, before = time.perf_counter(), answer.last
-        logprob = None if job.params.logprobs is None else logprob_of(token, index, job.params.logprobs, result)
-        stopped = answer.take(token, now, logprob, stop_token)
-        self._measured.token(now, before, answer.started, answer.request.submitted)
-        if answer.matcher is not None and answer.matcher.take(token):  # an end that it refuses is an error
-            return True
-        return stopped
+    def _read(self, answer: Answer, row: RowTokens, result: StepResult) -> tuple[int, FinishReason | None]:
+        """Add a row's tokens to its answer, up to the end of the answer's text. Return how many these are, and why the
+        answer ends; None: it goes on.
+        """
+        likeliest, last = row.job.params.logprobs, len(row.tokens) - 1
+        for place, token in enumerate(row.tokens):
+            now, before = time.perf_counter(), answer.last
+            logprob = None if likeliest is None else logprob_of(token, row.first + place, likeliest, result)
+            stop_token = place == last and row.finish_reason is FinishReason.STOP
+            stopped = answer.take(token, now, logprob, stop_token)
+            self._measured.token(now, before, answer.started, answer.request.submitted)
+            if answer.matcher is not None and answer.matcher.take(token):  # an end that it refuses is an error
+                stopped = True
+            if stopped:
+                return place + 1, FinishReason.STOP
+        return len(row.tokens), row.finish_reason
+
+    def _end(self, answer: Answer, reason: FinishReason, surplus: int) -> None:
+        """End an answer at a token. Its job has got `surplus` tokens after that one."""
+        self._scheduler.finish(answer.job.id, reason, surplus=surplus)
+        if answer.matcher is not None and answer.matcher.error:
+            self.fail(answer.of_request, no_form(answer.job, answer.matcher.error))
+        else:
+            self._finish(answer, reason)
 
     def _take_scores(self, plan: StepPlan, scores: TokenScores) -> None:
         """Take the log-probabilities of the prompts' tokens."""
@@ -187,15 +198,12 @@ class OpenRequests:
                 answer.take_scores(segment.scored, scores[begin:end])
             begin = end
 
-    def _take_pooled(self, plan: StepPlan, pooled: Sequence[Vector]) -> list[Answer]:
-        """Take what was asked of the prompts' states. Return the answers that got something."""
-        took = []
+    def _take_pooled(self, plan: StepPlan, pooled: Sequence[Vector]) -> None:
+        """Take what was asked of the prompts' states."""
         for segment, part in zip((s for s in plan.segments if s.pooled), pooled, strict=True):
             answer = self.answers.get(segment.job)
             if answer is not None and answer.job.generation == segment.generation:
                 answer.of_request.take_pooled(part)
-                took.append(answer)
-        return took
 
     # -- requests end -------------------------------------------------------------------------------------------------
 
@@ -277,9 +285,10 @@ class OpenRequests:
         del self.answers[answer.job.id]
         if answer.job.processed:
             del self._processors[answer.job.id]
-        self._ended(answer.job)
+        if self._speculation is not None:
+            self._speculation.end(answer.job)
         if answer.job.adapter:
-            self._adapters.sweep()
+            self._adapters.sweep(self._scheduler.jobs)
 
     def fail_all(self, error: CortexError) -> None:
         """End every request with an error. The scheduler must have forgotten them."""

@@ -14,8 +14,7 @@ from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import Counts
 from cortexmlx.models import LoadedModel
 from cortexmlx.models.tokenizers.templates import variables_read
-from cortexmlx.scheduling.config import SchedulerConfig
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.stats import HostStats, ModelInfo, TimedChoice
 from cortexmlx.types.embeddings import EmbeddingInfo
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.distributed.options import COMPARE_EVERY, RankInfo, RankOptions
+from cortexmlx.distributed.messages import COMPARE_EVERY, RankInfo, RankOptions
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.distributed.spec import Hosts
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, LONGER, HangLimits
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
 from cortexmlx.execution.boundary import Runner
@@ -262,7 +262,7 @@ Part = tuple[LayerGroup, ...]
 """The layer groups of one rank."""
 
 
-def in_one_order(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
+def align_groups(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
     """Return the layer groups of each rank, all ranks with the same groups in the same order. A rank that has no layer
     of some group gets that group without layers.
     """
@@ -272,7 +272,7 @@ def in_one_order(parts: Iterable[Sequence[LayerGroup]]) -> tuple[Part, ...]:
     return tuple(tuple(LayerGroup(spec, own.get(spec, ())) for spec in specs) for own in layers)
 
 
-def together(parts: Sequence[Part]) -> Part:
+def join_groups(parts: Sequence[Part]) -> Part:
     """Return the groups of all ranks, with the layers of all ranks. So the bytes of a group are those on all ranks.
     `parts` are in one order.
     """
@@ -299,7 +299,7 @@ def room_of_all(parts: Sequence[Part], memory: Sequence[int], load: Load, contex
     All ranks have the same block tables. So the smallest number of blocks counts, and groups that see equally far have
     equally many (`BlockPools`), also if they are on different ranks.
     """
-    groups = paged(together(parts))
+    groups = paged(join_groups(parts))
     states = [split_memory(part, bytes_, load.rows) for part, bytes_ in zip(parts, memory, strict=True)]
     snapshots = [count for part, (_, count) in zip(parts, states, strict=True) if row_bytes(part)]
     most: dict[AttentionWindow, int] = {}

@@ -12,7 +12,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import no_support
 from cortexmlx.core.served_model import AttentionInUse, Call, ServedModel, check_prefix_cache, described, scheduling_of
 from cortexmlx.disk.connector import StoreConnector
-from cortexmlx.distributed.group import HostGroup, Part, in_one_order, room_of_all, together
+from cortexmlx.distributed.group import HostGroup, Part, align_groups, join_groups, room_of_all
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
 from cortexmlx.execution.mode import begin_paged
@@ -57,28 +57,28 @@ class HostedModel:
         self._opening = threading.Lock()
         self.runner: Runner
         loaded = load_without_weights(config.model, adapter=config.adapter, on_progress=config.on_progress)
-        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._noticed(core, epoch, lost)))
+        self._group = HostGroup(config, loaded, lambda epoch, lost: wake(lambda core: self._on_loss(core, epoch, lost)))
         try:
             self._group.open()
             self._groups = [info.groups for info in self._group.infos]
-            self._parts, self.runner = self._arranged()
-            self.loaded = self._whole(loaded)
-            self.info = self._sized()
+            self._parts, self.runner = self._arrange()
+            self.loaded = self._describe_whole(loaded)
+            self.info = self._divide_memory()
         except BaseException:
             self.release()
             raise
 
-    def _noticed(self, core: Any, epoch: int, lost: HostLost) -> None:
+    def _on_loss(self, core: Any, epoch: int, lost: HostLost) -> None:
         """Recover from a loss that was noticed outside of a step, unless a step or a start has met it since."""
         if core.recovery.open and epoch == self._group.epoch:
             core.recovery.recover(lost)
 
-    def _arranged(self) -> tuple[tuple[Part, ...], Runner]:
+    def _arrange(self) -> tuple[tuple[Part, ...], Runner]:
         """Let the workers make their runners. Return the layer groups of each, in one order, and the runner of all."""
-        parts = in_one_order(info.groups for info in self._group.infos)
+        parts = align_groups(info.groups for info in self._group.infos)
         return parts, self._group.arrange(parts)
 
-    def _whole(self, files: LoadedModel) -> LoadedModel:
+    def _describe_whole(self, files: LoadedModel) -> LoadedModel:
         """Return the model that the parts are together."""
         infos = self._group.infos
         return replace(
@@ -89,7 +89,7 @@ class HostedModel:
             notes=tuple(dict.fromkeys((*files.notes, *(note for info in infos for note in info.notes)))),
         )
 
-    def _sized(self) -> ModelInfo:
+    def _divide_memory(self) -> ModelInfo:
         """Divide the memory of each worker. Return what an app sees of the model."""
         config, infos, parts = self._config, self._group.infos, self._parts
         load = Load(config.max_rows, config.prefill_budget, config.block_size)
@@ -110,7 +110,7 @@ class HostedModel:
             memory.append(config.kv_bytes or default_kv_bytes(part, load, longest, available, reserved))
         self._room = room_of_all(parts, memory, load, longest)
         self.blocks = self._room.blocks
-        whole = together(parts)
+        whole = join_groups(parts)
         workers = f"{len(infos)} workers: {'; '.join(self._group.names)}"
         stored = () if config.kv_store is None else (NOT_STORED,)
         notes = (*self.loaded.notes, *dict.fromkeys(beyond), *stored, workers)
@@ -131,7 +131,7 @@ class HostedModel:
         unless it begins `anew`.
         """
         prefix = PrefixCache(self._config.block_size)
-        parts, snapshots = together(self._parts), self._room.snapshots
+        parts, snapshots = join_groups(self._parts), self._room.snapshots
         return begin_paged(self.runner, parts, blocks, prefix, snapshots, lambda b: self.may_resize(b), anew)
 
     def may_resize(self, blocks: Counts) -> bool:
@@ -162,7 +162,7 @@ class HostedModel:
             if [info.groups for info in self._group.infos] != self._groups:
                 self._group.close()
                 raise HostRefused("the hosts have another model now than before they were lost: make a new engine")
-            _, self._reopened = self._arranged()
+            _, self._reopened = self._arrange()
 
     def begin_anew(self) -> None:
         """Begin with the workers that `reopen` started: `runner` is another one, without an arena."""

@@ -15,7 +15,7 @@ import mlx.core as mx
 from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck import KernelCheck
-from cortexmlx.distributed.options import Cut, RankInfo, RankOptions
+from cortexmlx.distributed.messages import Cut, RankInfo, RankOptions
 from cortexmlx.errors import HostRefused
 from cortexmlx.execution.mode import PagedMode
 from cortexmlx.execution.runner import ModelRunner

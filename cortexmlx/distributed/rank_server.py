@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from traceback import clear_frames
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.codec import named
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     ANSWER,
     CALL,
     Answer,
@@ -23,39 +21,33 @@ from cortexmlx.distributed.wire.messages import (
     Collect,
     Copy,
     Dispatch,
-    Failed,
     Forget,
     Forward,
     Open,
+    PlanDigest,
     Prepare,
+    RankOptions,
     RankState,
     Release,
     Resize,
+    SentPlan,
     Settle,
     TellCommandBuffers,
     Trim,
     Value,
-    WindowStep,
+    answer_with,
+    copy_error,
+    whole_plan,
 )
-from cortexmlx.distributed.wire.plan_digest import PlanDigest
-from cortexmlx.errors import HostLost
-from cortexmlx.execution.boundary import RankRunner, Refused, StepResult
-from cortexmlx.kv.spec import LayerGroup
+from cortexmlx.errors import CortexError, HostLost
+from cortexmlx.execution.boundary import Refused, StepResult
 from cortexmlx.scheduling.plan import StepPlan
 
+if TYPE_CHECKING:
+    from cortexmlx.distributed.rank import OpenedRank
+    from cortexmlx.execution.runner import ModelRunner
 
-class OpenedRank(Protocol):
-    """A worker's part of a model, loaded."""
-
-    info: RankInfo
-
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
-        """Return the runner of this part. `groups` are those of all ranks, in one order, with this rank's layers in
-        each: it may have none of some group.
-        """
-
-
-OpenRank = Callable[[RankOptions], OpenedRank]
+OpenRank = Callable[[RankOptions], "OpenedRank"]
 """Loads this rank's part of a model."""
 
 
@@ -74,7 +66,7 @@ def serve(channel: Channel, open_rank: OpenRank) -> None:
             try:
                 number, asks = rank.read(message)
             except HostLost as error:
-                channel.send(ANSWER.encode(Answer(0, Failed(error))))
+                channel.send(ANSWER.encode(Answer(0, error=error)))
                 raise
             channel.send(ANSWER.encode(rank.answer(number, asks)))
     finally:
@@ -88,11 +80,11 @@ class _Rank:
         self.closed = False
         self._open_rank = open_rank
         self._opened: OpenedRank | None = None
-        self._made: RankRunner | None = None
+        self._made: ModelRunner | None = None
         self._plan: StepPlan | None = None
         self._every = 1
         self._digest = PlanDigest(1)
-        self._failed: Failed | None = None
+        self._failed: CortexError | None = None
 
     def read(self, message: bytes) -> tuple[int, AnyCall]:
         """Return a call with its number. Raises HostLost."""
@@ -112,21 +104,21 @@ class _Rank:
         """Carry out a call, and return its answer."""
         if isinstance(asks, Close):
             self.close()
-            return Answer(number, None)
+            return Answer(number)
         if self._failed is not None:
-            return Answer(number, self._failed)
+            return Answer(number, error=self._failed)
         try:
             if isinstance(asks, Dispatch | Forward | Choose):
-                return Answer(number, None, digest=self._start(asks))
-            value = self._carried_out(asks)
-            return Answer(number, value, self._state())
+                return Answer(number, digest=self._start(asks))
+            value = self._carry_out(asks)
+            return answer_with(number, value, self._state())
         except Exception as error:
             clear_frames(error.__traceback__)  # they hold arrays
-            self._failed = Failed(named(error))
-            return Answer(number, self._failed)
+            self._failed = copy_error(error)
+            return Answer(number, error=self._failed)
 
     @property
-    def _runner(self) -> RankRunner:
+    def _runner(self) -> ModelRunner:
         if self._made is None:
             raise HostLost("a call came before the model was opened and its layers arranged")
         return self._made
@@ -141,23 +133,21 @@ class _Rank:
         """Start a part of a step. Return the digest if it is to be compared now."""
         runner = self._runner
         if isinstance(asks, Choose):
-            _granted(runner.choose(asks.mask))
+            _check_granted(runner.choose(asks.mask))
             return None
         plan = self._whole(asks.plan)
-        _granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
+        _check_granted(runner.dispatch(plan) if isinstance(asks, Dispatch) else runner.forward(plan))
         return self._digest.take(plan, runner.blocks)
 
-    def _whole(self, sent: StepPlan | WindowStep | None) -> StepPlan:
-        """Return the plan that was sent whole, or by what differs from the last one, or before."""
-        if isinstance(sent, StepPlan):
-            self._plan = sent
-        elif self._plan is None:
-            raise HostLost("a step came that follows from another one, which never came")
-        elif sent is not None:
-            self._plan = sent.after(self._plan)
+    def _whole(self, sent: SentPlan | None) -> StepPlan:
+        """Return the plan that was sent now, or, if none was, the one that was prepared."""
+        if sent is not None:
+            self._plan = whole_plan(sent)
+        if self._plan is None:
+            raise HostLost("a step came whose plan was never prepared")
         return self._plan
 
-    def _carried_out(self, asks: AnyCall) -> Value:
+    def _carry_out(self, asks: AnyCall) -> Value:
         match asks:
             case Open(options):
                 self._opened = self._open_rank(options)
@@ -186,7 +176,7 @@ class _Rank:
             case Prepare(plan):
                 return self._runner.prepare(self._whole(plan))
             case Collect(tell):
-                result = _granted(self._runner.collect())
+                result = _check_granted(self._runner.collect())
                 return result if tell else None
             case Settle(ops):
                 return self._runner.settle(ops)
@@ -195,7 +185,7 @@ class _Rank:
         return None
 
 
-def _granted(answer: StepResult | Refused | None) -> StepResult | None:
+def _check_granted(answer: StepResult | Refused | None) -> StepResult | None:
     """Return an answer that is no refusal. A refusal within a step's pass ends the group: other ranks are in it."""
     if isinstance(answer, Refused):
         raise HostLost(f"memory was refused within a step: {answer.why}")

@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 from cortexmlx.distributed.channel import Channel
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.messages import (
+from cortexmlx.distributed.messages import (
     AnyCall,
     Arrange,
     Arranged,
@@ -27,7 +26,10 @@ from cortexmlx.distributed.wire.messages import (
     Forget,
     Forward,
     Open,
+    PlanDigest,
     Prepare,
+    RankInfo,
+    RankOptions,
     RankState,
     Release,
     Resize,
@@ -35,11 +37,10 @@ from cortexmlx.distributed.wire.messages import (
     TellCommandBuffers,
     Trim,
     Value,
-    window_step,
+    sent_plan,
 )
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HangLimits
-from cortexmlx.distributed.wire.plan_digest import PlanDigest
-from cortexmlx.distributed.wire.ranks import Ranks
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HangLimits
+from cortexmlx.distributed.ranks import Ranks
 from cortexmlx.errors import HostLost, InvalidRequest
 from cortexmlx.execution.boundary import MemoryInUse, Refused, StepResult, TokenMask
 from cortexmlx.kv.snapshots import StateOps
@@ -76,7 +77,6 @@ class RemoteRunner:
         self._every = 1
         self._digest = PlanDigest(1)
         self._arranged: list[Arranged] = []
-        self._last: StepPlan | None = None
         self._command_buffers: tuple[Counts, CommandBuffers | None] | None = None
 
     def open(self, options: RankOptions) -> tuple[RankInfo, ...]:
@@ -84,14 +84,14 @@ class RemoteRunner:
         front.
         """
         self._every = options.compare_every
-        return tuple(_each(self._ranks.ask(Open(options), opening=True), RankInfo))
+        return tuple(_of_kind(self._ranks.ask(Open(options), opening=True), RankInfo))
 
     def arrange(self, groups: Sequence[Sequence[LayerGroup]]) -> None:
         """Have every rank make its runner: `groups[rank]` are the groups of all ranks in one order, each with the
         layers that this rank has of it. Raises as `open`.
         """
         answers = self._ranks.ask([Arrange(tuple(each)) for each in groups], opening=True)
-        self._arranged = _each(answers, Arranged)
+        self._arranged = _of_kind(answers, Arranged)
         self.computes_at_dispatch = self._arranged[0].computes_at_dispatch
 
     @property
@@ -108,7 +108,7 @@ class RemoteRunner:
 
     @property
     def bytes(self) -> MemoryInUse:
-        """The bytes that all ranks hold together, as of their newest answers."""
+        """The bytes that all ranks hold join_groups, as of their newest answers."""
         held = [state.bytes for state in self.ranks]
         writes = [each.writes for each in held]
         return MemoryInUse(
@@ -137,8 +137,8 @@ class RemoteRunner:
 
     def begin(self, blocks: Counts) -> Refused | None:
         """See `Runner`, as for all further methods. If one rank is refused memory, no rank has an arena."""
-        self._last, self._digest = None, PlanDigest(self._every)
-        refused = _refused(self._ask(Begin(blocks)))
+        self._digest = PlanDigest(self._every)
+        refused = _first_refusal(self._ask(Begin(blocks)))
         if refused is not None:
             self.release()
         return refused
@@ -153,7 +153,7 @@ class RemoteRunner:
 
     def copy(self, copies: Sequence[BlockCopy]) -> Refused | None:
         """Copy blocks."""
-        return _refused(self._ask(Copy(copies)))
+        return _first_refusal(self._ask(Copy(tuple(copies))))
 
     def release(self) -> None:
         """Give all arenas back."""
@@ -185,17 +185,15 @@ class RemoteRunner:
     def collect(self) -> StepResult | Refused:
         """Return rank 0's result. The others are through soon, too: they say so in their next answers."""
         number, _ = self._ranks.send([Collect(True)] + [Collect(False)] * (len(self._arranged) - 1))
-        (result,) = _each(self._answers(number, [0]), StepResult)
+        (result,) = _of_kind(self._answers(number, [0]), StepResult)
         return result
 
     def settle(self, ops: StateOps) -> Refused | None:
         """Carry out `ops`, and drop everything of the last step."""
-        self._last = None
-        return _refused(self._ask(Settle(ops)))
+        return _first_refusal(self._ask(Settle(ops)))
 
     def forget(self) -> None:
         """Drop everything in flight. What has gone wrong in it is raised by the next answer that is read."""
-        self._last = None
         with suppress(HostLost):
             self._ranks.send(Forget())
 
@@ -206,15 +204,13 @@ class RemoteRunner:
     def _start(self, plan: StepPlan, call: type[Dispatch] | type[Forward]) -> Refused | None:
         started, waited = time.perf_counter(), self.wait_seconds
         if self._changes_arena(plan):
-            refused = self._ask_to_resize(Prepare(plan))
+            refused = self._ask_to_resize(Prepare(sent_plan(plan)))
             if refused is not None:
-                self._last = None
                 return refused
             number, _ = self._ranks.send(call(None))
         else:
-            number, message = self._ranks.send(call(window_step(self._last, plan) or plan))
+            number, message = self._ranks.send(call(sent_plan(plan)))
             self._digest.add(message)
-        self._last = plan
         digest = self._digest.take(plan, plan.blocks)
         if digest is not None:
             self._ranks.expect(number, plan.number, digest)
@@ -242,13 +238,13 @@ class RemoteRunner:
         number, message = self._ranks.send(asks)
         if isinstance(asks, Prepare):
             self._digest.add(message)
-        refused = _refused(self._answers(number, range(len(before))))
+        refused = _first_refusal(self._answers(number, range(len(before))))
         if refused is None or not refused.of_arena:
             return refused
         undo = [
             None if state.blocks == blocks else Resize(blocks) for state, blocks in zip(self.ranks, before, strict=True)
         ]
-        if _refused(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
+        if _first_refusal(self._ranks.ask(undo)) is not None:  # now some arenas are larger than others
             return Refused(refused.why, of_arena=False)
         return refused
 
@@ -264,7 +260,7 @@ class _NoProcessors(dict[JobId, Sequence[LogitsProcessor]]):
         )
 
 
-def _each(answers: Sequence[Value], kind: type[T]) -> list[T]:
+def _of_kind(answers: Sequence[Value], kind: type[T]) -> list[T]:
     """Return the answers of all ranks. Raises HostLost unless all are of that kind."""
     of_kind = [answer for answer in answers if isinstance(answer, kind)]
     if len(of_kind) != len(answers):
@@ -272,7 +268,7 @@ def _each(answers: Sequence[Value], kind: type[T]) -> list[T]:
     return of_kind
 
 
-def _refused(answers: Sequence[Value]) -> Refused | None:
+def _first_refusal(answers: Sequence[Value]) -> Refused | None:
     """Return the refusal of some rank; None if there is none. An arena is as it was only if it is so on all ranks."""
     refusals = [answer for answer in answers if isinstance(answer, Refused)]
     return min(refusals, key=lambda refused: refused.of_arena, default=None)

@@ -5,23 +5,37 @@ It connects to its controller, meets the other ranks, and carries out the contro
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
+import logging
 import os
+import secrets
 import signal
+import socket
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cortexmlx.cpu import blas
 from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key, versions
-from cortexmlx.distributed.links.join import end_process_when_lost, join
+from cortexmlx.distributed.links.handshake import Hello, Identity, Purpose, Talk, check_key, introduce
+from cortexmlx.distributed.links.link import DEFAULT_LIMITS, Link, LinkLimits
+from cortexmlx.distributed.links.listener import HANDSHAKE_SECONDS, Address
 from cortexmlx.errors import CortexError, HostLost, HostRefused
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
+log = logging.getLogger("cortexmlx")
+
 _PR_SET_PDEATHSIG = 1
+
+LONGEST_PAUSE_SECONDS = 1.0
+STANDARD_ERROR = 2
 
 
 def main() -> int:
@@ -39,6 +53,12 @@ def end_with_parent() -> None:
     """End this process when the launcher that started it ends, where the system can (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_MISSING = {
+    "mpi": "install Open MPI; MLX_MPI_LIBNAME names its library",
+    "jaccl": "it needs macOS 26.2, Thunderbolt 5 and `rdma_ctl enable` in recovery mode",
+}
 
 
 def meet_the_others(task: Assignment, here: int) -> mx.distributed.Group:
@@ -83,10 +103,129 @@ def _run(task: Assignment, here: int, key: bytes) -> int:
     return 0
 
 
-_MISSING = {
-    "mpi": "install Open MPI; MLX_MPI_LIBNAME names its library",
-    "jaccl": "it needs macOS 26.2, Thunderbolt 5 and `rdma_ctl enable` in recovery mode",
-}
+# -- the way to the controller ---------------------------------------------------------------------------------------
+
+
+def join(
+    addresses: Sequence[Address],
+    key: bytes,
+    epoch: int,
+    rank: int,
+    identity: Identity,
+    *,
+    deadline: float,
+    limits: LinkLimits = DEFAULT_LIMITS,
+) -> Link:
+    """Connect to the controller at one of `addresses`, again and again until `deadline` (of `time.monotonic`).
+
+    Heartbeats need Python's lock. `mx.eval` gives it up while it waits. `mx.distributed.init` holds it until all ranks
+    are there, so call that when the controller, who sees that all have joined, says so. `mx.clear_cache` holds it while
+    a step is in flight on a CPU, and `mx.save` while it computes what it saves.
+
+    Raises HostRefused if the controller refuses this worker or has another key, HostLost if none can be reached.
+    """
+    check_key(key)
+    pause = 0.05
+    problem = "there is no address to try"
+    while True:
+        for address in addresses:
+            try:
+                return _connect(address, key, epoch, rank, identity, deadline, limits)
+            except OSError as error:
+                problem = f"{_text(address)}: {error}"
+            except HostRefused as error:
+                raise HostRefused(f"rank {rank} cannot join the controller at {_text(address)}: {error}") from error
+        if addresses:
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+        if not addresses or time.monotonic() >= deadline:
+            raise HostLost(f"rank {rank} could not join its controller in time. The last problem is {problem}")
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def end_process_when_lost(link: Link, *, grace: float = 3.0) -> None:
+    """End this process `grace` seconds after `link` is lost, if it did not end by itself; and when no Python thread
+    could run for so long that the controller has given it up. For a worker after `join`: a rank that waits in a
+    collective cannot be interrupted, and must not outlive its controller.
+
+    The process ends by a thread of faulthandler, which needs no lock of Python, and says where each thread was.
+    """
+    lost = threading.Event()
+
+    def end(error: HostLost) -> None:
+        log.info("this worker ends: %s", error)
+        lost.set()
+
+    def keep_alive() -> None:
+        while not lost.is_set():
+            _end_process_after(link.limits.silence_seconds + grace)
+            lost.wait(link.limits.beat_seconds)
+        _end_process_after(grace)
+
+    link.when_lost(end)
+    threading.Thread(target=keep_alive, name="end of a worker", daemon=True).start()
+
+
+def _end_process_after(seconds: float) -> None:
+    """Replaces what was asked for before."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STANDARD_ERROR)
+
+
+def _connect(
+    address: Address, key: bytes, epoch: int, rank: int, identity: Identity, deadline: float, limits: LinkLimits
+) -> Link:
+    session = secrets.token_bytes(16)
+    with contextlib.ExitStack() as opened:
+
+        def connect(purpose: Purpose) -> socket.socket:
+            until = min(deadline, time.monotonic() + HANDSHAKE_SECONDS)
+            connection = opened.enter_context(socket.create_connection(address, timeout=_left(until)))
+            if connection.getsockname() == connection.getpeername():
+                raise OSError("nobody listens there")  # A port of this machine that met itself.
+            try:
+                _carry(connection, introduce(key, Hello(purpose, rank, epoch, session), identity), until)
+            except (ConnectionError, EOFError) as error:
+                raise OSError("it closed the connection. Does the host file name this machine?") from error
+            return connection
+
+        messages, pulse = connect(Purpose.MESSAGES), connect(Purpose.HEARTBEATS)
+        link = Link(messages, pulse, f"the controller at {_text(address)}", limits)
+        opened.pop_all()
+        return link
+
+
+def _carry(connection: socket.socket, talk: Talk[None], until: float) -> None:
+    with contextlib.suppress(StopIteration):
+        wish = next(talk)
+        while True:
+            connection.settimeout(_left(until))
+            if isinstance(wish, bytes):
+                connection.sendall(wish)
+                wish = next(talk)
+            else:
+                wish = talk.send(_read(connection, wish, until))
+
+
+def _read(connection: socket.socket, count: int, until: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        connection.settimeout(_left(until))
+        part = connection.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def _text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class WorkerGroup:
         """End the workers, if there are any, and start new ones: another epoch. `channels` are new. After an error
         nothing runs, and it may be called again.
 
-        Raises HostRefused if the hosts do not fit together, HostLost if a worker ended or did not come in time.
+        Raises HostRefused if the hosts do not fit join_groups, HostLost if a worker ended or did not come in time.
         """
         self.close()
         self.epoch += 1
@@ -95,7 +95,11 @@ class WorkerGroup:
             self.channels = tuple(WatchedChannel(rank, links, processes, self.names) for rank in range(len(links)))
             self._meet(deadline)
         except BaseException as error:
-            said = _said(self._processes) if isinstance(error, HostLost) and self._processes is not None else ""
+            said = (
+                _quote_last_lines(self._processes)
+                if isinstance(error, HostLost) and self._processes is not None
+                else ""
+            )
             self.close()
             if said and isinstance(error, HostLost) and said not in str(error):
                 raise HostLost(f"{error}{said}", host=error.host) from error
@@ -130,7 +134,7 @@ class WorkerGroup:
         """Raise HostLost if a worker has ended while others are awaited."""
         self._check()
         if self._processes is not None and (self._processes.ended or self._processes.ended_ranks()):
-            raise why(HostLost("the workers ended before all had connected"), self._processes, self.names)
+            raise explain_loss(HostLost("the workers ended before all had connected"), self._processes, self.names)
 
     def _meet(self, deadline: float) -> None:
         """Let the workers meet each other, now that all are there."""
@@ -190,10 +194,10 @@ class WatchedChannel:
         self._link.close()
 
     def _why(self, lost: HostLost) -> HostLost:
-        return why(lost, self._processes, self._names, lambda rank: self._links[rank].ended_there)
+        return explain_loss(lost, self._processes, self._names, lambda rank: self._links[rank].ended_there)
 
 
-def why(
+def explain_loss(
     lost: HostLost, processes: Processes, names: Sequence[str], ended_there: Callable[[int], bool] = lambda rank: True
 ) -> HostLost:
     """Return an error with what is known of the workers: which ended first, how, and the last lines of their output.
@@ -204,7 +208,7 @@ def why(
     """
     processes.await_news()
     ended = {names[rank]: how for rank, how in processes.ended_ranks().items() if rank < len(names)}
-    told = None if ended else _of_no_worker(processes, len(names), ended_there)
+    told = None if ended else _cause_beside_workers(processes, len(names), ended_there)
     if told is not None:
         return HostLost(told)
     host = lost.host if lost.host in ended else next(iter(ended), lost.host)
@@ -214,10 +218,10 @@ def why(
         told = f"{lost} ({host}: {ended[host]})"
     else:
         told = f"{lost if host == lost.host else f'{host} ended'} ({ended[host]})"
-    return HostLost(told + _said(processes), host=host)
+    return HostLost(told + _quote_last_lines(processes), host=host)
 
 
-def _of_no_worker(processes: Processes, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
+def _cause_beside_workers(processes: Processes, ranks: int, ended_there: Callable[[int], bool]) -> str | None:
     """Say why workers ended that did not fail; None: it is not known."""
     if processes.launcher_signal is not None:
         return f"the launcher of the workers on this machine was ended (signal {processes.launcher_signal})"
@@ -231,6 +235,6 @@ def _of_no_worker(processes: Processes, ranks: int, ended_there: Callable[[int],
     return None
 
 
-def _said(processes: Processes) -> str:
+def _quote_last_lines(processes: Processes) -> str:
     lines = processes.last_lines[-_SHOWN_LINES:]
     return f". The workers' last lines: {' | '.join(lines)}" if lines else ""

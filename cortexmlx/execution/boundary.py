@@ -181,17 +181,6 @@ class Runner(Protocol):
         """Free everything, the model included. The runner cannot be used afterwards. Safe to call again."""
 
 
-class RankRunner(Runner, Protocol):
-    """A runner of one part of a model, beside those of other ranks. What may be refused memory without a word of the
-    others is a call of its own: a rank must not wait in a collective for one that was refused.
-    """
-
-    def prepare(self, plan: StepPlan) -> Refused | None:
-        """Carry out the memory operations of a step (`step_memory.prepare`) before its pass. `dispatch` or `forward`
-        of the same object must be the next call, and leaves them out. Nothing may be in flight.
-        """
-
-
 class AdapterTables(Protocol):
     """The adapters of a model, by their numbers in plans."""
 

@@ -131,7 +131,10 @@ class ModelRunner:
 
     @refusable
     def prepare(self, plan: StepPlan) -> None:
-        """Carry out the memory operations of a step before its pass: see `RankRunner`."""
+        """Carry out the memory operations of a step (`step_memory.prepare`) before its pass. `dispatch` or `forward` of
+        the same object must be the next call, and leaves them out. Nothing may be in flight. It is a call of its own
+        since a rank must not wait in a collective for one that was refused memory.
+        """
         self._prepare(plan)
         self._prepared = plan
 
@@ -227,7 +230,9 @@ class ModelRunner:
             make = self._make_sampler or BatchSampler
             self._sampler = make(plan.sampling, self._vocab_size, self.processors)
         assert self._sampler is not None
-        live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
+        live = None  # only functions of callers ask
+        if self.processors:
+            live = [segment.live for segment in plan.logit_segments for _ in segment.logits]
         self._newest = self._sampler(logits, plan.token_index, live, mask)
         return self._newest
 
@@ -306,7 +311,7 @@ class ModelRunner:
             write = self._writes[group]
             arena.write(layer, write.where, *(write.padded(a[:, :, 0].swapaxes(0, 1)) for a in new))
             tail = None
-        elif (written := self._written(layer, keys, values)) is not None:
+        elif self._writer is not None and (written := self._written(layer, keys, values)) is not None:
             tail = self.memory.tail[layer] = written.tail
         else:
             tail = self.memory.write_tail(layer, plan.column, plan.columns, new)

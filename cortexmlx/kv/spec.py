@@ -110,7 +110,7 @@ class LayerGroup:
     """The layers that share one spec, and so one set of block tables. `layers` index leaves of the model's caches."""
 
     spec: KVSpec
-    layers: Sequence[int]
+    layers: tuple[int, ...]
 
     @property
     def bytes_per_token(self) -> int:

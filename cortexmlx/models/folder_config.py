@@ -11,7 +11,7 @@ from typing import Any
 
 from cortexmlx.errors import InvalidRequest, ModelCorrupt, ModelNotFound
 from cortexmlx.models.messages import LFS_POINTER, lfs_pointer_message, one_line, unreadable_message
-from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _MOST_LAYERS = 4096
@@ -101,7 +101,7 @@ def recommended_sampling(folder: Path) -> tuple[dict[str, float], tuple[str, ...
     stated = read_json_object(path) if path.is_file() else {}
     found: dict[str, float] = {}
     unusable = []
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+    for name in (name for name, number in NUMBERS.items() if number.recommended):
         value = stated.get(name)
         if value is None:
             continue

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 
 from cortexmlx.errors import KVCacheFull
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.spec import TAIL_COLUMNS
-from cortexmlx.scheduling.job import Committed, Job, OnToken
+from cortexmlx.scheduling.job import Job, RowTokens
 from cortexmlx.scheduling.running import RunningSet
 
 MOST_DRAFTS = TAIL_COLUMNS - 1
 """How many drafted tokens of a row a step verifies. With the token before them they take as much room as a decode
 window.
 """
-
-
-@dataclass(frozen=True)
-class Verified:
-    """How many of a job's drafted tokens a step has found right."""
-
-    job: Job
-    drafted: int
-    accepted: int
 
 
 def can_draft(job: Job, cache: KVCache) -> bool:
@@ -66,29 +56,26 @@ def fit(job: Job, cache: KVCache) -> None:
         job.reserved = max(job.reserved, tokens)
 
 
-def taken(
-    job: Job, tokens: Sequence[int], first: int, running: RunningSet, on_token: OnToken | None = None
-) -> tuple[list[Committed], Verified]:
+def verify(job: Job, tokens: Sequence[int], first: int, running: RunningSet) -> RowTokens:
     """Take the tokens that a verifying step chose for a job: one, and one more after each draft that is right. Their
-    results begin at `first`. What was computed for wrong drafts is cut off. `on_token`: see `Job.take`. Return them,
-    and how many drafts were right.
+    results begin at `first`. What was computed for wrong drafts is cut off.
 
     If no token can be chosen at one of the places, a wrong draft may have left NaN in the job's last block. Then the
     job is `spoiled`, and that block is not shared.
     """
-    committed, accepted, job.spoiled = [], 0, min(tokens) < 0
-    for index, (token, drafted) in enumerate(zip_longest(tokens, job.verifying)):
+    accepted_tokens: list[int] = []
+    reason, right, job.spoiled = None, 0, min(tokens) < 0
+    for token, drafted in zip_longest(tokens, job.verifying):
         if token < 0:
             break
-        committed.append(Committed(job, token, first + index, job.take(token, first + index, on_token)))
-        accepted += drafted == token
-        if committed[-1].finish_reason is not None or drafted != token:
+        accepted_tokens.append(token)
+        reason = job.take(token)
+        right += drafted == token
+        if reason is not None or drafted != token:
             break
-    verified = Verified(job, len(job.verifying), accepted)
-    job.drafted += verified.drafted
-    job.accepted += verified.accepted
+    row = RowTokens(job, accepted_tokens, first, reason, len(job.verifying), right)
     job.cut_back()
     stored = job.num_computed_tokens
     running.cache.truncate(job.id, stored)
     running.store(job, stored - stored % running.cache.block_size if job.spoiled else stored)
-    return committed, verified
+    return row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import NewType
@@ -107,11 +107,7 @@ class Job:
     verifying: tuple[int, ...] = ()
     """The guessed tokens that a step in flight verifies."""
     spoiled: bool = False
-    """Whether wrong drafts may have left NaN in its last block: see `drafts.taken`."""
-    drafted: int = 0
-    """Guessed tokens that were verified so far."""
-    accepted: int = 0
-    """Those of them that were right."""
+    """Whether wrong drafts may have left NaN in its last block: see `drafts.verify`."""
     finish_reason: FinishReason | None = None
     """Why it ended; None: it has not ended."""
     params: SamplingParams = field(init=False)
@@ -272,20 +268,15 @@ class Job:
             self.num_pooled_tokens = pooled.stop
         return self.pools and self.num_pooled_tokens == self.prompt_length
 
-    def take(self, token: int, index: int = 0, on_token: OnToken | None = None) -> FinishReason | None:
-        """Take the job's next token, which is at `index` in the step's result. Return why it is the last one; None if
-        it is not.
-
-        This alone decides whether a token ends its answer: it is a stop token, or `on_token` finds a stop string
-        complete, or the answer has as many tokens as it may have. Drafts that the token contradicts are dropped.
+    def take(self, token: int) -> FinishReason | None:
+        """Take the job's next token. Drafts that it contradicts are dropped. Return why it is the last one: it is a
+        stop token, or the answer has as many tokens as it may have; None if it is not. Its text may end the answer, too
+        (`Scheduler.finish`).
         """
         self.tokens.append(token)
         if self.drafts:
             self.drafts = self.drafts[1:] if self.drafts[0] == token else ()
-        stops = token in self.stop_ids
-        if on_token is not None and on_token(self, token, index, stops):
-            stops = True
-        if stops:
+        if token in self.stop_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.max_new_tokens else None
 
@@ -338,22 +329,20 @@ def by_adapter(job: Job) -> int:
     return job.adapter
 
 
-OnToken = Callable[[Job, int, int, bool], bool]
-"""`on_token(job, token, index, stop_token)` is called with each token of a step and its index in the step's result, in
-order. It returns whether the answer's text ends with this token, because a stop string is complete.
-"""
-
-
 @dataclass(frozen=True)
-class Committed:
-    """One token that a step brought to a job."""
+class RowTokens:
+    """The tokens that a step brought to a job: one, or several if drafts were verified."""
 
     job: Job
-    token: int
-    result_index: int
-    """The token's index in the step's result."""
+    tokens: Sequence[int]
+    first: int
+    """The index of the first token in the step's result. The others follow it."""
     finish_reason: FinishReason | None
-    """Why the token is the answer's last one; None: it is not."""
+    """Why the last token ends the answer; None: it does not."""
+    drafted: int = 0
+    """How many drafted tokens the step verified."""
+    accepted: int = 0
+    """How many of these were right."""
 
 
 @dataclass(frozen=True)

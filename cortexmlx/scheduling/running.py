@@ -43,7 +43,7 @@ class RunningSet:
     @property
     def prefilling(self) -> bool:
         """Whether the prompt of a row is not computed yet."""
-        return any(j.state is RequestState.PREFILLING for j in self.jobs)
+        return RequestState.PREFILLING in [job.state for job in self.jobs]
 
     @property
     def dropping(self) -> list[Job]:
@@ -340,7 +340,7 @@ class RunningSet:
         If the job continues with a part of its text, the cached whole text is evicted first.
         """
         stored = job.num_sharable(min(job.num_stored_tokens, len(job.tokens))) if self.shares(job) else 0
-        if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.taken`
+        if job.verifying:  # it is not known whether the block with the drafts can be used: see `drafts.verify`
             stored -= stored % self.cache.block_size
         self.cache.states.leave(job.row, job.id, job.state_at if job.state_at <= stored else 0)
         if self.shares(job):

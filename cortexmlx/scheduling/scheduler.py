@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.scheduling import drafts
-from cortexmlx.scheduling.admission import Admission
+from cortexmlx.scheduling.admission import WORTH_WAITING, Admission
 from cortexmlx.scheduling.builder import ScheduledTokens, StepBuilder
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import DecodeWindow, Gate
-from cortexmlx.scheduling.job import Committed, Job, JobId, OnToken, by_adapter
+from cortexmlx.scheduling.job import Job, JobId, RowTokens, by_adapter
+from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.latency import CostModel, share
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.running import RunningSet
@@ -32,12 +32,61 @@ from cortexmlx.types.request import FinishReason, QueuedRequest, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 
 
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """The bounds and rules of a scheduler."""
+
+    max_rows: int
+    """Jobs that run at once."""
+
+    prefill_budget: int
+    """Prompt tokens that a step computes at most."""
+
+    context_length: int
+    """Tokens that the model can attend to."""
+
+    vocab_size: int = 2**31
+    """Tokens of the model's vocabulary. No others are drafted."""
+
+    max_request_tokens: int | None = None
+    """Bound of the prompt and answer of one request. None: the context is the only bound."""
+
+    client_tokens: int | None = None
+    """Bound of the tokens of all running jobs of one named client. None: no bound."""
+
+    token_target: float | None = None
+    """Seconds that a step should take at most while rows decode: it computes fewer prompt tokens, but 16 at least.
+    None: no target.
+    """
+
+    keep: KeepPolicy | None = None
+    """Which tokens a row keeps when its text gets longer than the context. None: all, so the context is a bound."""
+
+    pipeline: bool = True
+    """Plan a decode step before the result of the last one is known. False: only when nothing is in flight."""
+
+    long_tail_rows: int = 0
+    """Up to this many rows, a decode window has `LONG_TAIL_COLUMNS` columns: see `long_tail_rows` of kv/sizing.py."""
+
+    headroom: int = 128
+    """Tokens allocated beyond a prompt, so that its answer stays in one run of blocks."""
+
+    share_prefixes: bool = True
+    """A prompt uses the cached blocks of its beginning. False computes every prompt anew."""
+
+    share_between_clients: bool = False
+    """All clients share cached blocks. False: a named client shares only with itself."""
+
+    worth_waiting: int = WORTH_WAITING
+    """Tokens of a prefix in flight for which a job waits instead of computing them itself."""
+
+
 class Scheduler:
     """Plans steps for the requests that were added, within the rows of `config` and the blocks of the cache.
 
     `clock` returns seconds; jobs are ordered by their arrival. Call `arrived` with the pieces of a disk load. The
     caller of `plan` must empty `ended`: jobs that ended without a new token, because the system refused the cache
-    memory. The caller of `commit` must empty `verified`.
+    memory. The caller of `commit` ends the jobs whose tokens or text have come to an end.
     """
 
     def __init__(self, cache: KVCache, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,7 +98,6 @@ class Scheduler:
         self.costs = CostModel()
         self.preemptions = self.restarts = self.dropped_tokens = 0
         self.ended: list[Job] = []
-        self.verified: list[drafts.Verified] = []
         self._clock = clock
         self._running = RunningSet(cache, self.backoff, config.headroom, config.share_prefixes)
         self._admission = Admission(self._running, config.client_tokens, config.worth_waiting, self.costs)
@@ -96,8 +144,11 @@ class Scheduler:
         self._admission.enqueue(job)
         return job
 
-    def finish(self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED) -> None:
-        """End a job in whatever state it is. Unknown jobs are ignored.
+    def finish(
+        self, job_id: JobId, reason: FinishReason, state: RequestState = RequestState.FINISHED, surplus: int = 0
+    ) -> None:
+        """End a job in whatever state it is. Unknown jobs are ignored. Its last `surplus` tokens come after the end of
+        its text, and are no part of its answer; what was computed for them may stay cached.
 
         Its row is free at once. So are its blocks, except cached ones. If its newest tokens are worth caching, it keeps
         all its blocks until the flush.
@@ -110,13 +161,15 @@ class Scheduler:
         job.generation += 1
         if not running:
             self._admission.remove(job)
-            return
-        self._running.release_row(job)
-        self._admission.leave(job)
-        if lane is not None and self._running.keeps_all_of(job):
-            self._window.await_flush(lane)
         else:
-            self._running.release_blocks(job)
+            self._running.release_row(job)
+            self._admission.leave(job)
+            if lane is not None and self._running.keeps_all_of(job):
+                self._window.await_flush(lane)
+            else:
+                self._running.release_blocks(job)
+        if surplus:
+            del job.tokens[-surplus:]
 
     def fail_all(self) -> None:
         """End all jobs as failed, after a step that failed."""
@@ -245,6 +298,9 @@ class Scheduler:
         if pools.max_blocks != limit or self._running.outgrown:
             self.fit_cache()
             plan = plan or self._plan(in_flight)
+            if plan is None and not in_flight and not self.idle:  # who ran has ended, and who waits does not fit
+                self.fit_cache()
+                plan = self._plan(in_flight)
         return plan
 
     def _grow_again(self) -> None:
@@ -377,41 +433,34 @@ class Scheduler:
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def commit(
-        self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None, on_token: OnToken | None = None
-    ) -> list[Committed]:
-        """Take the tokens of a step that took `seconds`, and end the jobs for which a token is the last one: see
-        `Job.take`. Return the tokens with their jobs. Those of a job that has lost its row since are dropped.
+    def commit(self, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None) -> list[RowTokens]:
+        """Give the tokens of a step, which took `seconds`, to their jobs, and return them row by row. Those of a job
+        that has lost its row since are dropped. A job whose row has a reason to end goes on until `finish` ends it.
         """
         if seconds is not None and plan.kind is StepKind.MIXED:
             self.costs.learn(plan, seconds)
+        rows: list[RowTokens] = []
         for segment in plan.segments if plan.kind is StepKind.MIXED and plan.asks_of_prompts else ():
             job = self._of(segment)
             if job is not None and job.take_prompt(segment.scored, segment.pooled):
-                self.finish(job.id, FinishReason.STOP)
+                rows.append(RowTokens(job, (), 0, FinishReason.STOP))
         if self._growth.wait and self._growth.is_due():
             self._grow_again()
         if self.backoff.holds_back and self.backoff.relax():
             self._admission.ask_again()
-        committed: list[Committed] = []
         end = 0
         for segment in plan.logit_segments:
             first, end = end, end + len(segment.logits)
             if not segment.live or (job := self._of(segment)) is None:
                 continue
             if not job.verifying:
-                committed.append(Committed(job, tokens[first], first, job.take(tokens[first], first, on_token)))
-                reason = committed[-1].finish_reason
-            else:
-                taken, verified = drafts.taken(job, tokens[first:end], first, self._running, on_token)
-                committed += taken
-                self.verified.append(verified)
-                reason = taken[-1].finish_reason if taken else None
-                if job.spoiled and reason is None:
-                    self._requeue(job, trusted=False)
-            if reason is not None:
-                self.finish(job.id, reason)
-        return committed
+                token = tokens[first]
+                rows.append(RowTokens(job, (token,), first, job.take(token)))
+                continue
+            rows.append(drafts.verify(job, tokens[first:end], first, self._running))
+            if job.spoiled and rows[-1].finish_reason is None:
+                self._requeue(job, trusted=False)
+        return rows
 
     def _of(self, segment: Segment) -> Job | None:
         """Return the job of a segment; None if it has lost the row that it had when the step was planned."""

@@ -16,16 +16,16 @@ from cortexmlx.protocols import rerank
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.server import stored_responses
-from cortexmlx.server.embeddings import EmbeddingPaths
-from cortexmlx.server.generation import PROTOCOLS, Asking
-from cortexmlx.server.http import Refused, error_reply, json_reply, with_error_replies
+from cortexmlx.server.embeddings import EmbeddingEndpoints
+from cortexmlx.server.generation import PROTOCOLS, GenerationEndpoints
+from cortexmlx.server.http import RequestRefused, error_reply, json_reply, with_error_replies
 from cortexmlx.server.metrics import Tally
 from cortexmlx.server.middleware import OPEN, Access, RequestLog, UsualPaths
 from cortexmlx.server.model_pool import ModelPool
 from cortexmlx.server.models import Models
-from cortexmlx.server.monitoring import LIVE, Watching
+from cortexmlx.server.monitoring import LIVE, Monitoring
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
-from cortexmlx.server.stored_responses import ResponsePaths
+from cortexmlx.server.stored_responses import ResponseEndpoints
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -48,31 +48,31 @@ PATHS = (
 def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> Starlette:
     """Return the application of an engine, of several by name, or of a pool."""
     models, tally = Models(served, settings), Tally(PATHS)
-    asking, watching = Asking(models, settings, tally), Watching(models, settings, tally)
-    responses, numbers = ResponsePaths(asking.stored), EmbeddingPaths(asking)
+    generation, monitoring = GenerationEndpoints(models, settings, tally), Monitoring(models, settings, tally)
+    responses, vectors = ResponseEndpoints(generation.stored), EmbeddingEndpoints(generation)
 
     def log(logged: LoggedRequest, path: str) -> None:
         """Count and log a request. `path` is without what the server is mounted under. The page's own requests are not
         logged: they would fill the log.
         """
-        tally.replied(logged, path)
+        tally.count_reply(logged, path)
         if settings.log is not None and not (path == LIVE and logged.status == 200):
             settings.log(logged)
 
     routes = [
-        *(Route(path, asking.asked(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
-        Route(stored_responses.ONE, with_error_replies(responses.one), methods=["GET", "DELETE"]),
+        *(Route(path, generation.handler(protocol), methods=["POST"]) for path, protocol in PROTOCOLS.items()),
+        Route(stored_responses.ONE, with_error_replies(responses.read_or_delete), methods=["GET", "DELETE"]),
         Route(stored_responses.INPUT_ITEMS, with_error_replies(responses.input_items), methods=["GET"]),
-        Route(messages.COUNT_URL, with_error_replies(asking.count_tokens), methods=["POST"]),
-        Route(embeddings.URL, with_error_replies(numbers.embeddings), methods=["POST"]),
-        *(Route(path, with_error_replies(numbers.rerank), methods=["POST"]) for path in rerank.URLS),
-        Route("/v1/models", models.listed, methods=["GET"]),
-        Route("/v1/models/{name:path}", models.one, methods=["GET"]),
-        Route("/tokenize", with_error_replies(asking.tokenize), methods=["POST"]),
+        Route(messages.COUNT_URL, with_error_replies(generation.count_tokens), methods=["POST"]),
+        Route(embeddings.URL, with_error_replies(vectors.embeddings), methods=["POST"]),
+        *(Route(path, with_error_replies(vectors.rerank), methods=["POST"]) for path in rerank.URLS),
+        Route("/v1/models", models.list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", models.describe_model, methods=["GET"]),
+        Route("/tokenize", with_error_replies(generation.tokenize), methods=["POST"]),
         Route("/health", _health, methods=["GET"]),
-        Route("/metrics", with_error_replies(watching.metrics), methods=["GET"]),
-        Route(LIVE, with_error_replies(watching.live), methods=["GET"]),
-        Route("/", watching.root, methods=["GET"]),
+        Route("/metrics", with_error_replies(monitoring.metrics), methods=["GET"]),
+        Route(LIVE, with_error_replies(monitoring.live), methods=["GET"]),
+        Route("/", monitoring.root, methods=["GET"]),
     ]
     made = Starlette(
         routes=routes,
@@ -83,7 +83,7 @@ def application(served: Engine | Mapping[str, Engine] | ModelPool, settings: Ser
         ],
         exception_handlers={404: _missing, 405: _missing, 500: _failed},
     )
-    made.state.asking = asking
+    made.state.generation = generation
     return made
 
 
@@ -97,7 +97,7 @@ async def _missing(request: Request, error: Exception) -> Response:
     status: int = getattr(error, "status_code", 404)
     path = request.url.path
     why = "is not served" if status == 404 else f"does not take {request.method}"
-    return error_reply(Refused(status, f"{path[:200]} {why}: there are {', '.join(PATHS)}"), path)
+    return error_reply(RequestRefused(status, f"{path[:200]} {why}: there are {', '.join(PATHS)}"), path)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from cortexmlx.errors import EmbeddingRefused, RequestTimeout
 from cortexmlx.protocols import rerank
 from cortexmlx.protocols.openai import embeddings
 from cortexmlx.protocols.request import Body
-from cortexmlx.server.generation import Asking
+from cortexmlx.server.generation import GenerationEndpoints
 from cortexmlx.server.http import BODY_BYTES, CLIENT, MODEL, TOKENS, by_size, dumped, unless_gone
 from cortexmlx.server.model_pool import Lease
 from cortexmlx.server.settings import RequestTokens
@@ -27,11 +27,11 @@ _BYTES_PER_NUMBER = 20
 """Of a vector's number in JSON."""
 
 
-class EmbeddingPaths:
+class EmbeddingEndpoints:
     """Answers who asks for embeddings and for scores of documents. A client that goes away cancels its request."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, generation: GenerationEndpoints) -> None:
+        self._generation = generation
 
     async def embeddings(self, request: Request) -> Response:
         """Answer with the embeddings of texts."""
@@ -82,13 +82,13 @@ class EmbeddingPaths:
         answer: Callable[[dict[str, Any], Lease, float], Awaitable[Response]],
     ) -> Response:
         """Answer with a model, which is given back at the end."""
-        asking = self._asking
+        generation = self._generation
         with ExitStack() as held:
-            body = await asking.body(request, held)
+            body = await generation.body(request, held)
             began, name = time.monotonic(), body.get("model")
-            if not asking.models.is_ready(name):  # a wrong body loads no model
+            if not generation.models.is_ready(name):  # a wrong body loads no model
                 await self._read(request, lambda: read(body))
-            lease = await asking.models.take(name, request)
+            lease = await generation.models.take(name, request)
             held.callback(lease.release)
             try:
                 if lease.adapter is not None:
@@ -105,7 +105,7 @@ class EmbeddingPaths:
 
     async def _within(self, request: Request, work: Awaitable[T], began: float) -> T:
         """Return what `work` returns, as long as the client is there, and within the time that a request has."""
-        timeout = self._asking.settings.timeout
+        timeout = self._generation.settings.timeout
         left = None if timeout is None else max(timeout - (time.monotonic() - began), 0.001)
         try:
             async with asyncio.timeout(left):

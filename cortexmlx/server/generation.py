@@ -22,7 +22,7 @@ from cortexmlx.protocols import responses
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions, completions
 from cortexmlx.protocols.request import Defaults, ReplyInfo, is_tokens
-from cortexmlx.protocols.request import Request as Asked
+from cortexmlx.protocols.request import Request as TextRequest
 from cortexmlx.protocols.seal import Seal
 from cortexmlx.server.http import (
     BODIES,
@@ -45,7 +45,7 @@ from cortexmlx.server.metrics import Tally
 from cortexmlx.server.models import Lease, Models
 from cortexmlx.server.settings import RequestTokens, ServerSettings
 from cortexmlx.server.stored_responses import StoredResponses
-from cortexmlx.server.transcripts import Reading, Table, Tables
+from cortexmlx.server.transcripts import TranscriptReading, TranscriptTable, TranscriptTables
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.progress import Progress
 from cortexmlx.types.request import Completion, TokenEvent
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from cortexmlx.engine import Engine
 
 
-class Protocol(NamedTuple):
+class ServedProtocol(NamedTuple):
     """How the requests of one path are read, and their answers written."""
 
     module: ModuleType
@@ -72,10 +72,10 @@ class Protocol(NamedTuple):
 
 
 PROTOCOLS = {
-    chat_completions.URL: Protocol(chat_completions, chat_completions.ChatChunks),
-    completions.URL: Protocol(completions, completions.CompletionChunks),
-    responses.URL: Protocol(responses, responses.ResponseEvents, named=True),
-    messages.URL: Protocol(
+    chat_completions.URL: ServedProtocol(chat_completions, chat_completions.ChatChunks),
+    completions.URL: ServedProtocol(completions, completions.CompletionChunks),
+    responses.URL: ServedProtocol(responses, responses.ResponseEvents, named=True),
+    messages.URL: ServedProtocol(
         messages,
         messages.MessageEvents,
         named=True,
@@ -85,7 +85,7 @@ PROTOCOLS = {
 }
 
 
-class Asking:
+class GenerationEndpoints:
     """Answers the requests of all protocols."""
 
     def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
@@ -96,14 +96,14 @@ class Asking:
         self.places = Places(settings.max_open, clients, BODIES * settings.max_body)
         self.stored = StoredResponses(settings.stored_bytes, settings.stored_count, clients)
         self._mailbox: Mailbox | None = None
-        self._tables = Tables(settings.transcripts, settings.transcripts_folder)
+        self._tables = TranscriptTables(settings.transcripts, settings.transcripts_folder)
 
     @property
     def open(self) -> int:
         """How many requests are being read or answered."""
         return self.places.open
 
-    def asked(self, protocol: Protocol) -> Answer:
+    def handler(self, protocol: ServedProtocol) -> Answer:
         """Return what answers the requests of a protocol."""
 
         async def answer(request: Request) -> Response:
@@ -121,8 +121,8 @@ class Asking:
         return with_error_replies(answer)
 
     async def body(self, request: Request, held: ExitStack) -> dict[str, Any]:
-        """Return the body of a request, which is counted as open until `held` ends. Raises Refused if there are too
-        many, before the body takes memory.
+        """Return the body of a request, which is counted as open until `held` ends. Raises RequestRefused if there are
+        too many, before the body takes memory.
         """
         place = held.enter_context(self.places.take(request.scope.get(CLIENT, "")))
         most, seconds = self.settings.max_body, self.settings.body_seconds
@@ -137,10 +137,10 @@ class Asking:
             lease = await self.models.take(body.get("model"), request)
             held.callback(lease.release)
             defaults = self._defaults(request, lease)
-            asked: Asked = await by_size(size, lambda: messages.read_prompt(body, defaults))
+            asked: TextRequest = await by_size(size, lambda: messages.read_prompt(body, defaults))
             prompt: Any = asked.prompts[0]
             chat = ChatPrompt(prompt, asked.template_vars, asked.hints)
-            tokens = await self._tokens(lease, chat, asked.params)
+            tokens = await self._encode(lease, chat, asked.params)
         return json_reply({"input_tokens": len(tokens)}, headers={"request-id": f"req_{uuid.uuid4().hex}"})
 
     async def tokenize(self, request: Request) -> Response:
@@ -152,13 +152,13 @@ class Asking:
                 raise InvalidRequest("`content` must be a text", field="content")
             lease = await self.models.take(body.get("model"), request)
             held.callback(lease.release)
-            tokens = await self._tokens(lease, text)
+            tokens = await self._encode(lease, text)
         return json_reply({"tokens": tokens, "count": len(tokens)})
 
     async def _answer(
         self,
         request: Request,
-        protocol: Protocol,
+        protocol: ServedProtocol,
         body: dict[str, Any],
         lease: Lease,
         waited: float,
@@ -168,11 +168,11 @@ class Asking:
         end.
         """
         client, defaults = request.scope.get(CLIENT), self._defaults(request, lease)
-        question: Asked = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
+        question: TextRequest = await by_size(request.scope[BODY_BYTES], lambda: protocol.module.read(body, defaults))
         if self._mailbox is None or self._mailbox.loop is not asyncio.get_running_loop():
             self._mailbox = Mailbox(asyncio.get_running_loop())
         table = self._tables.of(lease.engine.info.identity)
-        answering = Answering(lease.engine, self._mailbox, question, table, lease.adapter)
+        answers = RequestAnswers(lease.engine, self._mailbox, question, table, lease.adapter)
         info = ReplyInfo(
             uuid.uuid4().hex,
             lease.name,
@@ -180,26 +180,26 @@ class Asking:
             lease.engine.token_bytes,
             seal=defaults.seal,
             keep=self.stored.of(client).keep,
-            progress=answering.progress,
+            progress=answers.progress,
         )
         headers = {} if protocol.id_header is None else {protocol.id_header: f"req_{info.id}"}
 
-        def ended() -> None:
-            answering.close()
-            request.scope[TOKENS] = tokens_of(answering.completions.values())
-            self.tally.answered(lease.name, answering)
+        def finish() -> None:
+            answers.close()
+            request.scope[TOKENS] = _count_tokens(answers.completions.values())
+            self.tally.count_answers(lease.name, answers.completions.values(), answers.failed, answers.cancelled)
 
-        held.callback(ended)
+        held.callback(finish)
         timeout = self.settings.timeout
-        await answering.begin(client, None if timeout is None else max(timeout - waited, 0.001))
+        await answers.submit(client, None if timeout is None else max(timeout - waited, 0.001))
         if question.stream:
-            stream = self._stream(answering, protocol, protocol.chunks(question, info))
+            stream = self._stream(answers, protocol, protocol.chunks(question, info))
             return EventStream(stream, held.pop_all().close, headers)
-        answers = await unless_gone(request, answering.result())
-        return json_reply(protocol.module.write(question, answers, info), headers=headers)
+        completions = await unless_gone(request, answers.result())
+        return json_reply(protocol.module.write(question, completions, info), headers=headers)
 
     @staticmethod
-    async def _tokens(lease: Lease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
+    async def _encode(lease: Lease, prompt: Prompt, params: SamplingParams | None = None) -> list[int]:
         """Return the tokens of a prompt. A text that surely is too long for a request is refused, as requests are."""
         return await on_a_thread(lambda: lease.engine.encode(prompt, params, fitting=True), interruptible=True)
 
@@ -213,23 +213,23 @@ class Asking:
         seal = Seal(self.settings.secret, client or "")
         return replace(usual, seal=seal, earlier=self.stored.of(client), known_vars=known)
 
-    async def _stream(self, answering: Answering, protocol: Protocol, chunks: Any) -> AsyncIterator[bytes]:
-        def told(said: TokenEvent, number: int = 0) -> bytes:
+    async def _stream(self, answers: RequestAnswers, protocol: ServedProtocol, chunks: Any) -> AsyncIterator[bytes]:
+        def as_bytes(said: TokenEvent, number: int = 0) -> bytes:
             return b"".join(event(body, body["type"] if protocol.named else None) for body in chunks.of(said, number))
 
         try:
-            async for item in answering.events(self.settings.quiet):
+            async for item in answers.events(self.settings.quiet):
                 if item is None:
                     yield protocol.ping
                     continue
                 number, said = item
-                yield told(said, number)
+                yield as_bytes(said, number)
                 if said.error is not None:
                     return
         except BaseException as error:
-            if (why := error_for_client(error)) is None or answering.closed:
+            if (why := error_for_client(error)) is None or answers.closed:
                 raise
-            yield told(TokenEvent("", error=why))
+            yield as_bytes(TokenEvent("", error=why))
             return
         if not protocol.named:
             yield b"data: [DONE]\n\n"
@@ -246,15 +246,15 @@ class SlowReader(CortexError):
     """A client reads its stream so slowly that too much of it is waiting."""
 
 
-class Answering:
+class RequestAnswers:
     """The answers to the prompts of one request."""
 
     def __init__(
         self,
         engine: Engine,
         mailbox: Mailbox,
-        request: Asked,
-        transcripts: Table | None = None,
+        request: TextRequest,
+        transcripts: TranscriptTable | None = None,
         adapter: str | None = None,
     ) -> None:
         self._engine = engine
@@ -272,7 +272,7 @@ class Answering:
         self.failed = 0
         """How many prompts ended with an error."""
 
-    async def begin(self, client: str | None, timeout: float | None) -> None:
+    async def submit(self, client: str | None, timeout: float | None) -> None:
         """Submit all prompts. They are tokenized on a thread. Raises what `Engine.submit` raises."""
         await on_a_thread(lambda: self._submit(client, timeout), lambda done: self.close())
 
@@ -282,7 +282,7 @@ class Answering:
             reading = None
             if not isinstance(asked, str) and not is_tokens(asked):
                 if self._transcripts is not None:
-                    reading = Reading(self._transcripts, client or "", prompt, self._request.params)
+                    reading = TranscriptReading(self._transcripts, client or "", prompt, self._request.params)
                     prompt = reading.messages
                 prompt = ChatPrompt(prompt, self._request.template_vars, self._request.hints, reading)
             listener = self._listener(number, reading)
@@ -297,10 +297,10 @@ class Answering:
                 )
             )
 
-    def _listener(self, number: int, reading: Reading | None) -> Any:
+    def _listener(self, number: int, reading: TranscriptReading | None) -> Any:
         def deliver(event: TokenEvent) -> None:
             if event.completion is not None and reading is not None:
-                reading.ended(event.completion)
+                reading.remember(event.completion)
             if self.closed:
                 return
             self._events.append((number, event))
@@ -389,7 +389,7 @@ class Mailbox:
             deliver(event)
 
 
-def tokens_of(completions: Iterable[Completion]) -> RequestTokens | None:
+def _count_tokens(completions: Iterable[Completion]) -> RequestTokens | None:
     """Return the tokens of the answers to all prompts of a request; None if there are no answers."""
     listed = list(completions)
     if not listed:

@@ -55,7 +55,7 @@ BODY_BYTES = "cortexmlx.body_bytes"
 """The size of a request's body, in its scope."""
 
 
-class Refused(InvalidRequest):
+class RequestRefused(InvalidRequest):
     """A request that is refused before the engine hears of it."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Refused(InvalidRequest):
 
 
 async def json_body(request: Request, place: Place, most: int, seconds: float) -> dict[str, Any]:
-    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises Refused."""
+    """Return the JSON object that was sent, of at most `most` bytes, within `seconds`. Raises RequestRefused."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > most:
         raise _too_large(int(declared), most)
@@ -84,22 +84,24 @@ async def json_body(request: Request, place: Place, most: int, seconds: float) -
                     pieces.append(piece)
     except TimeoutError:
         took = min(seconds, round(asyncio.get_running_loop().time() - began, 1))
-        raise Refused(408, f"{size:,} bytes of the body have come in {took:g} s, which is not all of it") from None
+        raise RequestRefused(
+            408, f"{size:,} bytes of the body have come in {took:g} s, which is not all of it"
+        ) from None
     data = b"".join(pieces)
     if (coding := request.headers.get("content-encoding", "").strip().lower() or "identity") != "identity":
-        data = await on_a_thread(lambda: unpacked(data, coding, most))
+        data = await on_a_thread(lambda: decompress(data, coding, most))
         place.hold(len(data))
     request.scope[BODY_BYTES] = len(data)
-    return await by_size(len(data), lambda: parsed(data))
+    return await by_size(len(data), lambda: parse_json(data))
 
 
-def unpacked(data: bytes, coding: str, most: int) -> bytes:
-    """Return a compressed body of at most `most` bytes. Raises Refused, before more memory is taken, and for other
-    codings than gzip and deflate.
+def decompress(data: bytes, coding: str, most: int) -> bytes:
+    """Return a compressed body of at most `most` bytes. Raises RequestRefused, before more memory is taken, and for
+    other codings than gzip and deflate.
     """
     if coding not in _CODINGS:
         why = f"a body of the content-encoding {coding[:40]!r} is not read: send it plain, or with gzip"
-        raise Refused(415, why, headers={"accept-encoding": "gzip, deflate, identity"})
+        raise RequestRefused(415, why, headers={"accept-encoding": "gzip, deflate, identity"})
     reader = zlib.decompressobj(_CODINGS[coding])
     try:
         plain = reader.decompress(data, most + 1)
@@ -120,8 +122,8 @@ async def by_size(size: int, work: Callable[[], T]) -> T:
 _CODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
-def _too_large(size: int, most: int) -> Refused:
-    return Refused(413, f"the body has {size:,} bytes or more, but must have at most {most:,}")
+def _too_large(size: int, most: int) -> RequestRefused:
+    return RequestRefused(413, f"the body has {size:,} bytes or more, but must have at most {most:,}")
 
 
 # JSON that strangers send: parsed within bounds, so that it holds up nobody else's stream.
@@ -142,7 +144,7 @@ _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{,:]', re.DOTALL)
 """A text, also one without an end; or what stands before a value."""
 
 
-def parsed(data: bytes) -> dict[str, Any]:
+def parse_json(data: bytes) -> dict[str, Any]:
     """Return the JSON object in a body. Raises InvalidRequest."""
     _check_values(data)
     try:
@@ -242,11 +244,11 @@ class Places:
         return self._open.total()
 
     def take(self, client: str = "") -> Place:
-        """Return a place for a request. Raises Refused if there is none for this client."""
+        """Return a place for a request. Raises RequestRefused if there is none for this client."""
         if not self._has_room(client) and not self._cut_a_slow_body(client):
             mine = self._open[client]
             whose = f"{mine} requests" if mine == self.open else f"{mine} requests of this key, and others,"
-            raise _later(f"{whose} run or wait")
+            raise _too_busy(f"{whose} run or wait")
         self._open[client] += 1
         return Place(self, client)
 
@@ -294,12 +296,12 @@ class Place:
             self._places._slow.pop(self, None)
 
     def hold(self, size: int) -> None:
-        """Say that the body has so many bytes by now. Raises Refused if bodies take too much memory."""
+        """Say that the body has so many bytes by now. Raises RequestRefused if bodies take too much memory."""
         if self._left:
             return
         while size > SMALL and not self._places._has_memory(self.client, size - self._size):
             if not self._places._cut_a_slow_body(self.client):
-                raise _later("the bodies of other requests take the memory that there is for them")
+                raise _too_busy("the bodies of other requests take the memory that there is for them")
         if not self._left:
             self._places._bytes[self.client] += size - self._size
             self._size = size
@@ -321,8 +323,8 @@ class Place:
         self.leave()
 
 
-def _later(why: str) -> Refused:
-    return Refused(429, f"{why}: come again later", "overloaded", {"retry-after": "1"})
+def _too_busy(why: str) -> RequestRefused:
+    return RequestRefused(429, f"{why}: come again later", "overloaded", {"retry-after": "1"})
 
 
 # Replies: JSON, errors in the form of the protocol, and streams of events.
@@ -361,7 +363,7 @@ def error_for_client(error: BaseException) -> CortexError | None:
 
 def status_of(error: CortexError) -> int:
     """Return the status of an error."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return error.status
     if isinstance(error, NotStored | UnknownAdapter):
         return 404
@@ -379,7 +381,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 def error_reply(error: CortexError, path: str) -> Response:
     """Return the reply that tells a client of an error, in the form of the protocol that `path` belongs to."""
     status = status_of(error)
-    headers = error.headers if isinstance(error, Refused) else {}
+    headers = error.headers if isinstance(error, RequestRefused) else {}
     if isinstance(error, CannotLoad):
         headers = {"retry-after": str(math.ceil(error.seconds))}
     if anthropic_errors.is_own_path(path):
@@ -388,7 +390,7 @@ def error_reply(error: CortexError, path: str) -> Response:
     body = error_body(error)
     if status < 500:
         body["error"]["type"] = _KINDS.get(status, "invalid_request_error")
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         body["error"]["code"] = error.code
     return json_reply(body, status, headers)
 
@@ -447,7 +449,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Return what `work` returns, or raise what it raises. If the client goes away before, cancel it and raise
     ClientDisconnect.
     """
-    result, away = asyncio.ensure_future(work), asyncio.ensure_future(gone(request))
+    result, away = asyncio.ensure_future(work), asyncio.ensure_future(wait_until_gone(request))
     try:
         await asyncio.wait((result, away), return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
@@ -460,7 +462,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
                 await task
 
 
-async def gone(request: Request) -> None:
+async def wait_until_gone(request: Request) -> None:
     """Return when the client has gone."""
     while True:
         try:

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cortexmlx.errors import CortexError, InvalidRequest
 from cortexmlx.protocols.openai.errors import error_body
-from cortexmlx.server.http import Refused, dumped
+from cortexmlx.server.http import RequestRefused, dumped
 
 OWN_FILES = 128
 """Open files that are kept for the model, the disk cache and the terminal."""
@@ -48,7 +48,7 @@ class Listening:
         # uvicorn counts whole seconds, and 0 would be for ever.
         config = uvicorn.Config(
             application,
-            http=limited(allowed),
+            http=protocol_with_limits(allowed),
             ws="none",
             h11_max_incomplete_event_size=allowed.head_bytes,
             timeout_keep_alive=max(1, round(allowed.idle_seconds)),
@@ -189,7 +189,7 @@ class ConnectionLimits:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, but must be above 0", field=name)
 
 
-class Awaited(Enum):
+class Pending(Enum):
     """What a client must send soon."""
 
     NOTHING = auto()
@@ -209,7 +209,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._awaited = Awaited.NOTHING
+        self._awaited = Pending.NOTHING
         self._receiving = _Timer(self.loop)
         self._sending = _Timer(self.loop)
 
@@ -218,7 +218,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections and not self._end_an_idle_one():
             why = f"{self.limits.connections:,} connections are in use: come again later"
-            self._refuse(Refused(503, why, "overloaded", {"retry-after": "1"}))
+            self._refuse(RequestRefused(503, why, "overloaded", {"retry-after": "1"}))
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -235,7 +235,7 @@ class Connection(H11Protocol):
             why = f"the line and the headers must have at most {self.limits.head_bytes:,} bytes together"
         else:
             why = f"this is no HTTP request: {str(error)[:200]}"
-        self._refuse(Refused(status, why))
+        self._refuse(RequestRefused(status, why))
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -267,27 +267,29 @@ class Connection(H11Protocol):
 
     def _watch(self) -> None:
         """Limit the time of what is awaited from now on. For the same as before, the time does not begin anew."""
-        awaited = self._awaits()
+        awaited = self._pending_part()
         if awaited is not self._awaited:
             self._awaited = awaited
             self._receiving.stop()
-            if awaited is not Awaited.NOTHING:
+            if awaited is not Pending.NOTHING:
                 self._receiving.start(self.limits.head_seconds, self._late)
         if self.transport.is_closing():
             self._limit_sending()
 
-    def _awaits(self) -> Awaited:
+    def _pending_part(self) -> Pending:
         if self.transport.is_closing():
-            return Awaited.NOTHING
+            return Pending.NOTHING
         if self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY:
-            return Awaited.REST
+            return Pending.REST
         idle = self.timeout_keep_alive_task is not None  # uvicorn limits this time
-        return Awaited.HEAD if self.conn.their_state is h11.IDLE and not idle else Awaited.NOTHING
+        return Pending.HEAD if self.conn.their_state is h11.IDLE and not idle else Pending.NOTHING
 
     def _late(self) -> None:
         begun = bool(self.conn.trailing_data[0])
-        if self._awaited is Awaited.HEAD and begun:
-            self._refuse(Refused(408, f"a request's headers must be whole within {self.limits.head_seconds:g} s"))
+        if self._awaited is Pending.HEAD and begun:
+            self._refuse(
+                RequestRefused(408, f"a request's headers must be whole within {self.limits.head_seconds:g} s")
+            )
         else:
             self.transport.close()
         self._watch()
@@ -303,7 +305,7 @@ class Connection(H11Protocol):
                 return True
         return False
 
-    def _refuse(self, error: Refused) -> None:
+    def _refuse(self, error: RequestRefused) -> None:
         """Answer with an error instead of the application, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = error_body(error)
@@ -341,6 +343,6 @@ class _Timer:
             self._running = None
 
 
-def limited(limits: ConnectionLimits) -> type[Connection]:
+def protocol_with_limits(limits: ConnectionLimits) -> type[Connection]:
     """Return the protocol with these limits, as uvicorn takes it."""
     return type("LimitedConnection", (Connection,), {"limits": limits})

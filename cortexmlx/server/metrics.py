@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 
-Named = Sequence[tuple[str, "Engine"]]
+NamedEngines = Sequence[tuple[str, "Engine"]]
 """The engines that are open, each with the name of its model."""
 
 
-class _Value(NamedTuple):
+class _Metric(NamedTuple):
     """One number of the statistics. A name that ends in `_total` is a counter."""
 
     name: str
@@ -41,7 +41,7 @@ class _Value(NamedTuple):
     of: Callable[[EngineStats], float]
 
 
-class _Stored(NamedTuple):
+class _StoreMetric(NamedTuple):
     """The same for the disk tier."""
 
     name: str
@@ -49,35 +49,35 @@ class _Stored(NamedTuple):
     of: Callable[[StoreStats], float]
 
 
-_VALUES = (
-    _Value("requests_running", "Answers that have a row of the batch.", attrgetter("rows_running")),
-    _Value("requests_waiting", "Answers that wait for a row or for memory.", attrgetter("rows_waiting")),
-    _Value("rows", "Answers that can run at once.", attrgetter("max_rows")),
-    _Value("prompt_tokens_total", "Tokens of prompts.", attrgetter("prompt_tokens")),
-    _Value("prefilled_tokens_total", "Tokens of prompts that steps have computed.", attrgetter("prefilled_tokens")),
-    _Value("generated_tokens_total", "Tokens of answers.", attrgetter("generated_tokens")),
-    _Value("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", attrgetter("prompt_tokens")),
-    _Value("prefix_cache_hits_total", "Tokens found in the prefix cache.", attrgetter("cached_tokens")),
-    _Value("preemptions_total", "Answers that lost their row and blocks to others.", attrgetter("preemptions")),
-    _Value("restarts_total", "Answers begun again since memory was refused.", attrgetter("restarts")),
-    _Value("dropped_tokens_total", "Tokens dropped from texts longer than a row.", attrgetter("dropped_tokens")),
-    _Value("kv_block_tokens", "Tokens of a block.", attrgetter("block_size")),
-    _Value("kv_bytes", "Bytes of the arena of keys and values.", attrgetter("kv_bytes")),
-    _Value("kv_limit_bytes", "Bytes to which the arena may grow.", attrgetter("kv_bytes_limit")),
-    _Value("kv_used_bytes", "Bytes that hold tokens of running requests.", attrgetter("kv_bytes_in_use")),
-    _Value("state_bytes", "Bytes of recurrent layers' states.", attrgetter("state_bytes")),
-    _Value("memory_active_bytes", "Bytes that MLX has allocated in this process.", attrgetter("active_memory")),
-    _Value("memory_peak_bytes", "The most bytes that MLX had allocated.", attrgetter("peak_memory")),
+_ENGINE_METRICS = (
+    _Metric("requests_running", "Answers that have a row of the batch.", attrgetter("rows_running")),
+    _Metric("requests_waiting", "Answers that wait for a row or for memory.", attrgetter("rows_waiting")),
+    _Metric("rows", "Answers that can run at once.", attrgetter("max_rows")),
+    _Metric("prompt_tokens_total", "Tokens of prompts.", attrgetter("prompt_tokens")),
+    _Metric("prefilled_tokens_total", "Tokens of prompts that steps have computed.", attrgetter("prefilled_tokens")),
+    _Metric("generated_tokens_total", "Tokens of answers.", attrgetter("generated_tokens")),
+    _Metric("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", attrgetter("prompt_tokens")),
+    _Metric("prefix_cache_hits_total", "Tokens found in the prefix cache.", attrgetter("cached_tokens")),
+    _Metric("preemptions_total", "Answers that lost their row and blocks to others.", attrgetter("preemptions")),
+    _Metric("restarts_total", "Answers begun again since memory was refused.", attrgetter("restarts")),
+    _Metric("dropped_tokens_total", "Tokens dropped from texts longer than a row.", attrgetter("dropped_tokens")),
+    _Metric("kv_block_tokens", "Tokens of a block.", attrgetter("block_size")),
+    _Metric("kv_bytes", "Bytes of the arena of keys and values.", attrgetter("kv_bytes")),
+    _Metric("kv_limit_bytes", "Bytes to which the arena may grow.", attrgetter("kv_bytes_limit")),
+    _Metric("kv_used_bytes", "Bytes that hold tokens of running requests.", attrgetter("kv_bytes_in_use")),
+    _Metric("state_bytes", "Bytes of recurrent layers' states.", attrgetter("state_bytes")),
+    _Metric("memory_active_bytes", "Bytes that MLX has allocated in this process.", attrgetter("active_memory")),
+    _Metric("memory_peak_bytes", "The most bytes that MLX had allocated.", attrgetter("peak_memory")),
 )
 
-_STORED = (
-    _Stored("disk_limit_bytes", "Bytes that the disk tier may have.", attrgetter("bytes_limit")),
-    _Stored("disk_written_blocks_total", "Blocks written to the disk tier.", attrgetter("stored_blocks")),
-    _Stored("disk_written_bytes_total", "Bytes written to the disk tier.", attrgetter("stored_bytes")),
-    _Stored("disk_read_blocks_total", "Blocks read from the disk tier.", attrgetter("read_blocks")),
-    _Stored("disk_read_bytes_total", "Bytes read from the disk tier.", attrgetter("read_bytes")),
-    _Stored("disk_missed_blocks_total", "Blocks that could not be read.", attrgetter("missed_blocks")),
-    _Stored("disk_dropped_blocks_total", "Blocks not written in time.", attrgetter("dropped_blocks")),
+_STORE_METRICS = (
+    _StoreMetric("disk_limit_bytes", "Bytes that the disk tier may have.", attrgetter("bytes_limit")),
+    _StoreMetric("disk_written_blocks_total", "Blocks written to the disk tier.", attrgetter("stored_blocks")),
+    _StoreMetric("disk_written_bytes_total", "Bytes written to the disk tier.", attrgetter("stored_bytes")),
+    _StoreMetric("disk_read_blocks_total", "Blocks read from the disk tier.", attrgetter("read_blocks")),
+    _StoreMetric("disk_read_bytes_total", "Bytes read from the disk tier.", attrgetter("read_bytes")),
+    _StoreMetric("disk_missed_blocks_total", "Blocks that could not be read.", attrgetter("missed_blocks")),
+    _StoreMetric("disk_dropped_blocks_total", "Blocks not written in time.", attrgetter("dropped_blocks")),
 )
 
 
@@ -92,7 +92,7 @@ class _Families(Collector):
         return self._families
 
 
-def exposition(engines: Named, tally: Tally, started: float) -> bytes:
+def exposition(engines: NamedEngines, tally: Tally, started: float) -> bytes:
     """Return the metrics of a server that `started`, in seconds since 1970. Engines are asked on their threads, one
     after the other. One that is closed has no values, except that it is not up.
     """
@@ -107,7 +107,7 @@ def exposition(engines: Named, tally: Tally, started: float) -> bytes:
 
 
 def _of_server(tally: Tally, started: float) -> Iterator[Metric]:
-    replies, models = tally.taken()
+    replies, models = tally.snapshot()
     since = GaugeMetricFamily("cortexmlx_start_time_seconds", "When the server began, in seconds since 1970.")
     since.add_metric([], started)
     yield since
@@ -135,7 +135,7 @@ def _of_server(tally: Tally, started: float) -> Iterator[Metric]:
         yield family
 
 
-def _of_engines(engines: Named, stats: dict[str, EngineStats]) -> Iterator[Metric]:
+def _of_engines(engines: NamedEngines, stats: dict[str, EngineStats]) -> Iterator[Metric]:
     up = _gauge("up", "Whether a model's engine runs.", "model")
     about = _gauge("model_info", "The model.", "model", "architecture", "dtype")
     weights = _gauge("weight_bytes", "Bytes of a model's weights.", "model")
@@ -148,7 +148,7 @@ def _of_engines(engines: Named, stats: dict[str, EngineStats]) -> Iterator[Metri
 
 
 def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
-    for value in _VALUES:
+    for value in _ENGINE_METRICS:
         family = _family(value.name, value.help)
         for model, each in stats.items():
             family.add_metric([_label(model)], value.of(each))
@@ -179,7 +179,7 @@ def _of_stats(stats: dict[str, EngineStats]) -> Iterator[Metric]:
             times.add_metric([name, part], getattr(each, f"{part}_seconds"))
     yield from (total, blocks, *drafts.values(), verified, steps, times)
     if any(each.kv_store is not None for each in stats.values()):
-        for stored in _STORED:
+        for stored in _STORE_METRICS:
             family = _family(stored.name, stored.help)
             for model, each in stats.items():
                 if each.kv_store is not None:
@@ -218,19 +218,6 @@ _EACH_TOKEN = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0
 _WHOLE = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 
 
-class Ended(Protocol):
-    """The answers of a request that has ended."""
-
-    completions: dict[int, Completion]
-    """By the numbers of their prompts."""
-    failed: int
-    """How many prompts ended with an error."""
-
-    @property
-    def cancelled(self) -> int:
-        """How many prompts have neither."""
-
-
 class Histogram:
     """Durations in seconds, counted by upper `bounds`, which are in order."""
 
@@ -253,7 +240,7 @@ class Histogram:
 
 
 @dataclass
-class Answered:
+class AnswerCounts:
     """The requests of one model that have ended."""
 
     reasons: Counter[str] = field(default_factory=Counter)
@@ -277,10 +264,10 @@ class Answered:
         if tokens > 1:
             self.each_token.add((times.total - times.ttft) / (tokens - 1))
 
-    def copy(self) -> Answered:
+    def copy(self) -> AnswerCounts:
         """Return the same, which stays as it is."""
         histograms = (each.copy() for each in (self.queued, self.first_token, self.each_token, self.whole))
-        return Answered(self.reasons.copy(), *histograms)
+        return AnswerCounts(self.reasons.copy(), *histograms)
 
 
 class Tally:
@@ -290,9 +277,9 @@ class Tally:
         self._paths = frozenset(paths)
         self._lock = threading.Lock()
         self._replies: Counter[tuple[str, int]] = Counter()
-        self._models: dict[str, Answered] = {}
+        self._models: dict[str, AnswerCounts] = {}
 
-    def replied(self, logged: LoggedRequest, path: str) -> None:
+    def count_reply(self, logged: LoggedRequest, path: str) -> None:
         """Count a reply, or a client that went away (499). `path` is that of the request, without what the server is
         mounted under.
         """
@@ -300,19 +287,21 @@ class Tally:
         with self._lock:
             self._replies[known, logged.status] += 1
 
-    def answered(self, model: str, ended: Ended) -> None:
-        """Count the answers of a request to a model."""
+    def count_answers(self, model: str, completions: Iterable[Completion], failed: int, cancelled: int) -> None:
+        """Count the answers of a request to a model that has ended: its completions, and how many of its prompts failed
+        or were cancelled.
+        """
         with self._lock:
             if model not in self._models and len(self._models) >= MOST_MODELS:
                 model = OTHER
-            counted = self._models.setdefault(model, Answered())
-            for first in ended.completions.values():
+            counted = self._models.setdefault(model, AnswerCounts())
+            for first in completions:
                 for completion in (first, *first.others):
                     counted.add(completion)
-            counted.reasons[FinishReason.ERROR.value] += ended.failed
-            counted.reasons[FinishReason.CANCELLED.value] += ended.cancelled
+            counted.reasons[FinishReason.ERROR.value] += failed
+            counted.reasons[FinishReason.CANCELLED.value] += cancelled
 
-    def taken(self) -> tuple[Counter[tuple[str, int]], dict[str, Answered]]:
+    def snapshot(self) -> tuple[Counter[tuple[str, int]], dict[str, AnswerCounts]]:
         """Return the replies by path and status, and the answers by model, of this moment."""
         with self._lock:
             return self._replies.copy(), {name: each.copy() for name, each in self._models.items()}

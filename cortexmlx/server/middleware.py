@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cortexmlx.server.http import CLIENT, MODEL, TOKENS, Refused, error_reply
+from cortexmlx.server.http import CLIENT, MODEL, TOKENS, RequestRefused, error_reply
 from cortexmlx.server.settings import LoggedRequest, ServerSettings
 
 OPEN = ("/health", "/")
@@ -42,18 +42,18 @@ class Access:
             return
         headers = _headers(scope)
         origin = headers.get("origin")
-        if why := self._foreign(headers, origin):
-            await error_reply(Refused(403, why), scope["path"])(scope, receive, send)
+        if why := self._why_foreign(headers, origin):
+            await error_reply(RequestRefused(403, why), scope["path"])(scope, receive, send)
             return
-        granted = _granted(origin) if origin is not None and self._trusts(origin) else []
+        cors = _cors_headers(origin) if origin is not None and self._trusts(origin) else []
         if scope["method"] == "OPTIONS" and origin is not None:
-            await send({"type": "http.response.start", "status": 204, "headers": [*granted, *_ALLOWED]})
+            await send({"type": "http.response.start", "status": 204, "headers": [*cors, *_ALLOWED]})
             await send({"type": "http.response.body", "body": b""})
             return
 
-        async def also(message: Message) -> None:
-            if message["type"] == "http.response.start" and granted:
-                message["headers"] = [*message.get("headers", ()), *granted]
+        async def send_with_cors(message: Message) -> None:
+            if message["type"] == "http.response.start" and cors:
+                message["headers"] = [*message.get("headers", ()), *cors]
             await send(message)
 
         path = path_in(scope)
@@ -61,14 +61,14 @@ class Access:
             client = self._client(headers)
             if client is None:
                 why = "the API key is missing or wrong: send it as `Authorization: Bearer KEY`"
-                refused = error_reply(Refused(401, why, headers={"www-authenticate": "Bearer"}), path)
-                await refused(scope, receive, also)
+                refused = error_reply(RequestRefused(401, why, headers={"www-authenticate": "Bearer"}), path)
+                await refused(scope, receive, send_with_cors)
                 return
             scope[CLIENT] = client
 
-        await self._app(scope, receive, also)
+        await self._app(scope, receive, send_with_cors)
 
-    def _foreign(self, headers: Mapping[str, str], origin: str | None) -> str:
+    def _why_foreign(self, headers: Mapping[str, str], origin: str | None) -> str:
         """Return why a request may come from a page of the web that nobody allowed; empty: it does not."""
         host = _name_of(headers.get("host", ""))
         names = self._settings.hosts
@@ -92,7 +92,7 @@ class Access:
         return found
 
 
-def _granted(origin: str) -> list[tuple[bytes, bytes]]:
+def _cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
 
@@ -121,7 +121,7 @@ class RequestLog:
             return
         started, status, ended = time.perf_counter(), 499, False
 
-        async def also(message: Message) -> None:
+        async def watch_and_send(message: Message) -> None:
             nonlocal status, ended
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -129,7 +129,7 @@ class RequestLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, also)
+            await self._app(scope, receive, watch_and_send)
         finally:
             seconds = time.perf_counter() - started
             path, inside, shown = scope["path"][:200], path_in(scope), status if ended else 499

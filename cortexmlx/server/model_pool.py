@@ -26,7 +26,7 @@ from cortexmlx.errors import (
 )
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.protocols.request import Defaults
-from cortexmlx.server.residency import Load, Residency, Retries, State, Ticket, Unload
+from cortexmlx.server.residency import LoadModel, Residency, Retries, State, Ticket, UnloadModel
 from cortexmlx.system.machine import give_back_freed
 from cortexmlx.system.waits import LONGEST_SECONDS
 from cortexmlx.types.progress import OnProgress, Progress
@@ -253,7 +253,7 @@ class ModelPool:
 
     def _run(self) -> None:
         while (action := self._next()) is not None:
-            if isinstance(action, Load):
+            if isinstance(action, LoadModel):
                 self._load(self._models[action.model])
             else:
                 self._unload(action.model)
@@ -263,7 +263,7 @@ class ModelPool:
         for name in list(self._loaded):
             self._unload(name)
 
-    def _next(self) -> Load | Unload | None:
+    def _next(self) -> LoadModel | UnloadModel | None:
         """Wait for something to do. Return None at the end."""
         with self._changed:
             while not self._closing:
@@ -435,12 +435,12 @@ class OpenEngines:
         """Return True."""
         return True
 
-    def ask(self, name: str, settled: Callable[[], None]) -> _Settled:
+    def ask(self, name: str, settled: Callable[[], None]) -> _ReadyWait:
         """Return a wait that is settled."""
-        return _Settled(Lease(self._engines[name], name))
+        return _ReadyWait(Lease(self._engines[name], name))
 
 
-class _Settled:
+class _ReadyWait:
     settled = True
 
     def __init__(self, lease: Lease) -> None:
@@ -498,7 +498,7 @@ class Wait(Protocol):
         """End the request, or take it back. Safe to call again, from any thread."""
 
 
-class Served(Protocol):
+class ModelSource(Protocol):
     """The models of a server, by name."""
 
     @property

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cortexmlx.errors import CortexError, InvalidRequest, RequestTimeout
-from cortexmlx.server.http import Refused, error_reply, gone, json_reply
-from cortexmlx.server.model_pool import Lease, ModelPool, OpenEngines, Served, Wait
+from cortexmlx.server.http import RequestRefused, error_reply, json_reply, wait_until_gone
+from cortexmlx.server.model_pool import Lease, ModelPool, ModelSource, OpenEngines, Wait
 from cortexmlx.server.settings import ServerSettings
-from cortexmlx.types.messages import meant as suggested
+from cortexmlx.types.messages import meant as suggestion
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
@@ -29,7 +29,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True)
-class Meant:
+class ModelTarget:
     """What a name means: a model, or one of its adapters."""
 
     model: str
@@ -46,7 +46,7 @@ class Models:
     """The models of a server: which name means which, and leases of them."""
 
     def __init__(self, served: Engine | Mapping[str, Engine] | ModelPool, settings: ServerSettings) -> None:
-        self._served: Served = served if isinstance(served, ModelPool) else OpenEngines(served)
+        self._served: ModelSource = served if isinstance(served, ModelPool) else OpenEngines(served)
         self._settings = settings
         self._started = int(time.time())
         if settings.aliases:
@@ -65,10 +65,10 @@ class Models:
         """Return the model of a name; None means the first. If it is not loaded, wait for it, as long as the client of
         `request` is there, and at most as long as a request may take.
 
-        Raises Refused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
+        Raises RequestRefused for an unknown name, CannotLoad, ClientDisconnect and RequestTimeout.
         """
-        meant, loop, settled = self._meant(name), asyncio.get_running_loop(), asyncio.Event()
-        model = meant.model
+        target, loop, settled = self._resolve(name), asyncio.get_running_loop(), asyncio.Event()
+        model = target.model
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -77,39 +77,39 @@ class Models:
         wait = self._served.ask(model, wake)
         try:
             if not wait.settled:
-                await self._waited(model, wait, settled, request)
+                await self._wait(model, wait, settled, request)
             lease = wait.lease()
         except BaseException:
             wait.leave()
             raise
-        return lease if meant.adapter is None else replace(lease, name=meant.name, adapter=meant.adapter)
+        return lease if target.adapter is None else replace(lease, name=target.name, adapter=target.adapter)
 
     def is_ready(self, name: object) -> bool:
-        """Return whether `take` would not wait. Raises Refused for an unknown name."""
-        return self._served.is_ready(self._meant(name).model)
+        """Return whether `take` would not wait. Raises RequestRefused for an unknown name."""
+        return self._served.is_ready(self._resolve(name).model)
 
-    async def listed(self, request: Request) -> Response:
+    async def list_models(self, request: Request) -> Response:
         """List all models under all their names, with their adapters, in one form for the OpenAI API and Anthropic's.
         Nothing is loaded.
         """
         names = list(self._listed)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return json_reply({"object": "list", "data": [self._described(name) for name in names], **pages})
+        return json_reply({"object": "list", "data": [self._describe(name) for name in names], **pages})
 
-    async def one(self, request: Request) -> Response:
+    async def describe_model(self, request: Request) -> Response:
         """Describe a model. Nothing is loaded."""
         name = request.path_params["name"]
         try:
-            self._meant(name)
+            self._resolve(name)
         except CortexError as error:
             return error_reply(error, request.url.path)
-        return json_reply(self._described(name))
+        return json_reply(self._describe(name))
 
-    async def _waited(self, model: str, wait: Wait, settled: asyncio.Event, request: Request | None) -> None:
+    async def _wait(self, model: str, wait: Wait, settled: asyncio.Event, request: Request | None) -> None:
         """Wait until the wait is settled, or raise what ends it before."""
         tasks = [asyncio.ensure_future(settled.wait())]
         if request is not None:
-            tasks.append(asyncio.ensure_future(gone(request)))  # type: ignore[arg-type]
+            tasks.append(asyncio.ensure_future(wait_until_gone(request)))  # type: ignore[arg-type]
         try:
             await asyncio.wait(tasks, timeout=self._settings.timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -132,39 +132,41 @@ class Models:
         return {**{name: name for name in names}, **others, **self._settings.aliases}
 
     @property
-    def _listed(self) -> dict[str, Meant]:
+    def _listed(self) -> dict[str, ModelTarget]:
         """All names that are listed: those of models, then `model:adapter` for each adapter."""
-        models = {name: Meant(model) for name, model in self._names.items()}
-        adapted = [Meant(model, adapter) for model in self._served.names for adapter in self._served.adapters(model)]
-        return models | {meant.name: meant for meant in adapted if meant.name not in models}
+        models = {name: ModelTarget(model) for name, model in self._names.items()}
+        adapted = [
+            ModelTarget(model, adapter) for model in self._served.names for adapter in self._served.adapters(model)
+        ]
+        return models | {target.name: target for target in adapted if target.name not in models}
 
-    def _meant(self, name: object) -> Meant:
-        """Return what a name means. Raises InvalidRequest or Refused."""
+    def _resolve(self, name: object) -> ModelTarget:
+        """Return what a name means. Raises InvalidRequest or RequestRefused."""
         if name is None:
-            return Meant(self.name)
+            return ModelTarget(self.name)
         listed = self._listed
         if isinstance(name, str):
             if name in listed:
                 return listed[name]
-            if (adapted := self._adapted(name)) is not None:
+            if (adapted := self._resolve_adapter(name)) is not None:
                 return adapted
         if self._settings.any_name and not (isinstance(name, str) and self._names_adapter(name)):
-            return Meant(self.name)
+            return ModelTarget(self.name)
         if not isinstance(name, str):
             raise InvalidRequest(f"model is {name!r:.80}, but must be a text", field="model")
         told, shown = ", ".join(map(repr, listed)), name[:_SHOWN]
-        why = f"there is no model {shown!r}{suggested(shown, listed)}: this server has {told}"
-        raise Refused(404, why, "model_not_found")
+        why = f"there is no model {shown!r}{suggestion(shown, listed)}: this server has {told}"
+        raise RequestRefused(404, why, "model_not_found")
 
-    def _adapted(self, name: str) -> Meant | None:
+    def _resolve_adapter(self, name: str) -> ModelTarget | None:
         """Return what a name means that is not listed: `alias:adapter`, or an adapter's own name, as in vLLM, if one
         model has it; None: it means nothing.
         """
         for own, adapter in self._parts(name):
             if adapter in self._served.adapters(own):
-                return Meant(own, adapter)
+                return ModelTarget(own, adapter)
         having = [own for own in self._served.names if name in self._served.adapters(own)]
-        return Meant(having[0], name) if len(having) == 1 else None
+        return ModelTarget(having[0], name) if len(having) == 1 else None
 
     def _names_adapter(self, name: str) -> bool:
         """Return whether a name asks for an adapter of a model that has some, so that another model is no answer."""
@@ -183,9 +185,9 @@ class Models:
             if name in self._served.names and name != model:
                 raise InvalidRequest(f"{name!r} is to mean {model!r}, but is a model's own name", field="aliases")
 
-    def _described(self, name: str) -> dict[str, Any]:
-        meant = self._meant(name)
-        model = meant.model
+    def _describe(self, name: str) -> dict[str, Any]:
+        target = self._resolve(name)
+        model = target.model
         context = self._served.context_length(model)
         return {
             "id": name,
@@ -198,5 +200,5 @@ class Models:
             "lifecycle": "active",
             **({} if context is None else {"context_length": context, "max_input_tokens": context}),
             "loaded": self._served.is_loaded(model),
-            **({} if meant.adapter is None else {"parent": model}),
+            **({} if target.adapter is None else {"parent": model}),
         }

@@ -1,4 +1,4 @@
-"""Watching: what people and Prometheus see of the engines, at `/`, `/live` and `/metrics`."""
+"""Monitoring: what people and Prometheus see of the engines, at `/`, `/live` and `/metrics`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LIVE = "/live"
 
 
-class Watching:
+class Monitoring:
     """Answers who watches. However many they are, the engines are asked once at a time, and a few times a second."""
 
     def __init__(self, models: Models, settings: ServerSettings, tally: Tally) -> None:
@@ -41,8 +41,8 @@ class Watching:
         # What one client does is nothing to another: several of them see totals.
         whole = len(set(settings.keys.values())) <= 1
         started = time.time()
-        self._live = Shared(lambda: live(models.loaded(), whole))
-        self._metrics = Shared(lambda: exposition(models.loaded(), tally, started))
+        self._live = SharedResult(lambda: live(models.loaded(), whole))
+        self._metrics = SharedResult(lambda: exposition(models.loaded(), tally, started))
 
     async def root(self, request: Request) -> Response:
         """Answer a browser with the page. Say to others what this is: with keys, not which model."""
@@ -77,14 +77,14 @@ _DIGITS = bytes(range(ord("0"), ord("0") + len(BlockState))) + bytes(256 - len(B
 """A block's state as a digit."""
 
 
-class Live(NamedTuple):
+class LiveState(NamedTuple):
     """The JSON, plain and compressed."""
 
     plain: bytes
     gzipped: bytes
 
 
-def live(engines: Sequence[tuple[str, Engine]], whole: bool) -> Live:
+def live(engines: Sequence[tuple[str, Engine]], whole: bool) -> LiveState:
     """Return the state of the engines that are open, each with the name of its model. They are asked on their threads.
     `whole`: with the map of blocks and the open requests, which tell a client of the requests of others.
     """
@@ -96,7 +96,7 @@ def live(engines: Sequence[tuple[str, Engine]], whole: bool) -> Live:
         "models": [_model(name, engine, whole) for name, engine in engines],
     }
     plain = dumped(body)
-    return Live(plain, gzip.compress(plain, 1, mtime=0))
+    return LiveState(plain, gzip.compress(plain, 1, mtime=0))
 
 
 def _model(name: str, engine: Engine, whole: bool) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def page() -> Response:
     return Response(content, headers=headers, media_type="text/html")
 
 
-# Shared: one result for all who ask at the same time, so that many viewers cost an engine no more than one.
+# SharedResult: one result for all who ask at the same time, so that many viewers cost an engine no more than one.
 
 
 T = TypeVar("T")
@@ -248,7 +248,7 @@ EVERY = 0.25
 """Seconds between two calls, at least."""
 
 
-class Shared(Generic[T]):
+class SharedResult(Generic[T]):
     """The newest result of `make`, which runs on a thread: one call at a time, and at most one every `every` seconds.
     Who asks in between gets the result of the call before, also if that is an error.
     """
@@ -265,7 +265,7 @@ class Shared(Generic[T]):
         loop = asyncio.get_running_loop()
         if self._task is None or self._loop is not loop or (self._task.done() and time.monotonic() >= self._next):
             self._loop, self._task = loop, loop.create_task(self._call())
-            self._task.add_done_callback(_heard)
+            self._task.add_done_callback(_retrieve_error)
         return await asyncio.shield(self._task)
 
     async def _call(self) -> T:
@@ -275,7 +275,7 @@ class Shared(Generic[T]):
             self._next = time.monotonic() + self._every
 
 
-def _heard(task: asyncio.Task[T]) -> None:
+def _retrieve_error(task: asyncio.Task[T]) -> None:
     """Take note of the error of a call whose callers have all gone, or asyncio would log it."""
     if not task.cancelled():
         task.exception()

@@ -26,14 +26,14 @@ class Ticket:
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadModel:
     """Load this model now."""
 
     model: str
 
 
 @dataclass(frozen=True)
-class Unload:
+class UnloadModel:
     """Unload this model now."""
 
     model: str
@@ -130,14 +130,14 @@ class Residency:
 
     # -- loading and unloading ----------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> Load | Unload | None:
+    def begin(self, now: float) -> LoadModel | UnloadModel | None:
         """Return what to do now, which has begun with that; None for nothing."""
         if self._changing is not None:
             return None
         action = self._next(now)
         if action is not None:
             self._changing = action.model
-            self._models[action.model].state = State.LOADING if isinstance(action, Load) else State.UNLOADING
+            self._models[action.model].state = State.LOADING if isinstance(action, LoadModel) else State.UNLOADING
         return action
 
     def loaded(self, now: float) -> list[Ticket]:
@@ -189,21 +189,21 @@ class Residency:
 
     # -- the choice ---------------------------------------------------------------------------------------------------
 
-    def _next(self, now: float) -> Load | Unload | None:
+    def _next(self, now: float) -> LoadModel | UnloadModel | None:
         for name, model in self._models.items():
             if model.failed and not model.users:
-                return Unload(name)
+                return UnloadModel(name)
         head = self._head()
         if head is not None:
             victims = self._victims()
             if not victims and self._short_of(head) <= 0:
-                return Load(head.model)
+                return LoadModel(head.model)
             if victims and all(not self._models[name].users for name in victims):
-                return Unload(victims[0])
+                return UnloadModel(victims[0])
         if self._idle is not None:
             for name in self._idle_models():
                 if now - self._models[name].used >= self._idle:
-                    return Unload(name)
+                    return UnloadModel(name)
         return None
 
     def _head(self) -> Ticket | None:

@@ -27,23 +27,23 @@ _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})(?:_[a-z0-9]+)?")
 
 
 @dataclass(eq=False)
-class Turn:
+class StoredTurn:
     """What one response added to its conversation, as JSON. All responses after it share it."""
 
     items: tuple[bytes, ...]
     """What the client sent."""
     output: tuple[bytes, ...]
     """What the model wrote."""
-    before: Turn | None
+    before: StoredTurn | None
     size: int
     """Bytes."""
     holders: int = 0
     """The kept response that ended here, and held turns that came after it. A turn counts while it has holders."""
 
-    def chain(self) -> list[Turn]:
+    def chain(self) -> list[StoredTurn]:
         """Return all turns up to this one."""
-        turns: list[Turn] = []
-        turn: Turn | None = self
+        turns: list[StoredTurn] = []
+        turn: StoredTurn | None = self
         while turn is not None:
             turns.append(turn)
             turn = turn.before
@@ -51,10 +51,10 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResponse:
     """A response that is kept."""
 
-    turn: Turn
+    turn: StoredTurn
     rest: bytes
     """The body without its output."""
 
@@ -62,19 +62,22 @@ class Kept:
     def body(self) -> Body:
         """The response as it was answered."""
         body: Body = json.loads(self.rest)
-        return {**body, "output": _loaded(self.turn.output)}
+        return {**body, "output": _parse_items(self.turn.output)}
 
     def items(self) -> list[Body]:
         """Return what the model was given and wrote, up to the end of this response, without instructions."""
-        return [*self.given(), *_loaded(self.turn.output)]
+        return [*self.input_items(), *_parse_items(self.turn.output)]
 
-    def given(self) -> list[Body]:
+    def input_items(self) -> list[Body]:
         """Return what the model was given for this response, without instructions."""
         *earlier, last = self.turn.chain()
-        return [*(item for turn in earlier for item in _loaded(turn.items + turn.output)), *_loaded(last.items)]
+        return [
+            *(item for turn in earlier for item in _parse_items(turn.items + turn.output)),
+            *_parse_items(last.items),
+        ]
 
 
-def _loaded(items: Sequence[bytes]) -> list[Body]:
+def _parse_items(items: Sequence[bytes]) -> list[Body]:
     return [json.loads(item) for item in items]
 
 
@@ -84,7 +87,7 @@ class ClientResponses:
     def __init__(self, most_bytes: int, most: int) -> None:
         self._most_bytes = most_bytes
         self._most = most
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self.size = 0
         """Bytes of all kept responses, and of the turns before them."""
 
@@ -95,7 +98,7 @@ class ClientResponses:
         """The ids, in the order in which they would go."""
         return iter(self._kept)
 
-    def response(self, id: str) -> Kept | None:
+    def response(self, id: str) -> StoredResponse | None:
         """Return a kept response, or None. It is the last to go then."""
         if id in self._kept:
             self._kept.move_to_end(id)
@@ -107,7 +110,7 @@ class ClientResponses:
         kept = self._kept.get(f"resp_{named[1]}") if named else None
         if kept is None:
             return None
-        both = _loaded(kept.turn.output + kept.turn.items)
+        both = _parse_items(kept.turn.output + kept.turn.items)
         return next((item for item in both if item.get("id") == id), None)
 
     def keep(self, request: Request, body: Body) -> None:
@@ -119,10 +122,10 @@ class ClientResponses:
         items = tuple(dumped({"id": f"in_{number}_{place}", **item}) for place, item in enumerate(details.items))
         output = tuple(dumped(item) for item in body["output"])
         rest = dumped({name: part for name, part in body.items() if name != "output"})
-        before = details.previous.turn if isinstance(details.previous, Kept) else None
-        turn = Turn(items, output, before, OVERHEAD + sum(map(len, items + output)))
+        before = details.previous.turn if isinstance(details.previous, StoredResponse) else None
+        turn = StoredTurn(items, output, before, OVERHEAD + sum(map(len, items + output)))
         self.delete(body["id"])
-        self._kept[body["id"]] = Kept(turn, rest)
+        self._kept[body["id"]] = StoredResponse(turn, rest)
         self.size += len(rest)
         self._hold(turn)
         while self._kept and (self.size > self._most_bytes or len(self._kept) > self._most):
@@ -137,7 +140,7 @@ class ClientResponses:
         self._let_go(kept.turn)
         return True
 
-    def _hold(self, turn: Turn | None) -> None:
+    def _hold(self, turn: StoredTurn | None) -> None:
         while turn is not None:
             turn.holders += 1
             if turn.holders > 1:
@@ -145,7 +148,7 @@ class ClientResponses:
             self.size += turn.size
             turn = turn.before
 
-    def _let_go(self, turn: Turn | None) -> None:
+    def _let_go(self, turn: StoredTurn | None) -> None:
         while turn is not None:
             turn.holders -= 1
             if turn.holders:
@@ -176,13 +179,13 @@ MOST_LISTED = 100
 """Items of one page."""
 
 
-class ResponsePaths:
+class ResponseEndpoints:
     """Answers what is asked of stored responses. A client finds its own only."""
 
     def __init__(self, stored: StoredResponses) -> None:
         self._stored = stored
 
-    async def one(self, request: HttpRequest) -> Response:
+    async def read_or_delete(self, request: HttpRequest) -> Response:
         """Answer with a response, or forget it (DELETE)."""
         if request.method == "DELETE":
             id = request.path_params["id"]
@@ -191,11 +194,11 @@ class ResponsePaths:
             return json_reply({"id": id, "object": "response", "deleted": True})
         if request.query_params.get("stream", "false") != "false":
             raise InvalidRequest("a stored response is not streamed again: ask without `stream`", field="stream")
-        return json_reply(self._kept(request).body)
+        return json_reply(self._find(request).body)
 
     async def input_items(self, request: HttpRequest) -> Response:
         """Answer with a page of the items that the model was given."""
-        items = self._kept(request).given()
+        items = self._find(request).input_items()
         asked = request.query_params
         order, limit, after = asked.get("order", "desc"), asked.get("limit", "20"), asked.get("after")
         if order not in ("asc", "desc"):
@@ -213,7 +216,7 @@ class ResponsePaths:
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
         return json_reply({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
 
-    def _kept(self, request: HttpRequest) -> Kept:
+    def _find(self, request: HttpRequest) -> StoredResponse:
         id = request.path_params["id"]
         kept = self._stored.of(request.scope.get(CLIENT)).response(id)
         if kept is None:

@@ -1,4 +1,4 @@
-"""Reading: one prompt with what is remembered of earlier answers, and its own answers for the next."""
+"""TranscriptReading: one prompt with what is remembered of earlier answers, and its own answers for the next."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ from cortexmlx.types.request import Completion, Message
 from cortexmlx.types.sampling_params import SamplingParams
 
 
-class Reading:
+class TranscriptReading:
     """One prompt of a client. It is the `memory` of a ChatPrompt."""
 
-    def __init__(self, table: Table, client: str, messages: Sequence[Message], params: SamplingParams) -> None:
+    def __init__(
+        self, table: TranscriptTable, client: str, messages: Sequence[Message], params: SamplingParams
+    ) -> None:
         self._table = table
         self._client = client
         self._params = params
@@ -43,7 +45,7 @@ class Reading:
         self._render: Render | None = None
         self._read = Transcript()
         self._continued: Remembered | None = None
-        self._answers: tuple[Answered, ...] = ()
+        self._answers: tuple[RememberedAnswer, ...] = ()
         self.messages = tuple(self._given_back(message) for message in messages)
         """The messages, with the calls as they were written."""
 
@@ -81,7 +83,7 @@ class Reading:
         encode = partial(self._reader.encode, add_special_tokens=False)
         return anchor_of(self._read, self.messages, thoughts, self._render, encode)
 
-    def ended(self, completion: Completion) -> None:
+    def remember(self, completion: Completion) -> None:
         """Remember the answers to this prompt."""
         reader = self._reader
         if reader is None:  # the template makes tokens, so no text is known
@@ -92,12 +94,12 @@ class Reading:
             if tokens is None:
                 continue
             end = reader.token_bytes(answer.token_ids[-1]).decode("utf-8", "replace") if ended else ""
-            answered = Answered.of(answer, tokens, end, self._params.offered)
+            answered = RememberedAnswer.of(answer, tokens, end, self._params.offered)
             self._table.keep(self._client, Remembered(self._read, len(self.messages), answered, self._answers), instead)
             instead = None
 
 
-# Answered: an answer, to be known again when a client sends it back.
+# RememberedAnswer: an answer, to be known again when a client sends it back.
 
 
 THOUGHTS = "reasoning_content"
@@ -105,7 +107,7 @@ THOUGHTS = "reasoning_content"
 
 
 @dataclass(frozen=True)
-class Answered:
+class RememberedAnswer:
     """An answer with the tokens that the model wrote."""
 
     content: str
@@ -123,10 +125,12 @@ class Answered:
     """
 
     @classmethod
-    def of(cls, completion: Completion, tokens: tuple[int, ...], end: str, tools: Sequence[Tool] = ()) -> Answered:
+    def of(
+        cls, completion: Completion, tokens: tuple[int, ...], end: str, tools: Sequence[Tool] = ()
+    ) -> RememberedAnswer:
         """Return what is remembered of a completion whose text has these tokens, and which could call `tools`."""
         calls, schemas = completion.tool_calls, {tool.name: tool.schema for tool in tools}
-        omitted = tuple(_omitted(call, schemas.get(call.name, {})) for call in calls)
+        omitted = tuple(_omitted_arguments(call, schemas.get(call.name, {})) for call in calls)
         return cls(completion.text, completion.thinking, calls, completion.raw_text, tokens, end, omitted)
 
     def is_said_by(self, message: Message) -> bool:
@@ -166,10 +170,10 @@ def is_call(message: object, call: ToolCall, omitted: str = "{}") -> bool:
         return False
     if message.get("id") != call.id or function.get("name") != call.name:
         return False
-    return _same(function.get("arguments"), call, omitted)
+    return _same_arguments(function.get("arguments"), call, omitted)
 
 
-def _same(arguments: object, call: ToolCall, omitted: str) -> bool:
+def _same_arguments(arguments: object, call: ToolCall, omitted: str) -> bool:
     try:
         if canonical(arguments) == canonical(call.values):
             return True
@@ -186,7 +190,7 @@ def _same(arguments: object, call: ToolCall, omitted: str) -> bool:
         return False
 
 
-def _omitted(call: ToolCall, schema: Mapping[str, Any]) -> str:
+def _omitted_arguments(call: ToolCall, schema: Mapping[str, Any]) -> str:
     """Return the defaults of a schema's properties that a call does not have, as a JSON object."""
     properties, values = schema.get("properties"), call.values
     if not isinstance(properties, Mapping):
@@ -227,8 +231,8 @@ class Remembered:
     """All that it read."""
     place: int
     """How many messages that was. The answer is the next."""
-    answered: Answered
-    earlier: tuple[Answered, ...] = ()
+    answered: RememberedAnswer
+    earlier: tuple[RememberedAnswer, ...] = ()
     """Answers of the same conversation before that have calls."""
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     """Names it among all."""
@@ -290,7 +294,7 @@ class Remembered:
         return said
 
 
-class Shelf(Protocol):
+class TranscriptStore(Protocol):
     """Where transcripts outlive the process."""
 
     def read(self, most: int) -> list[tuple[str, Remembered]]:
@@ -343,21 +347,21 @@ class _Transcripts:
         return [self.by_use[id] for _, _, id in sorted(found, key=lambda each: each[1])]
 
 
-class Table:
+class TranscriptTable:
     """The transcripts of all clients of one model. Any thread may use it.
 
     `most` bounds their bytes, roughly. Beyond it, the client with the most loses the one that was used least recently.
     What is on the `shelf` is read at the first use, and what is kept and lost afterwards is told to it.
     """
 
-    def __init__(self, most: int, shelf: Shelf | None = None) -> None:
+    def __init__(self, most: int, shelf: TranscriptStore | None = None) -> None:
         self._most = most
         self._shelf = shelf
         self._unread = shelf is not None
         self._lock = threading.RLock()
         self._clients: dict[str, _Transcripts] = {}
         self._sizes: dict[str, int] = {}
-        self._calls: dict[str, dict[str, list[Answered]]] = {}
+        self._calls: dict[str, dict[str, list[RememberedAnswer]]] = {}
 
     @property
     def size(self) -> int:
@@ -380,7 +384,7 @@ class Table:
             near = self._clients[client].near(text) if client in self._clients else []
         return max(reversed(near), key=lambda each: each.answer_in(text, messages), default=None)
 
-    def answer_of(self, client: str, call: str) -> list[Answered]:
+    def answer_of(self, client: str, call: str) -> list[RememberedAnswer]:
         """Return the answers of a client that have a call with this id."""
         with self._lock:
             self._open()
@@ -446,20 +450,20 @@ class Table:
 log = logging.getLogger("cortexmlx")
 
 
-class Tables:
+class TranscriptTables:
     """A table for each model, of at most `most` bytes; 0: none. With a `folder` they outlive the process."""
 
     def __init__(self, most: int, folder: Path | None = None) -> None:
         self._most = most
         self._folder = folder
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, TranscriptTable] = {}
 
-    def of(self, identity: str) -> Table | None:
+    def of(self, identity: str) -> TranscriptTable | None:
         """Return the table of the model with this identity; None if nothing is kept."""
         if not self._most:
             return None
         if identity not in self._tables:
-            self._tables[identity] = Table(self._most, self._shelf(identity))
+            self._tables[identity] = TranscriptTable(self._most, self._shelf(identity))
         return self._tables[identity]
 
     def _shelf(self, identity: str) -> SavedTranscripts | None:
@@ -558,7 +562,7 @@ class SavedTranscripts:
             said = json.loads(data)
             if said["version"] != _VERSION:
                 return None
-            return said["model"], said["client"], _remembered(said["transcript"], path.stem)
+            return said["model"], said["client"], _from_json(said["transcript"], path.stem)
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -579,7 +583,7 @@ class SavedTranscripts:
             self._write(*wanted)
 
     def _write(self, client: str, remembered: Remembered) -> None:
-        said = {"version": _VERSION, "model": self._identity, "client": client, "transcript": _plain(remembered)}
+        said = {"version": _VERSION, "model": self._identity, "client": client, "transcript": _to_json(remembered)}
         data = json.dumps(said, separators=(",", ":")).encode()
         try:
             with in_place_of(self._path(remembered.id), private=True) as file:
@@ -591,7 +595,7 @@ class SavedTranscripts:
         return self._folder / f"{id}.transcript"
 
 
-def _plain(remembered: Remembered) -> dict[str, Any]:
+def _to_json(remembered: Remembered) -> dict[str, Any]:
     answers = [
         {**vars(each), "calls": [vars(call) for call in each.calls]}
         for each in (remembered.answered, *remembered.earlier)
@@ -599,13 +603,15 @@ def _plain(remembered: Remembered) -> dict[str, Any]:
     return {"read": vars(remembered.read), "place": remembered.place, "answers": answers}
 
 
-def _remembered(said: dict[str, Any], id: str) -> Remembered:
+def _from_json(said: dict[str, Any], id: str) -> Remembered:
     read = said["read"]
     transcript = Transcript(read["text"], tuple(read["tokens"]), tuple((a, b) for a, b in read["cuts"]))
-    answered, *earlier = (_answered(each) for each in said["answers"])
+    answered, *earlier = (_answer_from_json(each) for each in said["answers"])
     return Remembered(transcript, said["place"], answered, tuple(earlier), id)
 
 
-def _answered(said: dict[str, Any]) -> Answered:
+def _answer_from_json(said: dict[str, Any]) -> RememberedAnswer:
     calls = tuple(ToolCall(**call) for call in said["calls"])
-    return Answered(**{**said, "calls": calls, "tokens": tuple(said["tokens"]), "omitted": tuple(said["omitted"])})
+    return RememberedAnswer(
+        **{**said, "calls": calls, "tokens": tuple(said["tokens"]), "omitted": tuple(said["omitted"])}
+    )

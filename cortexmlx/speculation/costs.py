@@ -133,8 +133,8 @@ class TimeLedger:
         """Learn from a step that took `seconds`, and in which `accepted` drafted tokens were right."""
         asking, self._asking = self._asking, 0.0
         alone = max(seconds - asking, 0.0)
-        rows = sum(segment.live for segment in plan.logit_segments)
-        drafted = sum(len(segment.logits) - 1 for segment in plan.logit_segments)
+        rows = sum([segment.live for segment in plan.logit_segments])
+        drafted = len(plan.logit_rows) - len(plan.logit_segments)
         self.tokens += rows + accepted
         self.purse.fill(rows + accepted)
         if not rows:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.job import Job, JobId
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,28 @@ class SlowDrafter(Drafter, Protocol):
 
 
 class ForcedDrafter:
-    """Drafts what must come next. `forced(job)` returns these tokens; often there are none."""
+    """Drafts what must come next in the jobs that it follows: those with a grammar."""
 
     name = "forced"
 
-    def __init__(self, forced: Callable[[Job], Sequence[int]]) -> None:
-        self._forced = forced
+    def __init__(self) -> None:
+        self._forced: dict[JobId, Callable[[], Sequence[int]]] = {}
+
+    def follow(self, job: JobId, forced: Callable[[], Sequence[int]]) -> None:
+        """Draft the tokens of a job until it ends. `forced()` returns those that must come next; often there are
+        none.
+        """
+        self._forced[job] = forced
 
     def propose(self, jobs: Sequence[Job], budget: int) -> Sequence[Draft | None]:
         """See `Drafter`."""
-        runs = [self._forced(job)[:budget] for job in jobs]
+        runs = [self._forced[job.id]()[:budget] if job.id in self._forced else () for job in jobs]
         return [Draft(run, certain=True) if run else None for run in runs]
 
     def end(self, job: Job) -> None:
         """See `Drafter`."""
+        self._forced.pop(job.id, None)
 
     def forget(self) -> None:
         """See `Drafter`."""
+        self._forced.clear()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cortexmlx.scheduling.drafts import MOST_DRAFTS
-from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.speculation.costs import Prices, TimeLedger
-from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
+from cortexmlx.speculation.drafter import Draft, Drafter, ForcedDrafter, SlowDrafter
 
 MOST_OF_ALL = 64
 """How many drafted tokens of all rows a step verifies at most."""
@@ -79,6 +79,8 @@ class Speculation:
         self.counts: Mapping[str, DraftCounts] = {drafter.name: DraftCounts() for drafter in self._every}
         self.ledger = TimeLedger(scheduler)
         self.chances = Chances()
+        self.forced = next((drafter for drafter in drafters if isinstance(drafter, ForcedDrafter)), None)
+        """Who drafts the tokens that grammars force, if anyone."""
         self._scheduler = scheduler
         self._drafters = drafters
         self._slow = slow
@@ -91,7 +93,7 @@ class Speculation:
 
     def draft(self) -> None:
         """Draft tokens of rows, if that is worth it. Call it before a step is planned."""
-        if not self._every or any(job.verifying and job.running for job, _ in self._drafted.values()):
+        if any(job.verifying and job.running for job, _ in self._drafted.values()):
             return
         jobs = [job for job in self._scheduler.draftable if not job.drafts or job.id in self._drafted]
         self._drafted.clear()
@@ -231,20 +233,16 @@ class Speculation:
 
     # -- after a step -------------------------------------------------------------------------------------------------
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from a step whose results were taken. `seconds` is the time that it took of the engine's: since the
-        step before was taken, or since it was begun if there was none.
+    def learn(self, plan: StepPlan, seconds: float, verified: Sequence[RowTokens]) -> None:
+        """Learn from a step whose results were taken, and from the rows whose drafts it `verified`. `seconds` is the
+        time that it took of the engine's: since the step before was taken, or since it was begun if there was none.
         """
-        accepted = 0
-        while self._scheduler.verified:
-            verified = self._scheduler.verified.pop()
-            accepted += verified.accepted
-            if verified.job.id in self._drafted:
-                counts = self.counts[self._drafted.pop(verified.job.id)[1].name]
-                counts.drafted += verified.drafted
-                counts.accepted += verified.accepted
-        if self._every:
-            self.ledger.took(plan, seconds, accepted)
+        for row in verified:
+            if row.job.id in self._drafted:
+                counts = self.counts[self._drafted.pop(row.job.id)[1].name]
+                counts.drafted += row.drafted
+                counts.accepted += row.accepted
+        self.ledger.took(plan, seconds, sum(row.accepted for row in verified))
 
     def end(self, job: Job) -> None:
         """Note that a job has ended. What its last step verified is counted when that was taken."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Rational, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.structured.output import StructuredOutput
@@ -14,6 +14,8 @@ from cortexmlx.structured.tools import Tool, check_choice, checked_tools
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+T = TypeVar("T")
 
 LogitsProcessor = Callable[["mx.array", "mx.array"], "mx.array"]
 """A function of the tokens so far, `[n] int32`, and the next token's logits, `[1, vocab] float32`. It returns the
@@ -39,10 +41,7 @@ class TokenBiases(Mapping[int, float]):
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         self._biases: dict[int, float] = {_plain(token): _plain(bias) for token, bias in biases.items()}
-        self.valid = all(
-            _is_int(token, -_INT_MAX, _INT_MAX) and _is_number(bias, -_BIAS_MAX, _BIAS_MAX)
-            for token, bias in self._biases.items()
-        )
+        self.valid = all(_TOKEN.has(token) and _BIAS.has(bias) for token, bias in self._biases.items())
         self.ids = array("i", self._biases if self.valid else ())
         self.amounts = array("f", self._biases.values() if self.valid else ())
 
@@ -63,6 +62,62 @@ class TokenBiases(Mapping[int, float]):
 
 
 @dataclass(frozen=True)
+class Number:
+    """A number in `SamplingParams`: its range, and how people set it. A new parameter says all of this at its field."""
+
+    low: float
+    high: float
+    whole: bool = False
+    """Whether it is an integer."""
+    optional: bool = False
+    """Whether None is allowed, too."""
+    above: bool = False
+    """Whether it must be above `low`."""
+    below: bool = False
+    """Whether it must be below `high`."""
+    note: str = ""
+    """What an error says after the range."""
+    help: str = ""
+    """The meaning of its option on the command line; empty: it has none."""
+    flags: tuple[str, ...] = ()
+    """The names of that option; none: it is called like the parameter."""
+    setting: str = ""
+    """Its meaning as a setting of a chat; empty: it is none."""
+    recommended: bool = False
+    """Whether models recommend a value in their generation_config.json."""
+
+    def has(self, value: object) -> bool:
+        """Return whether a value is in the range. Finite bounds also exclude infinities, NaN and integers beyond any
+        float.
+        """
+        if value is None:
+            return self.optional
+        if not isinstance(value, int if self.whole else (int, float)) or isinstance(value, bool):
+            return False
+        inside = self.low < value if self.above else self.low <= value
+        return inside and (value < self.high if self.below else value <= self.high)
+
+    @property
+    def wanted(self) -> str:
+        """The range in words."""
+        if self.whole:
+            return f"an integer in {self.low}..{self.high}{self.note}{' or None' if self.optional else ''}"
+        begin, end = "(" if self.above else "[", ")" if self.below else "]"
+        return f"a number in {begin}{self.low:g}, {self.high:g}{end}{self.note}{' or None' if self.optional else ''}"
+
+
+def _number(default: T, low: float, high: float, **about: Any) -> T:
+    """Declare a field that is a number: see `Number`."""
+    number = Number(low, high, **about)
+    return field(default=default, metadata={"number": number})
+
+
+_INT_MAX = 2**31 - 1
+
+_BIAS_MAX = 1e9
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How to choose tokens, and when to stop.
 
@@ -77,31 +132,91 @@ class SamplingParams:
     raises, its request fails with LogitsProcessorError.
     """
 
-    max_tokens: int | None = 256
+    max_tokens: int | None = _number(
+        256,
+        1,
+        _INT_MAX,
+        whole=True,
+        optional=True,
+        note=" (0 only with prompt_logprobs)",
+        flags=("--max-tokens", "-n"),
+        help="Tokens to generate at most.",
+        setting="tokens of an answer at most; none: until the context is full",
+    )
     """None: until the context is full; with the engine's `keep_last`, without end. 0 is allowed with
     `prompt_logprobs`.
     """
-    max_thinking_tokens: int | None = None
+    max_thinking_tokens: int | None = _number(
+        None,
+        0,
+        _INT_MAX,
+        whole=True,
+        optional=True,
+        help="Tokens of thoughts at most, then the answer.",
+        setting="tokens of thoughts at most; none: no limit",
+    )
     """How many tokens the thoughts before the answer may have, if messages are asked. Then the model is made to write
     the tag that closes them, and up to 3 tokens later if a character would be torn. 0: none. Models that do not think
     are not changed.
     """
-    temperature: float = 0.0
+    temperature: float = _number(
+        0.0,
+        0.0,
+        100.0,
+        note=" (0: greedy)",
+        flags=("--temp",),
+        help="Temperature; 0: always the likeliest token.",
+        setting="0: always the likeliest token",
+        recommended=True,
+    )
     """0 is greedy."""
-    top_p: float = 1.0
+    top_p: float = _number(
+        1.0,
+        0.0,
+        1.0,
+        above=True,
+        help="Sample from the likeliest, to this probability in all.",
+        setting="from the likeliest tokens, to this probability in all",
+        recommended=True,
+    )
     """In (0, 1]."""
-    top_k: int = 0
+    top_k: int = _number(
+        0,
+        0,
+        _INT_MAX,
+        whole=True,
+        note=" (0: all tokens)",
+        help="Sample from the N likeliest; 0: from all.",
+        setting="from so many of the likeliest; 0: from all",
+        recommended=True,
+    )
     """0: all tokens."""
-    min_p: float = 0.0
+    min_p: float = _number(
+        0.0,
+        0.0,
+        1.0,
+        below=True,
+        help="Drop what is less likely than X times the likeliest.",
+        setting="none less likely than so much of the likeliest",
+        recommended=True,
+    )
     """In [0, 1), relative to the probability of the best token."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = _number(
+        1.0,
+        0.01,
+        100.0,
+        note=" (1: none)",
+        help="Above 1: repeat less.",
+        setting="above 1: repeat less",
+        recommended=True,
+    )
     """Divides positive logits of the last `repetition_context` tokens of prompt and answer, and multiplies negative
     ones, as mlx-lm does.
     """
-    repetition_context: int = 20
-    presence_penalty: float = 0.0
+    repetition_context: int = _number(20, 1, _INT_MAX, whole=True, setting="tokens that it looks back")
+    presence_penalty: float = _number(0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API")
     """Subtracted from the logits of tokens that the answer has already, as in the OpenAI API."""
-    frequency_penalty: float = 0.0
+    frequency_penalty: float = _number(0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API")
     """The same, for each time that the answer has the token."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
     """Added to single logits, by token id."""
@@ -113,17 +228,25 @@ class SamplingParams:
     """Tokens that end the answer."""
     ignore_eos: bool = False
     """Whether the model's own end tokens do not end the answer. An answer with a form or tools ends all the same."""
-    seed: int | None = None
+    seed: int | None = _number(
+        None,
+        -(2**63),
+        2**64 - 1,
+        whole=True,
+        optional=True,
+        help="Repeatable sampling.",
+        setting="repeatable sampling; none: another each time",
+    )
     """Makes the tokens repeatable, whatever else is in the batch."""
-    logprobs: int | None = None
+    logprobs: int | None = _number(None, 0, 100, whole=True, optional=True)
     """n: report the log-probability of each token and of the n likeliest; 0: only of the chosen token."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = _number(None, 0, 100, whole=True, optional=True)
     """The same for the prompt's tokens, each given those before it."""
-    n: int = 1
+    n: int = _number(1, 1, 128, whole=True)
     """How many answers to return."""
-    best_of: int | None = None
+    best_of: int | None = _number(None, 1, 128, whole=True, optional=True, note=" (n or more)")
     """How many answers to compute, of which the `n` likeliest are returned; None: `n`."""
-    priority: int = 0
+    priority: int = _number(0, -_INT_MAX, _INT_MAX, whole=True)
     """Among one client's requests, those with a higher priority go first."""
     structured: StructuredOutput | Mapping[str, Any] | type | str | None = None
     """The form that the answer must have: a JSON schema (a mapping), a type (a pydantic model, a dataclass, ...),
@@ -162,23 +285,15 @@ class SamplingParams:
 
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise InvalidRequest if a value is out of its range. `vocab_size` also bounds the token ids."""
-        least = 1 if self.prompt_logprobs is None else 0
-        self._check_int("max_tokens", least, _INT_MAX, optional=True, note=" (0 only with prompt_logprobs)" * least)
-        self._check_int("max_thinking_tokens", 0, _INT_MAX, optional=True)
-        self._check_number("temperature", 0.0, 100.0, note=" (0: greedy)")
-        self._check_number("top_p", 0.0, 1.0, above=True)
-        self._check_int("top_k", 0, _INT_MAX, note=" (0: all tokens)")
-        self._check_number("min_p", 0.0, 1.0, below=True)
-        self._check_number("repetition_penalty", 0.01, 100.0, note=" (1: none)")
-        self._check_int("repetition_context", 1, _INT_MAX)
-        self._check_number("presence_penalty", -100.0, 100.0)
-        self._check_number("frequency_penalty", -100.0, 100.0)
-        self._check_int("seed", -(2**63), 2**64 - 1, optional=True)
-        self._check_int("logprobs", 0, 100, optional=True)
-        self._check_int("prompt_logprobs", 0, 100, optional=True)
-        self._check_int("n", 1, 1 if self.only_scores else 128, note=" (max_tokens is 0)" * self.only_scores)
-        self._check_int("best_of", self.n, 128, optional=True, note=" (n or more)")
-        self._check_int("priority", -_INT_MAX, _INT_MAX)
+        own, scored = NUMBERS["max_tokens"], self.prompt_logprobs is not None
+        self._check_number("max_tokens", replace(own, low=0, note="") if scored else own)
+        for name, number in _FIXED_RANGES:
+            self._check_number(name, number)
+        self._check_number(
+            "n", Number(1, 1, whole=True, note=" (max_tokens is 0)") if self.only_scores else NUMBERS["n"]
+        )
+        if self.best_of is not None:
+            self._check_number("best_of", replace(NUMBERS["best_of"], low=self.n))
         for name in ("ignore_eos", "parallel_tool_calls"):
             self._check(name, isinstance(getattr(self, name), bool), "true or false")
         check_choice(self.tool_choice, self.offered)
@@ -218,7 +333,7 @@ class SamplingParams:
     def _check_tokens(self, top: int) -> None:
         wanted, ids = f"a list of at most {MOST_STOP_TOKENS:,} token ids in 0..{top}", self.stop_token_ids
         listed = isinstance(ids, tuple) and len(ids) <= MOST_STOP_TOKENS
-        self._check("stop_token_ids", listed and all(_is_int(t, -_INT_MAX, _INT_MAX) for t in ids), wanted)
+        self._check("stop_token_ids", listed and all(map(_TOKEN.has, ids)), wanted)
         self._check_ids("stop_token_ids", wanted, top)
         wanted = f"a map from token ids in 0..{top} to numbers in {-_BIAS_MAX:g}..{_BIAS_MAX:g}"
         self._check("logit_bias", isinstance(self.logit_bias, TokenBiases) and self.logit_bias.valid, wanted)
@@ -234,39 +349,22 @@ class SamplingParams:
             more = f" and {len(wrong) - 1:,} more like it" if len(wrong) > 1 else ""
             raise InvalidRequest(f"{name} names the token id {wrong[0]}{more}, but must be {wanted}", field=name)
 
-    def _check_int(self, name: str, low: int, high: int, *, optional: bool = False, note: str = "") -> None:
-        value = getattr(self, name)
-        wanted = f"an integer in {low}..{high}{note}{' or None' if optional else ''}"
-        self._check(name, _is_int(value, low, high) or (optional and value is None), wanted)
-
-    def _check_number(
-        self, name: str, low: float, high: float, *, above: bool = False, below: bool = False, note: str = ""
-    ) -> None:
-        """Check a number from `low` to `high`, without an end that it must be `above` or `below`."""
-        value = getattr(self, name)
-        ok = _is_number(value, low, high) and not (above and value == low) and not (below and value == high)
-        wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}{')' if below else ']'}{note}"
-        self._check(name, ok, wanted)
+    def _check_number(self, name: str, number: Number) -> None:
+        if not number.has(getattr(self, name)):
+            self._check(name, False, number.wanted)
 
     def _check(self, name: str, ok: bool, wanted: str) -> None:
         if not ok:
             raise InvalidRequest(f"{name} is {_shown(getattr(self, name))}, but must be {wanted}", field=name)
 
 
-_INT_MAX = 2**31 - 1
+NUMBERS: dict[str, Number] = {each.name: each.metadata["number"] for each in fields(SamplingParams) if each.metadata}
+"""The numbers by name, in the order of their fields."""
 
-_BIAS_MAX = 1e9
-
-
-def _is_int(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+_FIXED_RANGES = [(name, number) for name, number in NUMBERS.items() if name not in ("max_tokens", "n", "best_of")]
 
 
-def _is_number(value: object, low: float, high: float) -> bool:
-    """Return whether a value is a number in a range. Finite bounds also exclude infinities, NaN and integers beyond any
-    float.
-    """
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+_TOKEN, _BIAS = Number(-_INT_MAX, _INT_MAX, whole=True), Number(-_BIAS_MAX, _BIAS_MAX)
 
 
 def _plain(value: Any) -> Any:

@@ -66,13 +66,10 @@ The judge is mlx-lm with one sequence alone, on its own caches. Every greedy ans
 token for token. Forks are sampled, and judged by their log-probabilities. In *batch*, each logit is also within
 {tolerance:g} of mlx-lm's. The checks:
 
-- *batch*: five requests join one after the other. Their lengths are just below, at and above the edges of blocks and
-  windows, up to three windows. Steps mix pieces of prompts and decoding rows.
-- *prefix*: a prompt, the same prompt again, its next turn, and another prompt that begins like it. All use the prefix
-  cache; then all run again without it.
+- *batch*: five requests join one after the other, of lengths at and around the edges of blocks and windows.
+- *prefix*: a prompt, the same again, its next turn, and one that begins like it, with the prefix cache and without.
 - *fork*: two answers to each prompt, with `n=2`.
-- *preempt*: all requests at once in an arena that is too small, so that rows lose their blocks and resume. A model that
-  keeps only states is never preempted, since its memory does not grow.
+- *preempt*: all requests in an arena that is too small. (Models that keep only states are never preempted.)
 - *simulator*: *batch* once more with the Metal kernels, run by `metal/lab/sim`, for one type of each kind. In the other
   checks attention takes the reference path.
 

@@ -17,7 +17,13 @@ from support.models.tiny import CONFIGS, tokens_of
 SERIAL = {"dynamic rope"}
 
 
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - SERIAL))
+FAMILIES = ("llama", "windowed llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4", "afm7", "qwen3_next")
+OTHERS = sorted(set(CONFIGS) - SERIAL - {*FAMILIES})
+
+
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(set(CONFIGS) - SERIAL - {*FAMILIES}))]
+)
 def test_the_probe_sees_the_calls_of_every_step(name: str, tiny: Callable[[str], Path]) -> None:
     """Of steps with single tokens, with pieces, and with both; but pieces of latents may be given keys of their own."""
     driver = Driver(tiny(name), attention="reference")

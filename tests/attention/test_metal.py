@@ -30,6 +30,9 @@ from support.kernels.broken_kernels import (
 )
 from support.kernels.paged_problem import TOLERANCE, error
 
+pytestmark = pytest.mark.lab  # kernels are executed
+
+
 BLOCK, HEADS, KV_HEADS, DIM = 8, 4, 2, 16
 EVERYTHING = AttentionWindow()
 

@@ -21,6 +21,9 @@ from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import COMPILE_ERROR, broken, copying, damaged, dropped, raising
 from support.kernels.paged_problem import TOLERANCE, error
 
+pytestmark = pytest.mark.lab  # kernels are executed
+
+
 BLOCK, HEADS, KV_HEADS = 8, 4, 2
 EVERYTHING = AttentionWindow()
 SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:20].astype(np.int32)

@@ -20,6 +20,9 @@ from cortexmlx.attention.tail_write import IN_PLACE, TailWriter, TrackedArray, W
 from cortexmlx.metal.lab import sim
 from support.kernels.broken_kernels import damaged, dropped
 
+pytestmark = pytest.mark.lab  # kernels are executed
+
+
 ROWS, COLUMNS, HIDDEN = 3, 8, 48
 POSITIONS = np.array([0, 7, 130], np.int32)
 COMMON = {

@@ -18,6 +18,9 @@ from cortexmlx.kv.step import GroupStep, PrefillPiece
 from cortexmlx.metal.lab import sim
 from support.kernels.paged_problem import TOLERANCE, error
 
+pytestmark = pytest.mark.lab  # kernels are executed
+
+
 BLOCK, DIM, HEADS, KV_HEADS = 8, 64, 4, 2
 SCATTERED = (np.array([[30], [4], [17]]) * BLOCK + np.arange(BLOCK)).reshape(-1)[:19].astype(np.int32)
 PIECES = (

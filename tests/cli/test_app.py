@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,19 +60,21 @@ for line in {lines}:
         ("cortexmlx bench --model org/t", ["org/two"]),
     ],
 )
-def test_the_shell_completes_commands_options_and_models(typed: str, completed: list[str], tmp_path: Path) -> None:
+def test_the_shell_completes_commands_options_and_models(
+    typed: str,
+    completed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for name in ("one", "two"):
         (tmp_path / f"models--org--{name}").mkdir()
-    environment = {
-        **os.environ,
-        "_CORTEXMLX_COMPLETE": "complete_bash",
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(len(typed.split()) - 1),
-        "HF_HUB_CACHE": str(tmp_path),
-    }
-    code = "from cortexmlx.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout.split() == completed
+    monkeypatch.setenv("_CORTEXMLX_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    run([])
+    assert capsys.readouterr().out.split() == completed
 
 
 def test_the_package_runs_as_a_module() -> None:

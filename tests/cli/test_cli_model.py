@@ -1,6 +1,4 @@
-"""The commands as processes of their own: on the real starter model, three ways to ask one question, one answer; and
-what a real engine refuses.
-"""
+"""The commands on real engines: three ways to ask the starter model one question, and what an engine refuses."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cortexmlx.cli.start import run
 from support.patience import PATIENCE
 
 COMMAND = [sys.executable, "-c", "from cortexmlx.cli import main; main()"]
@@ -52,7 +51,9 @@ def test_generate_batch_and_chat_give_the_same_answer(tmp_path: Path) -> None:
         (["-p", QUESTION, "--attention", "magic"], "attention is 'magic'"),
     ],
 )
-def test_what_the_engine_refuses_is_one_line(tiny: Any, arguments: list[str], says: str) -> None:
-    done = cortexmlx("generate", str(tiny("llama")), *arguments)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and says in done.stderr
+def test_what_the_engine_refuses_is_one_line(
+    tiny: Any, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", str(tiny("llama")), *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -17,14 +15,11 @@ import pytest
 from cortexmlx.cli.start import run
 from cortexmlx.types.messages import ChatPrompt
 from cortexmlx.types.sampling_params import SamplingParams
-from support.cli import cli_fakes
 from support.cli.cli_fakes import Fakes
 from support.engine.judge import greedy
 from support.models.adapters import write_adapter
 from support.models.tiny import write_tiny
-from support.patience import PATIENCE
-
-FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
+from support.patience import soon
 
 
 def test_text_goes_to_stdout_and_nothing_to_stderr_in_a_pipe(fakes: Fakes, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,15 +226,19 @@ def test_an_adapter_answers_as_mlx_lm_with_it(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out)["token_ids"] != wanted
 
 
-def test_ctrl_c_with_json_prints_the_partial_answer(tmp_path: Path) -> None:
+def test_ctrl_c_with_json_prints_the_partial_answer(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     begun = tmp_path / "begun"
-    command = [*FAKE_COMMAND, "generate", "fake", "-p", "!slow", "--json"]
-    process = subprocess.Popen(command, stdout=-1, stdin=-3, env={**os.environ, "FAKE_BEGUN": str(begun)})
-    while not begun.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    answer = json.loads(out)
+    monkeypatch.setenv("FAKE_BEGUN", str(begun))
+
+    def press() -> None:
+        if soon(begun.exists):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    keyboard = Thread(target=press)
+    keyboard.start()
+    assert run(["generate", "fake", "-p", "!slow", "--json"]) == 130
+    keyboard.join()
+    answer = json.loads(capsys.readouterr().out)
     assert answer["finish_reason"] == "cancelled" and answer["text"].startswith("word0 word1 word2 word3")

@@ -14,8 +14,7 @@ from cortexmlx.cli.chat.session import ChatSession
 from cortexmlx.cli.chat.slash import settings
 from cortexmlx.cli.start import run
 from cortexmlx.core.arguments import with_keywords
-from cortexmlx.distributed.wire import messages as sampling
-from cortexmlx.distributed.wire.codec import codec
+from cortexmlx.distributed.messages import NOT_SENT, sent_row, sent_types, whole_row
 from cortexmlx.protocols import responses, simple
 from cortexmlx.protocols.anthropic import messages
 from cortexmlx.protocols.openai import chat_completions, completions
@@ -68,16 +67,16 @@ def test_each_option_takes_a_usual_value_everywhere(fakes: Fakes, session: ChatS
                 said = {**body, own: [value] if own == "stop_sequences" else value}
                 read = protocol.read(said, Defaults(SamplingParams()))
                 assert getattr(read.params, name) == getattr(meant, name), (protocol.URL, own)
-        sent = codec(SamplingRow).decode(bytes(codec(SamplingRow).encode(SamplingRow(meant, 7, (), ()))))
-        assert sent.params == (SamplingParams() if name in sampling.NOT_SENT else meant), name
+        sent = whole_row(sent_row(SamplingRow(meant, 7, (), ())))
+        assert sent.params == (SamplingParams() if name in NOT_SENT else meant), name
 
 
 def test_a_new_parameter_is_sent_to_hosts_unless_it_is_said_not_to_be() -> None:
     """What no bytes are known for, or what is no parameter any more, is an error at once."""
     more = make_dataclass("More", [("typical_p", "float", 1.0)], bases=(SamplingParams,), frozen=True)
-    assert sampling.sent_kinds(more)["typical_p"] is float
+    assert sent_types(more)["typical_p"] is float
     strange = make_dataclass("Strange", [("guide", "object", None)], bases=(SamplingParams,), frozen=True)
     with pytest.raises(TypeError, match="guide"):
-        sampling.sent_kinds(strange)
+        sent_types(strange)
     with pytest.raises(TypeError, match="max_tokens"):
-        sampling.sent_kinds(make_dataclass("Fewer", [("top_k", "int", 0)], frozen=True))
+        sent_types(make_dataclass("Fewer", [("top_k", "int", 0)], frozen=True))

@@ -13,19 +13,16 @@ import pytest
 from cortexmlx.cli import start
 
 
-def test_mlx_environment_is_set_by_the_command_line_only_and_gives_way_to_the_user() -> None:
-    code = "import os; {}; print(os.environ.get('MLX_MAX_MB_PER_BUFFER'))"
-    clean = {k: v for k, v in os.environ.items() if k != "MLX_MAX_MB_PER_BUFFER"}
-
-    def value(action: str, environment: dict[str, str]) -> str:
-        command = [sys.executable, "-c", code.format(action)]
-        return subprocess.check_output(command, env=environment, text=True).splitlines()[-1]
-
-    library = "import cortexmlx.engine"
-    command = "from cortexmlx.cli.start import run; run(['--version'])"
-    assert value(library, clean) == "None"
-    assert value(command, clean) == start.MLX_ENVIRONMENT["MLX_MAX_MB_PER_BUFFER"]
-    assert value(command, {**clean, "MLX_MAX_MB_PER_BUFFER": "7"}) == "7"
+def test_mlx_environment_is_set_by_the_command_line_only_and_gives_way_to_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = "import os; import cortexmlx.engine; print(os.environ.get('MLX_MAX_MB_PER_BUFFER'))"
+    monkeypatch.delenv("MLX_MAX_MB_PER_BUFFER", raising=False)
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "None\n"
+    assert start.run(["--version"]) == 0
+    assert os.environ["MLX_MAX_MB_PER_BUFFER"] == start.MLX_ENVIRONMENT["MLX_MAX_MB_PER_BUFFER"]
+    monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", "7")
+    assert start.run(["--version"]) == 0 and os.environ["MLX_MAX_MB_PER_BUFFER"] == "7"
 
 
 @pytest.mark.parametrize("size", ["0", "²", "-5", "abc", "", "9" * 5000])

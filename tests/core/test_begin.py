@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from cortexmlx.core.begin_drafting import begin_speculation
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.core.core import begin_speculation
 from cortexmlx.scheduling.scheduler import Scheduler
 
 
@@ -18,9 +18,8 @@ from cortexmlx.scheduling.scheduler import Scheduler
         ({}, ["forced", "suffix"]),
         ({"speculate": False}, ["forced"]),
         ({"forced_tokens": False}, ["suffix"]),
-        ({"reproducible": True}, []),
     ],
 )
 def test_the_options_say_who_drafts(options: dict[str, Any], names: list[str]) -> None:
     config = EngineConfig("a model", **options)
-    assert list(begin_speculation(config, Mock(Scheduler), lambda job: (), None).counts) == names
+    assert list(begin_speculation(config, Mock(Scheduler), None).counts) == names

@@ -18,7 +18,7 @@ from support.models.tiny import tokens_of, write_tiny
 PROMPT = tokens_of(20, seed=1)
 
 
-@pytest.mark.parametrize("steps", range(0, 30, 3))
+@pytest.mark.parametrize("steps", (0, 3, 4, 22))
 def test_cancelling_at_any_step_keeps_the_tokens_so_far_and_the_neighbours(tiny: Any, theirs: Any, steps: int) -> None:
     """Fifty tokens are prefilled in four pieces, then decoded across the end of a window."""
     driver = Driver(tiny("llama"), prefill_budget=16)

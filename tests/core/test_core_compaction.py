@@ -25,7 +25,7 @@ def scattered(driver: Driver) -> list[list[int]]:
     return texts[::2]
 
 
-@pytest.mark.parametrize("name", ["llama", "windowed llama"])
+@pytest.mark.parametrize("name", ["windowed llama"])
 def test_cached_texts_survive_compaction(tiny: Any, theirs: Any, name: str) -> None:
     driver = Driver(tiny(name), tokens=1024)
     kept = scattered(driver)

@@ -52,11 +52,8 @@ def ways(engine: Engine) -> dict[str, Any]:
 
     return {
         "generate": lambda: engine.generate(PROMPT, LONG, timeout=SOON),
-        "stream": lambda: list(engine.stream(PROMPT, LONG, timeout=SOON)),
-        "submit": lambda: engine.submit(PROMPT, LONG, timeout=SOON).result(),
         "agenerate": lambda: asyncio.run(engine.agenerate(PROMPT, LONG, timeout=SOON)),
         "astream": lambda: asyncio.run(stream()),
-        "ask": lambda: engine.conversation().ask("hi", LONG, timeout=SOON),
         "aask": lambda: asyncio.run(engine.conversation().aask("hi", LONG, timeout=SOON)),
     }
 

@@ -48,11 +48,7 @@ def looping(engine: Engine) -> Iterator[Engine]:
 CALLS: dict[str, Callable[[Engine], Any]] = {
     "generate": lambda e: e.generate(ASKED, SHORT, timeout=0.2),
     "a ChatPrompt": lambda e: e.generate(ChatPrompt(ASKED), SHORT, timeout=0.2),
-    "submit": lambda e: e.submit(ASKED, SHORT, timeout=0.2),
-    "stream": lambda e: e.stream(ASKED, SHORT, timeout=0.2),
-    "agenerate": lambda e: asyncio.run(e.agenerate(ASKED, SHORT, timeout=0.2)),
     "astream": lambda e: asyncio.run(anext(e.astream(ASKED, SHORT, timeout=0.2))),
-    "ask": lambda e: e.conversation().ask("hi", timeout=0.2),
     "aask": lambda e: asyncio.run(e.conversation().aask("hi", timeout=0.2)),
 }
 

@@ -63,8 +63,7 @@ def test_a_hosted_model_answers_as_one_in_this_process(tiny: Any, theirs: Any, g
     assert groups[0].closed
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("call", ["can_resize", "dispatch", "collect", "settle"])
+@pytest.mark.parametrize(("call", "count"), [("can_resize", 1), ("dispatch", 2), ("collect", 5), ("settle", 1)])
 def test_running_requests_begin_again_with_their_tokens(
     tiny: Any, theirs: Any, groups: list[LocalGroup], call: str, count: int
 ) -> None:
@@ -79,8 +78,7 @@ def test_running_requests_begin_again_with_their_tokens(
     assert_nothing_lost(driver.core.stats())
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("call", ["dispatch", "collect"])
+@pytest.mark.parametrize(("call", "count"), [("dispatch", 5), ("collect", 1)])
 def test_running_requests_fail_with_the_host_and_waiting_ones_are_answered(
     tiny: Any, theirs: Any, groups: list[LocalGroup], call: str, count: int
 ) -> None:

@@ -65,7 +65,7 @@ class Tables:
 
 def registry(most: int = 3, rank: int = 8, size: int = 10 * ONE) -> tuple[AdapterRegistry, Tables, list[Any]]:
     tables, jobs = Tables(), []  # type: ignore[var-annotated]
-    return AdapterRegistry(AdapterLimits(most, rank, size), lambda: tables, lambda: jobs), tables, jobs
+    return AdapterRegistry(AdapterLimits(most, rank, size), lambda: tables), tables, jobs
 
 
 def request(name: str | None) -> QueuedRequest:
@@ -74,54 +74,54 @@ def request(name: str | None) -> QueuedRequest:
 
 def test_limits_are_said_with_the_numbers_and_change_nothing() -> None:
     adapters, tables, _ = registry(most=2, size=5 * ONE)
-    adapters.load("a", content(1))
+    adapters.load("a", content(1), ())
     for wrong, words in ((content(2, rank=9), ("rank 9", "8 at most")), (content(99), ("b",))):
         with pytest.raises(AdapterRefused) as caught:
-            adapters.load("b", wrong)
+            adapters.load("b", wrong, ())
         assert all(word in str(caught.value) for word in words)
-    adapters.load("b", content(2))
+    adapters.load("b", content(2), ())
     with pytest.raises(AdapterRefused, match="2 adapters, and room for 2"):
-        adapters.load("c", content(3))
+        adapters.load("c", content(3), ())
     assert list(adapters.infos) == ["a", "b"] and len(tables.held) == 2
     small, _, _ = registry(size=ONE)
-    small.load("a", content(1))
+    small.load("a", content(1), ())
     with pytest.raises(AdapterRefused, match=f"{ONE} bytes, and {ONE} of {ONE}"):
-        small.load("b", content(2))
+        small.load("b", content(2), ())
 
 
 def test_refused_memory_changes_nothing() -> None:
     adapters, tables, _ = registry()
     tables.refuses = True
     with pytest.raises(MemoryRefused, match="'a'"):
-        adapters.load("a", content(1))
+        adapters.load("a", content(1), ())
     tables.refuses = False
     assert not adapters.infos and not adapters.count
-    assert adapters.load("a", content(1)).digest == content(1).digest.hex()
+    assert adapters.load("a", content(1), ()).digest == content(1).digest.hex()
 
 
 def test_content_that_could_not_go_is_never_used_again() -> None:
     """A part of it may be gone."""
     adapters, tables, jobs = registry(most=3)
-    adapters.load("a", content(1))
+    adapters.load("a", content(1), jobs)
     first = adapters.resolved(request("a")).adapter_key
     tables.refuses = True
-    adapters.unload("a")
+    adapters.unload("a", jobs)
     assert (adapters.count, adapters.leaving) == (1, 0)
     tables.add = lambda number, adapter: tables.held.update({number: adapter})  # type: ignore[method-assign,assignment]
-    adapters.load("a", content(1))
+    adapters.load("a", content(1), jobs)
     second = adapters.resolved(request("a")).adapter_key
     assert first is not None and second is not None and first.number != second.number
     assert adapters.count == 2 and len(tables.held) == 2
     tables.refuses = False
-    adapters.sweep()
+    adapters.sweep(jobs)
     assert adapters.count == 1 and list(tables.held) == [second.number] and not jobs
 
 
 def test_a_name_that_nobody_has_is_told_with_those_there_are() -> None:
     adapters, _, _ = registry()
     with pytest.raises(UnknownAdapter, match="there is none"):
-        adapters.unload("a")
-    adapters.load("a", content(1))
+        adapters.unload("a", ())
+    adapters.load("a", content(1), ())
     with pytest.raises(UnknownAdapter, match="no adapter 'b' is loaded; there are 'a'"):
         adapters.resolved(request("b"))
     with pytest.raises(UnknownAdapter):
@@ -131,12 +131,12 @@ def test_a_name_that_nobody_has_is_told_with_those_there_are() -> None:
 
 def test_two_names_of_one_content_share_it() -> None:
     adapters, tables, _ = registry()
-    one, other = adapters.load("a", content(1)), adapters.load("b", content(1))
+    one, other = adapters.load("a", content(1), ()), adapters.load("b", content(1), ())
     assert (one.name, other.name) == ("a", "b") and len(tables.held) == 1
     assert adapters.resolved(request("a")).adapter_key == adapters.resolved(request("b")).adapter_key
-    adapters.unload("a")
+    adapters.unload("a", ())
     assert len(tables.held) == 1
-    adapters.unload("b")
+    adapters.unload("b", ())
     assert not tables.held
 
 
@@ -144,7 +144,7 @@ def test_two_names_of_one_content_share_it() -> None:
 def test_a_full_registry_loads_a_name_anew_and_has_one_of_both_at_any_time(most: int) -> None:
     adapters, tables, jobs = registry(most=most)
     for number in range(most):
-        adapters.load(f"a{number}", content(number))
+        adapters.load(f"a{number}", content(number), jobs)
     old, seen = adapters.resolved(request("a0")).adapter_key, []
     add = tables.add
 
@@ -153,51 +153,51 @@ def test_a_full_registry_loads_a_name_anew_and_has_one_of_both_at_any_time(most:
         return add(number, adapter)
 
     tables.add = added  # type: ignore[method-assign]
-    adapters.load("a0", content(9))
+    adapters.load("a0", content(9), jobs)
     new = adapters.resolved(request("a0")).adapter_key
     assert seen == [old] and new is not None and new.digest == content(9).digest
     assert adapters.count == len(tables.held) == most
     jobs.append(SimpleNamespace(adapter=new.number))
     with pytest.raises(AdapterRefused, match=f"{most} adapters, and room for {most}: unload one, load 'a0' when its"):
-        adapters.load("a0", content(8))
+        adapters.load("a0", content(8), jobs)
     jobs.clear()
-    adapters.load("a0", content(8))
+    adapters.load("a0", content(8), jobs)
     with pytest.raises(AdapterRefused, match="unload one, or"):
-        adapters.load("new", content(7))
+        adapters.load("new", content(7), jobs)
 
 
 def test_a_second_name_keeps_what_the_first_stood_for() -> None:
     adapters, _, _ = registry(most=1)
-    adapters.load("a", content(1))
-    adapters.load("b", content(1))
+    adapters.load("a", content(1), ())
+    adapters.load("b", content(1), ())
     with pytest.raises(AdapterRefused, match="1 adapters, and room for 1"):
-        adapters.load("a", content(2))
+        adapters.load("a", content(2), ())
 
 
 def test_a_name_that_cannot_be_loaded_anew_stands_for_what_it_did() -> None:
     """Both are in memory for a moment. Where there are no bytes for both, the old one stays, and the error says so."""
     for size, refuses, error in ((ONE, False, AdapterRefused), (2 * ONE, True, MemoryRefused)):
         adapters, tables, _ = registry(most=1, size=size)
-        info = adapters.load("a", content(1))
+        info = adapters.load("a", content(1), ())
         key = adapters.resolved(request("a")).adapter_key
         tables.refuses = refuses
         says = f"{ONE} of {ONE} are taken, also by what 'a' stands for until this is there: unload 'a', or"
         with pytest.raises(error, match="'a'" if refuses else says):
-            adapters.load("a", content(2))
+            adapters.load("a", content(2), ())
         assert adapters.infos == {"a": info} and adapters.resolved(request("a")).adapter_key == key
         assert key is not None and list(tables.held) == [key.number]
 
 
 def test_what_cannot_go_after_it_was_replaced_makes_no_room_for_more() -> None:
     adapters, tables, _ = registry(most=1)
-    adapters.load("a", content(1))
+    adapters.load("a", content(1), ())
     tables.remove = lambda number: Refused("no memory", False)  # type: ignore[method-assign]
-    adapters.load("a", content(2))
+    adapters.load("a", content(2), ())
     assert adapters.count == len(tables.held) == 2
     with pytest.raises(AdapterRefused, match="2 adapters, and room for 1"):
-        adapters.load("a", content(3))
+        adapters.load("a", content(3), ())
     del tables.remove
-    adapters.load("a", content(3))
+    adapters.load("a", content(3), ())
     assert [adapter.digest[0] for adapter in tables.held.values()] == [3]
 
 
@@ -224,21 +224,21 @@ class Machine(RuleBasedStateMachine):
         stays = {*others.values(), *(held for _, held in self.running.values())}
         if which not in self.needed and (len(stays) == self.most or len(self.needed) >= self.size):
             with pytest.raises(AdapterRefused):
-                self.adapters.load(name, content(which))
+                self.adapters.load(name, content(which), self.jobs)
         elif which not in self.needed and refused:
             self.tables.refuses = True
             with pytest.raises(MemoryRefused):
-                self.adapters.load(name, content(which))
+                self.adapters.load(name, content(which), self.jobs)
             self.tables.refuses = False
         else:
-            self.adapters.load(name, content(which))
+            self.adapters.load(name, content(which), self.jobs)
             self.names[name] = which
 
     @precondition(lambda self: self.names)
     @rule(data=st.data())
     def unload(self, data: Any) -> None:
         name = data.draw(st.sampled_from(sorted(self.names)))
-        self.adapters.unload(name)
+        self.adapters.unload(name, self.jobs)
         del self.names[name]
 
     @precondition(lambda self: self.names)
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
     def end(self, data: Any) -> None:
         job, _ = self.running.pop(data.draw(st.sampled_from(sorted(self.running))))
         self.jobs.remove(job)
-        self.adapters.sweep()
+        self.adapters.sweep(self.jobs)
 
     @invariant()
     def memory_holds_what_has_a_name_or_a_request(self) -> None:

@@ -16,7 +16,7 @@ from cortexmlx.attention.backends import kernel_backend
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
-from cortexmlx.core.opened_model import THREADS, WarmUp
+from cortexmlx.core.in_process_model import THREADS, WarmUp
 from cortexmlx.core.threads import Task
 from cortexmlx.errors import EngineClosed
 from cortexmlx.metal.lab import sim
@@ -50,8 +50,13 @@ def on(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "changes", "config", "kernels"),
     [
         ("windowed llama", {}, {}, "prefill kernel, vector kernel"),
-        ("gpt_oss", {"num_attention_heads": 1, "num_key_value_heads": 1}, {}, "prefill kernel, vector kernel"),
-        ("gemma2", {}, {}, "prefill kernel, vector kernel"),
+        pytest.param(
+            "gpt_oss",
+            {"num_attention_heads": 1, "num_key_value_heads": 1},
+            {},
+            "prefill kernel, vector kernel",
+            marks=pytest.mark.slow,
+        ),
         (
             "llama",
             {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1},
@@ -59,9 +64,8 @@ def on(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
             "matrix kernel",
         ),
         ("deepseek_v3", {"kv_lora_rank": 128, "qk_rope_head_dim": 64}, {}, "wide kernel"),
-        ("llama4", {}, {}, "prefill kernel, vector kernel"),
     ],
-    ids=["window", "sinks, one head", "softcap", "quantized", "latent", "chunks"],
+    ids=["window", "sinks, one head", "quantized", "latent"],
 )
 def test_after_opening_nothing_is_compiled_whatever_the_rows_and_lengths_are(
     name: str, changes: dict[str, Any], config: dict[str, Any], kernels: str, tmp_path: Path,
@@ -73,9 +77,9 @@ def test_after_opening_nothing_is_compiled_whatever_the_rows_and_lengths_are(
     compiled = made.count
     assert compiled >= 2 and threading.get_ident() not in made.threads
     made.dry = True
-    for rows in range(1, ROWS + 1):
+    for rows in (1, 2, 4, 5, ROWS):
         driver.answers([tokens_of(length, seed=length) for length in range(1, 4 * rows, 4)], 2)
-    driver.answers([tokens_of(n, seed=n) for n in (1, 7, 40)], 34)  # two decode windows and what follows them
+    driver.answers([tokens_of(n, seed=n) for n in (1, 40)], 34)  # two decode windows and what follows them
     assert made.count == compiled, "a step compiled"
     assert driver.core.backend.notes() == () and driver.core.stats().attention_backend == f"metal, {kernels}"
 
@@ -100,7 +104,7 @@ def test_compiling_begins_before_the_weights_are_read(
 ) -> None:
     made = Compilations()
     on(made, monkeypatch)
-    monkeypatch.setattr("cortexmlx.core.opened_model.automatic", lambda: "metal")
+    monkeypatch.setattr("cortexmlx.core.in_process_model.automatic", lambda: "metal")
     seen = []
     monkeypatch.setattr(
         "cortexmlx.models.folder._check_types", lambda folder, model: seen.append(made.begun.wait(PATIENCE))
@@ -140,7 +144,7 @@ def test_a_load_that_ends_while_kernels_are_compiled_does_not_wait_for_them(
         made.append(WarmUp())
         return made[-1]
 
-    monkeypatch.setattr("cortexmlx.core.opened_model.WarmUp", making)
+    monkeypatch.setattr("cortexmlx.core.in_process_model.WarmUp", making)
 
     def cancel(news: Progress) -> None:
         if news.what == "compiling":

@@ -124,15 +124,13 @@ def test_it_can_be_switched_off() -> None:
 
 
 @built
-@pytest.mark.parametrize("used", [False, True], ids=["imported", "used"])
-def test_a_program_that_imports_mlx_first_gets_the_fast_products(tmp_path: Path, used: bool) -> None:
+def test_a_program_that_uses_mlx_first_gets_the_fast_products(tmp_path: Path) -> None:
     """The loader has bound mlx's calls to its own BLAS by the time of the first product."""
     out = run(
-        f"""
+        """
 import ctypes
 import mlx.core as mx
-if {used}:
-    mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
+mx.eval(mx.ones((64, 64)) @ mx.ones((64, 64)))
 from cortexmlx.cpu import blas
 print(blas.preload().state.value)
 
@@ -254,19 +252,15 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize(("head", "logged"), [("import mlx.core", 1), ("", 0)], ids=["too late", "slow"])
-def test_slow_products_are_a_note_of_the_model_and_too_late_a_warning(head: str, logged: int, tiny: Any) -> None:
+def test_slow_products_are_a_note_of_the_model_and_too_late_a_warning(tiny: Any) -> None:
     """Once in the log: it is the program's fault, whatever engine it opens. The command line shows the notes."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{head}\n{SHIMLESS.format(path=str(tiny('one layer')))}"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", f"import mlx.core\n{SHIMLESS.format(path=str(tiny('one layer')))}"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("WARNING cortexmlx: reference BLAS") == logged
+    assert done.stderr.count("WARNING cortexmlx: reference BLAS") == 1
     first, second = done.stdout.splitlines()
     assert first == second and "about 70 times slower" in first and "the shim was not built" in first
-    assert ("blas.preload()" in first) == bool(logged)
+    assert "blas.preload()" in first
 
 
 def test_an_older_shim_that_cannot_take_over_is_too_late() -> None:

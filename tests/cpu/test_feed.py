@@ -15,7 +15,7 @@ from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for MLX's CPU build")
-PROMPTS = [tokens_of(20), tokens_of(9, seed=1), tokens_of(41, seed=2)]
+PROMPTS = [tokens_of(20), tokens_of(9, seed=1), tokens_of(33, seed=2)]
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -30,7 +30,7 @@ def test_what_is_fed_is_computed_without_being_asked_for(on: bool) -> None:
     assert (feed.waited > 0) == on
 
 
-@pytest.mark.parametrize("kind", ["llama", "windowed llama", "granitemoehybrid", "mamba2"])
+@pytest.mark.parametrize("kind", ["windowed llama", "granitemoehybrid"])
 def test_every_layer_is_fed_in_every_step_and_nothing_else_changes(tiny: Callable[[str], Path], kind: str) -> None:
     driver = Driver(tiny(kind))
     runner = driver.core.runner
@@ -45,10 +45,10 @@ def test_every_layer_is_fed_in_every_step_and_nothing_else_changes(tiny: Callabl
             begin(self, *arrays)
 
     runner._feed.__class__ = Counting
-    answers: list[Any] = driver.answers(PROMPTS, 20)
+    answers: list[Any] = driver.answers(PROMPTS, 12)
     layers = len(driver.core.loaded.model.layers)
     assert calls and calls % layers == 0
-    assert calls >= 20 * layers
+    assert calls >= 12 * layers
     other = Driver(tiny(kind))
     other.core.runner._feed.on = False
-    assert other.answers(PROMPTS, 20) == answers
+    assert other.answers(PROMPTS, 12) == answers

@@ -16,6 +16,7 @@ import pytest
 
 from cortexmlx.disk.index import NAME
 from cortexmlx.disk.segment_store import SegmentStore
+from support.effort import THOROUGH
 from support.store.damage import DAMAGES
 from support.store.records import opened, read_all, record, same
 
@@ -72,7 +73,7 @@ def attack(whole: Path, folder: Path, seed: int, caplog: pytest.LogCaptureFixtur
 def test_damaged_files_are_misses_and_one_warning(
     whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = [attack(whole, tmp_path / str(seed), seed, caplog) for seed in range(25)]
+    found = [attack(whole, tmp_path / str(seed), seed, caplog) for seed in range(12)]
     assert 0 < sum(found) < 12 * len(found), "some of it is still there, and some is not"
 
 
@@ -130,7 +131,7 @@ def test_writers_that_are_killed_and_others_that_go_on_leave_a_store_that_is_rig
     """Two processes write, evict and clear at once, a third reads, and both are killed at any moment."""
     chance = random.Random(5)
     tests = str(Path(__file__).resolve().parents[1])
-    for _ in range(2):
+    for _ in range(4 if THOROUGH else 1):
         writers = [
             subprocess.Popen(
                 [sys.executable, "-c", WRITING, str(tmp_path), tests, str(start)],

@@ -15,7 +15,7 @@ import pytest
 
 from cortexmlx import Engine
 from cortexmlx.distributed import group
-from cortexmlx.distributed.wire.overdue import ENOUGH
+from cortexmlx.distributed.overdue import ENOUGH
 from cortexmlx.distributed.worker_group import WorkerGroup
 from cortexmlx.errors import HostLost, HostRefused, InvalidRequest
 from cortexmlx.structured.output import StructuredOutput

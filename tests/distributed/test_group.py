@@ -14,9 +14,8 @@ import pytest
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed import group
 from cortexmlx.distributed.group import ATTEMPTS, HostGroup
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.wire.messages import RankState
-from cortexmlx.distributed.wire.overdue import HangLimits
+from cortexmlx.distributed.messages import RankInfo, RankOptions, RankState
+from cortexmlx.distributed.overdue import HangLimits
 from cortexmlx.errors import CortexError, EngineClosed, HostLost, HostRefused, InvalidRequest
 from cortexmlx.execution.boundary import MemoryInUse
 from cortexmlx.models.load import load_without_weights

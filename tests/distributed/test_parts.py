@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.distributed.group import Part, in_one_order, room_of_all, together
+from cortexmlx.distributed.group import Part, align_groups, join_groups, room_of_all
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import Load, arena_blocks, bytes_per_token, row_bytes, split_memory
 from cortexmlx.kv.spec import KVSpec, LayerGroup, paged
@@ -22,15 +22,15 @@ LOAD = Load(rows=4, piece=64, block_size=16)
 
 def test_tensor_parts_are_equal_and_their_bytes_add_up() -> None:
     part = (LayerGroup(FULL, (0, 2)), LayerGroup(WINDOW, (1, 3)))
-    parts = in_one_order([part, part])
+    parts = align_groups([part, part])
     assert parts == (part, part)
-    assert bytes_per_token(together(parts)) == 2 * bytes_per_token(part)
+    assert bytes_per_token(join_groups(parts)) == 2 * bytes_per_token(part)
     assert room_of_all(parts, [1 << 20, 1 << 19], LOAD, 4096).blocks == arena_blocks(1 << 19, part, LOAD)
 
 
 def test_a_stage_without_layers_of_a_group_has_the_group_and_sets_no_limit_to_it() -> None:
     first, second = (LayerGroup(WINDOW, (0, 1)),), (LayerGroup(FULL, (0,)), LayerGroup(WINDOW, (1,)))
-    parts = in_one_order([first, second])
+    parts = align_groups([first, second])
     assert [[g.spec for g in part] for part in parts] == [[WINDOW, FULL]] * 2
     assert [len(g.layers) for g in parts[0]] == [2, 0]
     room = room_of_all(parts, [1 << 24, 1 << 20], LOAD, 4096)
@@ -38,20 +38,20 @@ def test_a_stage_without_layers_of_a_group_has_the_group_and_sets_no_limit_to_it
 
 
 def test_groups_that_see_equally_far_have_equally_many_blocks_also_on_different_ranks() -> None:
-    parts = in_one_order([(LayerGroup(FULL, (0,)),), (LayerGroup(WIDE, (0,)),)])
+    parts = align_groups([(LayerGroup(FULL, (0,)),), (LayerGroup(WIDE, (0,)),)])
     narrow = arena_blocks(1 << 20, [LayerGroup(WIDE, (0,))], LOAD)[0]
     assert room_of_all(parts, [1 << 20, 1 << 20], LOAD, 4096).blocks == (narrow, narrow)
 
 
 def test_states_have_as_many_snapshots_as_the_poorest_rank_can_keep() -> None:
-    parts = in_one_order([(LayerGroup(STATE, (0, 1)),), (LayerGroup(FULL, (0,)), LayerGroup(STATE, (1,)))])
+    parts = align_groups([(LayerGroup(STATE, (0, 1)),), (LayerGroup(FULL, (0,)), LayerGroup(STATE, (1,)))])
     memory = [1 << 15, 1 << 20]
     room = room_of_all(parts, memory, LOAD, 4096)
     assert room.snapshots == min(split_memory(p, m, LOAD.rows)[1] for p, m in zip(parts, memory, strict=True))
 
 
 def test_a_model_of_states_alone_has_blocks_that_only_count_tokens() -> None:
-    parts = in_one_order([(LayerGroup(STATE, (0,)),)] * 2)
+    parts = align_groups([(LayerGroup(STATE, (0,)),)] * 2)
     assert room_of_all(parts, [1 << 20] * 2, LOAD, 100).blocks == (4 * 7,)
 
 
@@ -68,10 +68,10 @@ some_parts = st.lists(st.dictionaries(specs, st.integers(1, 4), min_size=1), min
 @given(some_parts, st.lists(st.integers(1 << 18, 1 << 22), min_size=4, max_size=4))
 def test_every_rank_can_pay_for_the_room(each: list[dict[KVSpec, int]], memory: list[int]) -> None:
     own: list[Part] = [tuple(LayerGroup(s, tuple(range(n))) for s, n in part.items()) for part in each]
-    parts = in_one_order(own)
+    parts = align_groups(own)
     memory = memory[: len(parts)]
     room = room_of_all(parts, memory, LOAD, 512)
-    groups = paged(together(parts))
+    groups = paged(join_groups(parts))
     assert len(room.blocks) == len(groups) and min(room.blocks) > 0
     windows = [group.spec.attention_window for group in groups]
     assert len(set(zip(windows, room.blocks, strict=True))) == len(set(windows))

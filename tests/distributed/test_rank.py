@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.distributed.options import Cut, RankOptions
+from cortexmlx.distributed.messages import Cut, RankOptions
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import HostRefused, ModelCorrupt
 from cortexmlx.execution.mode import execution_mode
@@ -54,6 +54,7 @@ def compared(
     return by_job
 
 
+@pytest.mark.slow
 def test_two_ranks_answer_as_one_process_does(tmp_path: Path) -> None:
     """Parts of tensors, and a pipeline: prompts of many lengths, some of which begin alike, greedy and seeded."""
     llama, qwen2 = (models.write(tmp_path / name, name) for name in ("llama", "qwen2"))

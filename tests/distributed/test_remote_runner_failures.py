@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.distributed import ranks as ranks_module
 from cortexmlx.distributed.group import rank_options
+from cortexmlx.distributed.messages import CALL, Call, Dispatch
+from cortexmlx.distributed.overdue import HangLimits
 from cortexmlx.distributed.remote_runner import RemoteRunner
-from cortexmlx.distributed.wire import ranks as ranks_module
-from cortexmlx.distributed.wire.messages import CALL, Dispatch, WindowStep
-from cortexmlx.distributed.wire.overdue import HangLimits
 from cortexmlx.errors import HostLost, KVBlockError, ModelCorrupt, ModelNotFound
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.snapshots import NOTHING
@@ -144,25 +145,26 @@ def _altered(ranks: Ranks, rank: int, alter: Callable[[Any], Any]) -> None:
     def arrive(message: bytes) -> None:
         call = CALL.decode(message)
         asks = alter(call.asks)
-        own(message if asks is call.asks else bytes(CALL.encode(replace(call, asks=asks))))
+        own(message if asks is call.asks else CALL.encode(Call(call.number, asks)))
 
     end.arrive = arrive  # type: ignore[method-assign]
 
 
 def _other_lane(asks: Any) -> Any:
     """A step of a window in which a lane has died."""
-    if isinstance(asks, Dispatch) and isinstance(asks.plan, WindowStep):
-        return Dispatch(replace(asks.plan, live=bytes(len(asks.plan.live))))
-    return asks
+    if not isinstance(asks, Dispatch) or asks.plan is None or asks.plan.groups is not None:
+        return asks
+    segments = tuple(replace(segment, live=False) for segment in asks.plan.segments)
+    return Dispatch(msgspec.structs.replace(asks.plan, segments=segments))  # type: ignore[arg-type]
 
 
 def _other_table(asks: Any) -> Any:
     """Block tables with two blocks exchanged."""
     plan = getattr(asks, "plan", None)
-    if not isinstance(plan, StepPlan) or plan.kind is not StepKind.DECODE or plan.groups is None:
+    if plan is None or plan.kind is not StepKind.DECODE or plan.groups is None:
         return asks
     groups = tuple(replace(group, tables=group.tables[:, ::-1].copy()) for group in plan.groups)
-    return replace(asks, plan=replace(plan, groups=groups))
+    return type(asks)(msgspec.structs.replace(plan, groups=groups))
 
 
 @pytest.mark.parametrize(("alter", "every"), [(_other_lane, 8), (_other_table, 1)])

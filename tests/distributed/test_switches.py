@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cortexmlx.distributed.group import COMPARE_SWITCH, compare_every, hang_limits
-from cortexmlx.distributed.wire.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits
+from cortexmlx.distributed.overdue import DEFAULT_HANG_LIMITS, HANG_SWITCH, HangLimits
 from cortexmlx.errors import InvalidRequest
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.distributed.worker_group import WorkerGroup, why
+from cortexmlx.distributed.worker_group import WorkerGroup, explain_loss
 from cortexmlx.errors import HostLost
 from support.hosts.launch.groups import TWO, started, stub
 from support.hosts.launch.processes import alive, commands
@@ -52,7 +52,7 @@ class Told:
     ],
 )
 def test_the_worker_that_ended_first_is_blamed(ended: dict[int, str], host: str | None, said: str) -> None:
-    error = why(HostLost(f"{host} is gone", host=host), Told(ended), ("a", "b"))  # type: ignore[arg-type]
+    error = explain_loss(HostLost(f"{host} is gone", host=host), Told(ended), ("a", "b"))  # type: ignore[arg-type]
     assert str(error) == said and error.host == (said[0] if host else "a")
 
 
@@ -69,7 +69,7 @@ def test_the_worker_that_ended_first_is_blamed(ended: dict[int, str], host: str 
 def test_no_worker_is_blamed_for_what_befell_the_launcher_or_this_process(told: Told, said: str | None) -> None:
     """The link of rank 0 was ended here, that of rank 1 by the worker."""
     lost = HostLost("a is gone", host="a")
-    error = why(lost, told, ("a", "b"), lambda rank: rank == 1)  # type: ignore[arg-type]
+    error = explain_loss(lost, told, ("a", "b"), lambda rank: rank == 1)  # type: ignore[arg-type]
     assert str(error).startswith(said or "a is gone")
     assert error.host == (None if said and told.ended == {} else "a")
 

@@ -13,7 +13,7 @@ import pytest
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.core.core import EngineCore
 from cortexmlx.errors import AdapterRefused, InvalidRequest, NoTokenToChoose, UnknownAdapter
-from support.adapted.kinds import content
+from support.adapters.kinds import content
 from support.engine.core_driver import Driver
 from support.engine.half import log_softmax, write_rounded
 from support.engine.judge import greedy

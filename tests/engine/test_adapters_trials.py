@@ -1,6 +1,6 @@
 """Rows with five adapters and none on models of every kind, and random trials of what can happen to them.
 
-`python -m tests.adapted` runs as many trials as are asked for.
+`python -m tests.trials.adapters` runs as many trials as are asked for.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.adapted.kinds import NAMES, Adapted, adapted_kinds, content
-from support.adapted.trial import AdaptedTrial
+from support.adapters.kinds import NAMES, Adapted, adapted_kinds, content
+from support.adapters.trial import AdaptedTrial
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.engine.judge import NOISE, disagreement, greedy
 from support.models.tiny import tokens_of

@@ -88,7 +88,7 @@ def test_weights_that_an_app_changes_while_it_loads_are_another_model(
         change(loaded.model)
         return loaded
 
-    monkeypatch.setattr("cortexmlx.core.opened_model.load_model", changed)
+    monkeypatch.setattr("cortexmlx.core.in_process_model.load_model", changed)
     right = list(Driver(tiny("llama")).answers([LONG], 10)[0])
     for cached in (0, 88):
         with Stored(tiny("llama"), tmp_path / "kv") as driver:

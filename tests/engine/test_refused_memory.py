@@ -111,7 +111,7 @@ def test_a_first_arena_that_is_refused_is_an_error_with_the_numbers(tiny: Any, w
     assert tokens == 12, "a smaller one can be had"
 
 
-@pytest.mark.parametrize("where", ["mlx.core.load", "cortexmlx.core.opened_model.check_logits"])
+@pytest.mark.parametrize("where", ["mlx.core.load", "cortexmlx.core.in_process_model.check_logits"])
 def test_a_model_that_is_refused_memory_is_not_called_damaged(
     where: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -351,7 +351,9 @@ def test_a_compaction_that_is_refused_leaves_nothing_that_cannot_be_trusted(
 
 
 def test_whatever_fails_while_the_arena_shrinks_or_grows_or_blocks_move(tiny: Any, theirs: Any) -> None:
-    """A refusal, also of the way back, and an exception. `python -m tests.refused` does it at every allocation."""
+    """A refusal, also of the way back, and an exception. `python -m tests.trials.refusals` does it at every
+    allocation.
+    """
     kind = Kind(tiny("llama"), lambda prompt, _: theirs("llama", prompt, TEXT))
     Day(kind, counted := Plan()).run()
     first, *_, last = (at for at, site in enumerate(counted.sites) if site.startswith("arena._resized"))

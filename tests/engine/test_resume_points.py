@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from support.resumed.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
-from support.resumed.templates import GLM, GPT_OSS, MISTRAL, QWEN3, Template
+from support.agents.agent import BLOCK, KINDS, agent_of, driver_of, model_of, recorded, tool
+from support.agents.templates import GLM, GPT_OSS, MISTRAL, QWEN3, Template
 
 CASES = [("window", QWEN3), ("window", GPT_OSS), ("hybrid", GPT_OSS)]
-"""Those that need the most care. `python -m tests.resumed` counts every kind with every template."""
+"""Those that need the most care. `python -m tests.trials.resuming` counts every kind with every template."""
 
 
 @pytest.mark.parametrize("kind", ["hybrid", pytest.param("window", marks=pytest.mark.slow)])

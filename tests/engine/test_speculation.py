@@ -1,6 +1,6 @@
 """The same answers with speculation as without, whatever drafts, and whatever happens to an answer on the way.
 
-`python -m tests.speculated` runs as many trials as are asked for.
+`python -m tests.trials.speculation` runs as many trials as are asked for.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.core import opened_model
+from cortexmlx.core import in_process_model
 from cortexmlx.errors import NoTokenToChoose
 from cortexmlx.kv.spec import LONG_TAIL_COLUMNS, TAIL_COLUMNS
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, StepKind, StepPlan
@@ -109,8 +109,8 @@ def test_poison_beside_a_long_tail_changes_no_answer(tiny: Any, monkeypatch: pyt
     """As on a GPU: up to two rows have a long tail, so rows come and go between tails of both lengths."""
     prompts = [tokens_of(n, seed=n) for n in (5, 17, 30)]
     plain = Driver(tiny("llama"), tokens=1024).answers(prompts, 90)
-    monkeypatch.setattr(opened_model, "automatic", lambda: "metal")
-    monkeypatch.setattr(opened_model, "long_tail_rows", lambda *_: 2)
+    monkeypatch.setattr(in_process_model, "automatic", lambda: "metal")
+    monkeypatch.setattr(in_process_model, "long_tail_rows", lambda *_: 2)
     driver = Driver(tiny("llama"), tokens=1024)
     poison = Poison(driver)
     handles = [driver.add(prompt, 90) for prompt in prompts[:2]]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.scheduling.drafts import Verified
+from cortexmlx.scheduling.job import RowTokens
 from cortexmlx.stats import DraftStats, EngineStats, SpeculationStats
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
@@ -78,7 +78,7 @@ def test_without_speculation_nothing_is_drafted(tiny: Any) -> None:
 
 def test_drafts_are_counted_as_a_whole_and_by_source(tiny: Any) -> None:
     core = Driver(tiny("llama"), speculate=True).core
-    core.measured.drafts([Verified(job_of(0, [1]), 7, 5), Verified(job_of(1, [1]), 2, 2)])
+    core.measured.drafts([RowTokens(job_of(0, [1]), (), 0, None, 7, 5), RowTokens(job_of(1, [1]), (), 0, None, 2, 2)])
     assert core.stats().speculation.sources == {}
     core.speculation.counts["suffix"].drafted, core.speculation.counts["suffix"].accepted = 7, 5
     core.speculation.counts["forced"].drafted, core.speculation.counts["forced"].accepted = 2, 2

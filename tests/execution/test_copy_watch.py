@@ -62,8 +62,7 @@ def flushes(driven: Driver, prompt: int = 40) -> None:
     driven.finish()
 
 
-@pytest.mark.parametrize("layers", SHAPES)
-@pytest.mark.parametrize("moment", Moment)
+@pytest.mark.parametrize(("layers", "moment"), zip(SHAPES, Moment, strict=True))
 def test_a_slab_that_is_held_is_told_once_with_its_size(
     layers: str, moment: Moment, models: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,7 +197,7 @@ def test_a_copy_after_which_it_is_not_quiet_is_not_told(monkeypatch: pytest.Monk
     assert watch.writes.copied == 1 and view.shape[1] == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_fuzzed_runs_are_never_accused(
     seed: int, models: Callable[[str], Path], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,7 +107,7 @@ def test_what_very_long_rows_take_is_reckoned_from_shorter_ones(wide: Path, monk
     assert reckoned.decode == pytest.approx(traced.decode, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3", "gpt_oss", "qwen3_next", "mamba2"])
+@pytest.mark.parametrize("name", ["windowed llama", "deepseek_v3", "gpt_oss", "mamba2"])
 def test_every_kind_can_be_traced_and_more_rows_take_more(name: str, tiny: Any) -> None:
     model = load_model(tiny(name)).model
     groups = execution_mode(model).groups
@@ -136,7 +136,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("asked", ["drafts", "a form", "biases", "an embedding", "an adapter"])
 def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str, spoken: Path, tmp_path: Path) -> None:
-    """Three rows of 300 tokens in pieces of 128, three times, beside the largest steps that are planned."""
+    """Four texts of 300 tokens on three rows, in pieces of 128, beside the largest steps that are planned."""
     model = load_model(spoken).model
     way, load = execution_mode(model), Load(3, 128, 16)
     planned = step_bytes(model, way.groups, choose_backend("auto").attend, 65536, load, 300)
@@ -157,10 +157,10 @@ def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str
     there = mx.get_active_memory()
     mx.reset_peak_memory()
     if asked == "an embedding":
-        for seed in range(9):
+        for seed in range(4):
             _embed(driver, tokens_of(280, seed=seed))
     else:
-        for seed in range(9):
+        for seed in range(4):
             driver.add(tokens_of(230, seed=seed), 60, **params)
     for _ in range(2_000):
         if core.idle:

@@ -83,7 +83,7 @@ def test_a_mask_that_allows_nothing_leaves_no_token(temperature: float) -> None:
 
 # -- choosing apart from the forward pass ------------------------------------------------------------------------------
 
-PROMPTS = [tokens_of(n, seed=n) for n in (21, 9, 40)]
+PROMPTS = [tokens_of(n, seed=n) for n in (21, 9, 34)]
 
 
 def answers(driver: Driver, masked_row: int | None = None, **params: Any) -> list[tuple[int, ...]]:
@@ -105,8 +105,10 @@ def answers(driver: Driver, masked_row: int | None = None, **params: Any) -> lis
     return [driver.result(handle).token_ids for handle in handles]
 
 
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "lfm2"])
-@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "logprobs": 2}, {"repetition_penalty": 1.2}])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [("llama", {"temperature": 0.9, "logprobs": 2}), ("windowed llama", {"repetition_penalty": 1.2}), ("lfm2", {})],
+)
 def test_choosing_apart_gives_the_same_tokens(name: str, params: Any, tiny: Any) -> None:
     driver = Driver(tiny(name))
     handles = [driver.add(prompt, 20, seed=i, **params) for i, prompt in enumerate(PROMPTS)]

@@ -43,7 +43,7 @@ PENALISED_ROWS = st.lists(st.builds(SamplingRow, GREEDY, st.just(0), HISTORY, HI
 
 
 @given(PENALISED_ROWS, st.integers(0, 10**6))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150, few=10), deadline=None)
 def test_penalties_agree_with_their_definition(rows: list[SamplingRow], seed: int) -> None:
     """The adjusted logits of every token, told by the log-probabilities under which nothing but the draw is left."""
     logits = random_logits(len(rows), 6, seed)
@@ -69,7 +69,7 @@ def test_the_history_kept_is_no_longer_than_the_longest_context() -> None:
 
 
 @given(HISTORY.filter(len), st.floats(0.1, 3.0), st.integers(1, 15), st.integers(0, 100))
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50, few=10), deadline=None)
 def test_the_repetition_penalty_is_that_of_mlx_lm(history: list[int], penalty: float, context: int, seed: int) -> None:
     logits = random_logits(1, 6, seed)
     judged = make_repetition_penalty(penalty, context)(mx.array(history), mx.array(logits))

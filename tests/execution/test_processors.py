@@ -19,14 +19,15 @@ from hypothesis import strategies as st
 from cortexmlx import Engine, SamplingParams
 from cortexmlx.errors import LogitsProcessorError
 from cortexmlx.types.request import RequestState
+from support.effort import examples
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import EOS, VOCAB, tokens_of
 
 Processor = Callable[[mx.array, mx.array], mx.array]
 
 LENGTHS = (9, 20, 3, 31)
-TOKENS = 40
-TIGHT = 104
+TOKENS = 24
+TIGHT = 80
 """Tokens of an arena in which rows lose their blocks."""
 
 
@@ -111,15 +112,15 @@ def test_alone(tiny: Any, judge: Any, kind: str) -> None:
     assert list(mine) == judge("llama", prompt, KINDS[kind]())
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("name", "setting"),
+    ("kind", "name", "setting"),
     [
-        pytest.param("llama", {}, marks=pytest.mark.slow),
-        pytest.param("llama", {"tokens": TIGHT}, marks=pytest.mark.slow),
-        ("gemma3_text", {"tokens": TIGHT, "prefix_cache": False}),
+        ("in place", "llama", {}),
+        ("by chance", "llama", {"tokens": TIGHT}),
+        ("mlx-lm's own", "llama", {"tokens": TIGHT}),
+        ("two, in their order", "gemma3_text", {"tokens": TIGHT, "prefix_cache": False}),
     ],
-    ids=["roomy", "tight", "tight with windows"],
+    ids=["roomy", "tight", "tight with tables of tokens", "tight with windows"],
 )
 def test_beside_rows_with_others_and_none(
     tiny: Any, judge: Any, theirs: Any, kind: str, name: str, setting: dict[str, Any]
@@ -140,10 +141,9 @@ def test_beside_rows_with_others_and_none(
     assert_nothing_lost(stats)
 
 
-@pytest.mark.parametrize("tokens", [512, TIGHT])
-def test_several_answers_share_a_function(tiny: Any, judge: Any, tokens: int) -> None:
+def test_several_answers_share_a_function(tiny: Any, judge: Any) -> None:
     prompt = tokens_of(21, seed=6)
-    driver = Driver(tiny("llama"), tokens=tokens, max_rows=3)
+    driver = Driver(tiny("llama"), tokens=TIGHT, max_rows=3)
     handle, other = (driver.add(prompt, TOKENS, n=n, logits_processors=[by_chance]) for n in (2, 3))
     driver.finish()
     answers = [c for h in (handle, other) for first in [driver.result(h)] for c in (first, *first.others)]
@@ -177,13 +177,13 @@ def test_they_come_after_bias_and_penalties(tiny: Any, judge: Any) -> None:
     assert list(mine) == judge("llama", prompt, [*make_logits_processors(bias, 1.4, 20), second_best])
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 1e-6, "top_p": 0.999}], ids=str)
+@pytest.mark.parametrize("filters", [{}, {"min_p": 1e-6, "top_k": 40, "top_p": 0.999}], ids=str)
 def test_a_mask_leaves_nothing_else_to_any_draw(tiny: Any, filters: dict[str, Any]) -> None:
     def even(tokens: mx.array, logits: mx.array) -> mx.array:
         return mx.where(mx.arange(VOCAB)[None] % 2 == 0, logits, -mx.inf)
 
     driver = Driver(tiny("llama"))
-    handle = driver.add(tokens_of(9), 200, temperature=5.0, logits_processors=[even], logprobs=0, **filters)
+    handle = driver.add(tokens_of(9), 60, temperature=5.0, logits_processors=[even], logprobs=0, **filters)
     driver.finish()
     completion = driver.result(handle)
     assert {t % 2 for t in completion.token_ids} == {0} and len(set(completion.token_ids)) > 5
@@ -204,10 +204,10 @@ class Notes:
         return logits
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15, few=6))
 @given(
     st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 45), st.booleans(), st.integers(0, 6)), min_size=1, max_size=6
+        st.tuples(st.integers(1, 40), st.integers(1, 30), st.booleans(), st.integers(0, 6)), min_size=1, max_size=5
     ),
     st.sampled_from([TIGHT, 512]),
     st.booleans(),
@@ -303,8 +303,7 @@ def test_an_error_that_is_kept_says_where_it_was_raised_and_holds_nothing_of_the
     assert mx.get_active_memory() - before < 1024
 
 
-@pytest.mark.parametrize("pipeline", [True, False])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("wrong", "pipeline"), [*((wrong, True) for wrong in WRONG), ("late", False)])
 def test_one_that_fails_fails_its_request_only(tiny: Any, theirs: Any, judge: Any, wrong: str, pipeline: bool) -> None:
     make, message = WRONG[wrong]
     driver = Driver(tiny("llama"), tokens=512, max_rows=5, pipeline=pipeline)
@@ -326,7 +325,12 @@ def test_one_that_fails_fails_its_request_only(tiny: Any, theirs: Any, judge: An
     assert list(again) == theirs("llama", prompts[0], TOKENS)
 
 
-WAYS = [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"temperature": 1.0, "top_p": 0.5}]
+SETTINGS: list[dict[str, float]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "top_p": 0.5},
+]
 
 
 def only_at(place: int, value: float, otherwise: float | None = None) -> Processor:
@@ -334,9 +338,19 @@ def only_at(place: int, value: float, otherwise: float | None = None) -> Process
     return lambda t, x: mx.where(mx.arange(VOCAB)[None] == place, value, x if otherwise is None else otherwise)
 
 
-@pytest.mark.parametrize("params", WAYS, ids=str)
-@pytest.mark.parametrize("after", [0, 5])
-@pytest.mark.parametrize("wrong", [(-1, 0, mx.nan), (-1, 0, -mx.inf), (7, mx.nan), (7, mx.nan, -mx.inf)], ids=str)
+@pytest.mark.parametrize(
+    ("wrong", "after", "params"),
+    [
+        ((-1, 0, mx.nan), 0, SETTINGS[0]),
+        ((-1, 0, -mx.inf), 5, SETTINGS[0]),
+        ((-1, 0, mx.nan), 5, SETTINGS[1]),
+        ((-1, 0, -mx.inf), 0, SETTINGS[2]),
+        ((7, mx.nan), 5, SETTINGS[2]),
+        ((7, mx.nan, -mx.inf), 0, SETTINGS[3]),
+        ((-1, 0, -mx.inf), 5, SETTINGS[3]),
+    ],
+    ids=str,
+)
 def test_logits_that_leave_no_token_to_choose_fail_their_request_only(
     tiny: Any, theirs: Any, wrong: Any, after: int, params: dict[str, Any]
 ) -> None:
@@ -353,12 +367,14 @@ def test_logits_that_leave_no_token_to_choose_fail_their_request_only(
     assert_nothing_lost(driver.core.stats())
 
 
-@pytest.mark.parametrize("params", WAYS, ids=str)
-@pytest.mark.parametrize("otherwise", [None, -mx.inf, -1e38])
-def test_an_infinite_logit_chooses_its_token(tiny: Any, otherwise: float | None, params: dict[str, Any]) -> None:
-    driver = Driver(tiny("llama"))
-    (answer,) = driver.answers([tokens_of(9)], 5, logits_processors=[only_at(7, mx.inf, otherwise)], **params)
-    assert list(answer) == [7] * 5
+def test_an_infinite_logit_chooses_its_token(tiny: Any) -> None:
+    driver, handles = Driver(tiny("llama")), []
+    for params in SETTINGS:
+        for otherwise in (None, -mx.inf, -1e38):
+            processors = [only_at(7, mx.inf, otherwise)]
+            handles.append(driver.add(tokens_of(9), 5, logits_processors=processors, **params))
+    driver.finish()
+    assert [list(driver.result(handle).token_ids) for handle in handles] == [[7] * 5] * 12
 
 
 def test_through_the_engine_on_its_own_thread(tiny: Any, judge: Any) -> None:
@@ -393,8 +409,8 @@ def test_an_end_token_can_be_forced_and_forbidden(tiny: Any) -> None:
     driver = Driver(tiny("llama"))
     handles = [
         driver.add(tokens_of(7, seed=i), 60, logits_processors=[end_at(7 + i)], ignore_eos=False)
-        for i in (0, 1, 15, 16, 17, 40)
+        for i in (0, 1, 16, 17)
     ]
     driver.finish()
-    assert [len(driver.result(h).token_ids) - 1 for h in handles] == [0, 1, 15, 16, 17, 40]
+    assert [len(driver.result(h).token_ids) - 1 for h in handles] == [0, 1, 16, 17]
     assert {driver.result(h).finish_reason.value for h in handles} == {"stop"}

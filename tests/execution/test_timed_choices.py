@@ -13,7 +13,7 @@ import pytest
 from cortexmlx.attention.backends import Backend
 from cortexmlx.attention.choices import TimedProblem
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.core.opened_model import OpenedModel
+from cortexmlx.core.in_process_model import InProcessModel
 from cortexmlx.execution import timed_choices
 from cortexmlx.execution.timed_choices import SWITCH, times_at_opening
 from cortexmlx.stats import ChoiceSource, TimedChoice
@@ -73,7 +73,7 @@ def test_on_a_cpu_nothing_is_looked_at(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("nothing is chosen on a CPU")
 
-    monkeypatch.setattr("cortexmlx.core.opened_model.choose", fail)
+    monkeypatch.setattr("cortexmlx.core.in_process_model.choose", fail)
     assert Driver(tiny("llama")).core.stats().choices == ()
     assert not own_folder.exists()
 
@@ -104,7 +104,7 @@ def test_all_is_timed_while_the_engine_opens_and_nothing_while_requests_are_ther
 
 
 def test_an_engine_that_somebody_waits_for_times_nothing(tiny: Tiny, on: None, problems: list[Any]) -> None:
-    model = OpenedModel(EngineConfig(str(tiny("llama"))), lambda call: None, waiting=lambda: True)
+    model = InProcessModel(EngineConfig(str(tiny("llama"))), lambda call: None, waiting=lambda: True)
     assert problems == [] and {choice.source for choice in model.choices} == {ChoiceSource.RULE}
     model.release()
 
@@ -150,7 +150,7 @@ def test_an_interrupt_while_timing_ends_the_opening_and_frees_the_model(
 
     monkeypatch.setattr(TimedProblem, "check", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        OpenedModel(EngineConfig(str(tiny("llama"))), lambda call: None)
+        InProcessModel(EngineConfig(str(tiny("llama"))), lambda call: None)
 
 
 def test_a_reproducible_engine_fixes_one_way_and_times_nothing(

@@ -166,13 +166,13 @@ FAULTS = (
     Fault(
         "one without a name stays for ever",
         REGISTRY,
-        "        self._keys, self.infos = keys, MappingProxyType(infos)\n        self.sweep()",
+        "        self._keys, self.infos = keys, MappingProxyType(infos)\n        self.sweep(jobs)",
         "        self._keys, self.infos = keys, MappingProxyType(infos)",
     ),
     Fault(
         "nobody sweeps after the last request",
         "cortexmlx/core/open_requests.py",
-        "            self._adapters.sweep()",
+        "            self._adapters.sweep(self._scheduler.jobs)",
         "            pass",
     ),
     Fault(
@@ -195,7 +195,7 @@ FAULTS = (
     Fault(
         "content with requests is thought to leave",
         REGISTRY,
-        "self._has_only(name) and self._keys[name].number not in {job.adapter for job in self._jobs()}",
+        "self._has_only(name) and self._keys[name].number not in {job.adapter for job in jobs}",
         "self._has_only(name)",
     ),
     Fault("there is no bound of their memory", REGISTRY, "if needed > limits.bytes:", "if False:"),

@@ -67,7 +67,7 @@ FAULTS = (
     Fault("a CPU times", OPENED, "bool(mx.default_device() == mx.gpu))", "True)"),
     Fault(
         "a reproducible engine rotates tokens in two ways",
-        "cortexmlx/core/opened_model.py",
+        "cortexmlx/core/in_process_model.py",
         "if config.reproducible:  # the kernel",
         "if False:  # the kernel",
     ),

@@ -6,7 +6,7 @@ from tests.faults.planted import Fault
 
 ROWS, MODEL = "cortexmlx/speculation/draft_rows.py", "cortexmlx/core/draft_model.py"
 CONFIG = "cortexmlx/core/config.py"
-VOCABULARY, OPENED = "cortexmlx/core/opened_model.py", "cortexmlx/core/opened_model.py"
+VOCABULARY, OPENED = "cortexmlx/core/in_process_model.py", "cortexmlx/core/in_process_model.py"
 
 TESTS = ("speculation/test_draft_rows.py", "core/test_begin.py", "core/test_draft_model.py", "core/test_vocabulary.py")
 """The tests that judge these faults."""

@@ -7,9 +7,12 @@ from tests.faults.planted import Fault
 HANDSHAKE, LISTENER = "cortexmlx/distributed/links/handshake.py", "cortexmlx/distributed/links/listener.py"
 LINK, FRAMES = "cortexmlx/distributed/links/link.py", "cortexmlx/distributed/links/link.py"
 HEARTBEAT = "cortexmlx/distributed/links/link.py"
-JOIN = "cortexmlx/distributed/links/join.py"
+JOIN = "cortexmlx/distributed/worker.py"
 
-TESTS = tuple(f"distributed/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "join", "link"))
+TESTS = (
+    *(f"distributed/links/test_{name}.py" for name in ("handshake", "visitor", "listener", "link")),
+    "distributed/test_worker_join.py",
+)
 """The tests that judge these faults."""
 
 FAULTS = (

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CODEC, SAMPLING = "cortexmlx/distributed/wire/codec.py", "cortexmlx/distributed/wire/messages.py"
-WINDOW, DIGEST = "cortexmlx/distributed/wire/messages.py", "cortexmlx/distributed/wire/plan_digest.py"
-RANKS, SERVER = "cortexmlx/distributed/wire/ranks.py", "cortexmlx/distributed/rank_server.py"
-OVERDUE = "cortexmlx/distributed/wire/overdue.py"
+WIRE, DIGEST = "cortexmlx/distributed/messages.py", "cortexmlx/distributed/messages.py"
+RANKS, SERVER = "cortexmlx/distributed/ranks.py", "cortexmlx/distributed/rank_server.py"
+OVERDUE = "cortexmlx/distributed/overdue.py"
 REMOTE, RUNNER = "cortexmlx/distributed/remote_runner.py", "cortexmlx/execution/runner.py"
 MODEL, STATES = "cortexmlx/distributed/hosted_model.py", "cortexmlx/execution/states.py"
 
 TESTS = (
-    "distributed/wire/test_codec.py",
-    "distributed/wire/test_messages.py",
-    "distributed/wire/test_window_step.py",
-    "distributed/wire/test_sampling.py",
-    "distributed/wire/test_plan_digest.py",
-    "distributed/wire/test_overdue.py",
-    "distributed/wire/test_ranks.py",
+    "distributed/test_messages.py",
+    "distributed/test_plan_digest.py",
+    "distributed/test_overdue.py",
+    "distributed/test_ranks.py",
     "distributed/test_rank_server.py",
     "execution/test_runner.py",
     "execution/test_states.py",
@@ -30,23 +26,25 @@ TESTS = (
 """The tests that judge these faults."""
 
 FAULTS = (
-    Fault("a count is believed", CODEC, "if count > len(self.data) - self.at:", "if False:"),
-    Fault("a size is believed", CODEC, "if end > len(self.data):", "if False:"),
-    Fault("a message may go on", CODEC, "if self.at != len(self.data):", "if False:"),
-    Fault("negative numbers lose their sign", CODEC, "~number << 1 | 1", "~number << 1"),
-    Fault("a number has no end", CODEC, "if shift > 7 * _MOST_BYTES_OF_INT:", "if False:"),
-    Fault("an array of any dtype is sent", CODEC, "if value.dtype != dtype:", "if False:"),
+    Fault("an array's size is believed", WIRE, "if math.prod(shape) * dtype.itemsize != len(data):", "if False:"),
+    Fault("an array's shape is believed", WIRE, "or not all(type(dim) is int and dim >= 0 for dim in shape)", ""),
     Fault(
-        "penalties see the output alone", SAMPLING, "missing = max(0, last - len(row.output))", "missing = last and 0"
+        "a message may go on",
+        WIRE,
+        "class _Message(Struct, frozen=True, forbid_unknown_fields=True,",
+        "class _Message(Struct, frozen=True,",
     ),
+    Fault("an array of another type is read", WIRE, "if name != number.__name__:", "if False:"),
+    Fault("an error of any class is made", WIRE, "if name not in _CLASSES:", "if False:"),
+    Fault("an array of any dtype is sent", WIRE, "if value.dtype not in _DTYPES:", "if False:"),
+    Fault("penalties see the output alone", WIRE, "missing = max(0, last - len(row.output))", "missing = last and 0"),
     Fault(
         "penalties see the last tokens alone",
-        SAMPLING,
+        WIRE,
         "\n    return row.prompt[-missing:] if missing else (), row.output\n",
         "\n    return row.prompt[-missing:] if missing else (), row.output[-9:]\n",
     ),
-    Fault("a dead lane goes on", WINDOW, "at := (s.first + 1) * bit", "at := s.first + 1"),
-    Fault("a plan that does not follow is a step of a window", WINDOW, "if all(_same", "if any(_same"),
+    Fault("what needs no logits has some", WIRE, "[segment for segment in segments if segment.logits]", "segments"),
     Fault("the tables of a window do not count", DIGEST, "self._groups = plan.groups", "pass"),
     Fault("the size of an arena does not count", DIGEST, "self._hash.update(repr(blocks).encode())", "pass"),
     Fault(
@@ -57,7 +55,12 @@ FAULTS = (
     ),
     Fault("an old answer is taken for the new one", RANKS, "if answer.number == number:", "if True:"),
     Fault("a call that was half sent is forgotten", RANKS, "        self._sending = True\n", ""),
-    Fault("the neighbour of a dead rank is blamed", RANKS, "(not own and self._dead()) or named", "named"),
+    Fault(
+        "the neighbour of a dead rank is blamed",
+        RANKS,
+        "(not own and self._lost_rank_error()) or copy_error",
+        "copy_error",
+    ),
     Fault(
         "how a dead rank ended is not waited for", RANKS, "_TOLD_SECONDS if known else", "_CAUSE_SECONDS if known else"
     ),

@@ -36,12 +36,12 @@ VERIFICATION = (
     Fault(
         "a wrong draft is taken instead of the target's token",
         DRAFTS,
-        "job.take(token, first + index, on_token)",
-        "job.take(token if drafted is None else drafted, first + index, on_token)",
+        "reason = job.take(token)",
+        "reason = job.take(token if drafted is None else drafted)",
     ),
-    Fault("an answer goes on after its end", DRAFTS, "committed[-1].finish_reason is not None or drafted", "drafted"),
-    Fault("log-probabilities of the first place", DRAFTS, "job.take(token, first + index,", "job.take(token, first,"),
-    Fault("every draft counts as right", DRAFTS, "accepted += drafted == token", "accepted += drafted is not None"),
+    Fault("an answer goes on after its end", DRAFTS, "if reason is not None or drafted", "if drafted"),
+    Fault("log-probabilities of the first place", REQUESTS, "row.first + place", "row.first"),
+    Fault("every draft counts as right", DRAFTS, "right += drafted == token", "right += drafted is not None"),
     Fault(
         "no token behind drafts is taken as one",
         DRAFTS,

@@ -66,8 +66,8 @@ FAULTS = (
     Fault(
         "a refused token is no error",
         REQUESTS,
-        "            if answer.matcher is not None and answer.matcher.error:\n",
-        "            if answer.matcher is None:\n",
+        "        if answer.matcher is not None and answer.matcher.error:\n",
+        "        if answer.matcher is None:\n",
     ),
     Fault(
         "answers share one matcher",

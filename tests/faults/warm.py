@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/opened_model.py"
-PAGED, OPENED = "cortexmlx/attention/paged.py", "cortexmlx/core/opened_model.py"
+BACKEND, WARM_UP = "cortexmlx/attention/metal.py", "cortexmlx/core/in_process_model.py"
+HOOK, OPENED = "cortexmlx/attention/mlx_lm_hook.py", "cortexmlx/core/in_process_model.py"
 CALLS, TEXT = "metal/kernels.py", "metal/text.py"
 
 TESTS = ("metal/test_text.py", "core/test_warm_up.py", "attention/test_calls.py")
@@ -23,8 +23,18 @@ FAULTS = (
     Fault("a comment in a macro ends it", TEXT, '"\\\\\\n")', '"\\n")'),
     Fault("lines move", TEXT, 'return " " + breaks *', 'return " " + 0 *'),
     Fault("prefill kernels are compiled in an answer", BACKEND, "if self._prefill.wanted(shape, window):", "if False:"),
-    Fault("the probe does not see sinks", PAGED, "(params.softcap, params.sinks, p", "(params.softcap, None, p"),
-    Fault("the probe does not see a soft cap", PAGED, "(params.softcap, params.sinks, p", "(None, params.sinks, p"),
+    Fault(
+        "the probe does not see sinks",
+        HOOK,
+        "handle.note(AttentionCall.of(queries, params))",
+        "handle.note(AttentionCall.of(queries, AttentionParams(params.scale, softcap=params.softcap)))",
+    ),
+    Fault(
+        "the probe does not see a soft cap",
+        HOOK,
+        "handle.note(AttentionCall.of(queries, params))",
+        "handle.note(AttentionCall.of(queries, AttentionParams(params.scale, params.sinks)))",
+    ),
     Fault("opening does not wait for the kernels", WARM_UP, "while done < self._total and any", "while False and any"),
     Fault("what raises ends all checks", WARM_UP, "            except Exception:\n", "            except EOFError:\n"),
     Fault("a closed engine goes on compiling", OPENED, "        self._warm_up.stop()\n", ""),

@@ -86,7 +86,12 @@ FAULTS = (
     Fault(
         "links that were ended here tell of a stop", GROUP, "rank < ranks and ended_there(rank) for", "rank < ranks for"
     ),
-    Fault("a launcher's end comes before a worker's", GROUP, "None if ended else _of_no_worker", "_of_no_worker"),
+    Fault(
+        "a launcher's end comes before a worker's",
+        GROUP,
+        "None if ended else _cause_beside_workers",
+        "_cause_beside_workers",
+    ),
     Fault("a worker fails when its controller is lost", WORKER, "return CONTROLLER_LOST", "raise"),
     Fault("every lost host is the controller", WORKER, "if link.lost is None:", "if False:"),
     Fault("a key of any length", ASSIGNMENT, "if len(key) == KEY_BYTES:", "if True:"),

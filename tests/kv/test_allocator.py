@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cortexmlx.bench.studies import allocator as bench
 from cortexmlx.errors import CortexError, KVBlockError, KVCacheFull
 from cortexmlx.kv import allocator as allocator_module
 from cortexmlx.kv import allocator as freeruns_module
@@ -76,7 +75,7 @@ def lines_run(call: Any, *arguments: Any) -> int:
     return lines
 
 
-def test_a_call_runs_as_many_lines_at_a_million_blocks_as_at_a_thousand() -> None:
+def test_a_call_runs_as_many_lines_at_a_hundred_thousand_blocks_as_at_a_thousand() -> None:
     def cost(total: int) -> list[int]:
         """Every second block is free, and the last 64: the worst case of a scan."""
         allocator = KVBlockAllocator(total)
@@ -93,9 +92,9 @@ def test_a_call_runs_as_many_lines_at_a_million_blocks_as_at_a_thousand() -> Non
             lines_run(lambda: allocator.largest_free_run),
         ]
 
-    at_a_thousand, at_a_million = cost(1_000), cost(1_000_000)
-    assert at_a_thousand == at_a_million
-    assert max(at_a_million) < 60
+    few, many = cost(1_000), cost(100_000)
+    assert few == many
+    assert max(many) < 60
 
 
 @pytest.mark.parametrize("total", [1, 2, 1023, 1024, 1025, 1_000_000])
@@ -286,15 +285,3 @@ def test_invariants_notice_damage() -> None:
     for damage in (lose_a_block, miscount, lose_a_run, break_a_link, break_a_tag, break_the_bitmaps):
         with pytest.raises(AssertionError):
             damaged(damage).check_invariants()
-
-
-def test_the_benchmark_measures_every_size_and_contestant() -> None:
-    result = bench.AllocatorBench(
-        bench.measure_churn(sizes=(500, 1000), repeats=2, calls=60), bench.measure_scans(total_blocks=1000, repeats=2)
-    )
-    assert [row.total_blocks for row in result.churn] == [500, 1000]
-    assert all(0.2 < row.fragmentation < 1 and row.median_us > 0 for row in result.churn)
-    assert result.growth == result.churn[1].median_us / result.churn[0].median_us
-    text = bench.report(result)
-    assert all(f"| {name} | " in text for name, _ in bench.SCANS)
-    assert result.scans[0].name == "KVBlockAllocator"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from cortexmlx.attention import patches
+from cortexmlx.attention import model_patches
 from cortexmlx.mlx_lm.package import enter_mlx_lm, mlx_lm_utils
 from support.gguf.export import tiny
 from support.models.recurrent import RECURRENT
@@ -338,7 +338,7 @@ def test_the_classes_that_get_a_method_of_ours_have_what_it_uses(owner: str, tak
     assert [attribute for attribute in has.split() if not hasattr(found, attribute)] == []
 
 
-@pytest.mark.parametrize(("home", "name"), patches._LATENT, ids=lambda each: each)
+@pytest.mark.parametrize(("home", "name"), model_patches._LATENT, ids=lambda each: each)
 def test_latent_attention_is_computed_of_what_is_replaced(home: str, name: str) -> None:
     method = getattr(module(f"models.{home}"), name).__call__
     source = inspect.getsource(getattr(method, "replaced", method))
@@ -358,7 +358,8 @@ def reaching() -> set[str]:
     found = set()
     for folder in ("cortexmlx", "cli", "bench"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            text = path.read_text()
+            for node in ast.walk(ast.parse(text)) if "mlx_lm" in text or "replace_" in text else ():
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
                 if isinstance(node, ast.ImportFrom):
                     names = [node.module or "", *(a.name for a in node.names)]

@@ -12,7 +12,7 @@ import pytest
 
 from cortexmlx.mlx_lm.package import missing_package, mlx_lm_utils
 from support.folders import write_folder
-from support.gguf.models import metadata, write_model
+from support.gguf.models import write_model
 from support.patience import PATIENCE
 
 
@@ -40,20 +40,17 @@ assert resource.setrlimit.__module__ == "resource"
 """
 
 
+def test_a_folder_and_a_rendered_template_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    ask = f"loaded.tokenizer.chat_template = {template!r}\n"
+    ask += "print(loaded.tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}], tokenize=False))"
+    whole = 'assert "mlx_lm.utils" in sys.modules'
+    assert run(BEFORE + ask + AFTER + whole, str(write_folder(tmp_path / "m"))) == "hello\n"
+
+
 def test_a_gguf_model_needs_nothing_of_mlx_lm_but_its_model_class(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf")
     run(BEFORE + AFTER + 'assert "transformers" not in sys.modules and "mlx_lm.utils" not in sys.modules', str(path))
-
-
-def test_a_folder_leaves_the_process_as_it_was(tmp_path: Path) -> None:
-    run(BEFORE + AFTER + 'assert "mlx_lm.utils" in sys.modules', str(write_folder(tmp_path / "m")))
-
-
-def test_a_rendered_template_leaves_the_process_as_it_was(tmp_path: Path) -> None:
-    header = metadata(tokenizer__chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    path = write_model(tmp_path / "tiny.gguf", header=header)
-    ask = "print(loaded.tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}], tokenize=False))"
-    assert run(BEFORE + ask + AFTER, str(path)) == "hello\n"
 
 
 def test_mlx_lm_is_whole_as_soon_as_somebody_asks_for_it() -> None:

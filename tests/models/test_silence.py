@@ -15,7 +15,7 @@ PROGRAM = """
 import sys, threading
 from cortexmlx import CortexError, Engine, SamplingParams
 seen = []
-with Engine("org/tiny", kv_memory="256KB", on_progress=seen.append) as engine:
+with Engine(f"org/{name}", kv_memory="256KB", on_progress=seen.append) as engine:
     told = threading.Event()
     def fail(event):
         told.set()
@@ -46,7 +46,7 @@ import pathlib, sys, threading, traceback
 sys.stdin = sys.stdout = sys.stderr = None
 def run():
     try:
-        exec(program, {"__name__": "app"})
+        exec(program, {"__name__": "app", "name": "other"})
     except BaseException as error:
         pathlib.Path(sys.argv[1]).write_text("".join(traceback.format_exception(error)))
     else:
@@ -65,8 +65,8 @@ def run(program: str, tmp_path: Path) -> tuple[str, str, int]:
     quiet = {"HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_OFFLINE"}
     environment = {name: value for name, value in os.environ.items() if name not in quiet}
     folder = write_tiny(tmp_path / "tiny")
-    with serving(tiny=folder, half=folder) as hub:
-        hub.refuse["/org/half/resolve/"] = [503, 404]
+    with serving(tiny=folder, other=folder, half=folder) as hub:
+        hub.refuse["/org/half/resolve/"] = [503, 404, 503, 404]
         environment |= {
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(tmp_path / "home"),
@@ -78,9 +78,7 @@ def run(program: str, tmp_path: Path) -> tuple[str, str, int]:
 
 
 def test_neither_a_download_nor_a_failure_prints_anything(tmp_path: Path) -> None:
-    assert run(PROGRAM, tmp_path) == ("", "", 0)
-
-
-def test_an_app_without_standard_streams_does_the_same_on_another_thread(tmp_path: Path) -> None:
-    assert run(f"program = {PROGRAM!r}\n{WINDOWLESS}", tmp_path) == ("", "", 0)
+    """Nor on another thread of an app without standard streams."""
+    first = "program = {!r}\nexec(program, {{'__name__': 'app', 'name': 'tiny'}})\n"
+    assert run(first.format(PROGRAM) + WINDOWLESS, tmp_path) == ("", "", 0)
     assert (tmp_path / "outcome").read_text() == "done"

@@ -9,7 +9,7 @@ import pytest
 from cortexmlx.scheduling.job import Job
 from support.scheduling.desk import Desk
 
-CROWD = 2500
+CROWD = 900
 
 
 def beyond_its_share(desk: Desk) -> None:
@@ -19,20 +19,19 @@ def beyond_its_share(desk: Desk) -> None:
 
 def behind_a_prefix(desk: Desk) -> None:
     for i in range(CROWD):
-        desk.ask([*[1] * 2000, i % 50], "a")
+        desk.ask([*[1] * 600, i % 50], "a")
 
 
 def behind_a_parent(desk: Desk) -> None:
-    parent = desk.ask([1] * 2000, "a")
+    parent = desk.ask([1] * 600, "a")
     for _ in range(CROWD):
-        desk.ask([1] * 2000, "a", fork_of=parent)
+        desk.ask([1] * 600, "a", fork_of=parent)
 
 
 CROWDS = (beyond_its_share, behind_a_prefix, behind_a_parent)
 
 
-@pytest.mark.parametrize("crowd", CROWDS)
-@pytest.mark.parametrize("client", ["b", None])
+@pytest.mark.parametrize(("crowd", "client"), zip(CROWDS, ["b", None, "b"], strict=True))
 def test_nobody_waits_for_anothers_crowd_while_rows_are_empty(crowd: Callable[[Desk], None], client: str) -> None:
     desk = Desk(client_tokens=70 if crowd is beyond_its_share else None)
     crowd(desk)
@@ -54,12 +53,12 @@ def test_a_step_looks_at_few_however_many_wait(crowd: Callable[[Desk], None], mo
     for _ in range(12):
         looks.clear()
         desk.step()
-        assert len(looks) <= 400
+        assert len(looks) <= 400 < CROWD
 
 
 def test_thousands_of_clients_are_served_in_order() -> None:
     desk = Desk(client_tokens=70)
-    jobs = [desk.ask([1] * 20, f"client {i // 2}") for i in range(4000)]
+    jobs = [desk.ask([1] * 20, f"client {i // 2}") for i in range(2000)]
     desk.step()
     assert [job.running for job in jobs[:40]] == [i % 2 == 0 and i < 32 for i in range(40)]
     desk.scheduler.check_invariants()
@@ -74,7 +73,7 @@ def test_everybody_can_be_cancelled_and_leaves_nothing_behind(crowd: Callable[[D
     assert list(jobs[1:]) == sorted(jobs[1:], key=lambda j: j.order) and len(jobs) == desk.scheduler.rows_waiting + 1
     for i, job in enumerate(reversed(jobs)):
         desk.cancel(job)
-        if i % 500 == 0:
+        if i % 300 == 0:
             desk.scheduler.check_invariants()
     assert desk.scheduler.idle and not desk.scheduler.rows_waiting
     desk.scheduler.check_invariants()

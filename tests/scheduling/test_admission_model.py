@@ -11,6 +11,7 @@ from cortexmlx.scheduling.job import Job
 from cortexmlx.types.request import RequestState
 from support.effort import examples
 from support.scheduling.desk import Desk
+from support.scheduling.requests import commit
 
 CLIENTS = (None, "a", "b", "c")
 BLOCKS, ROWS, SIZE = 24, 4, 8
@@ -70,7 +71,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.nothing_is_unused()
         scheduler.check_invariants()
         if plan is not None:
-            scheduler.commit(plan, [5] * len(plan.logit_segments))
+            commit(scheduler, plan, [5] * len(plan.logit_segments))
 
     def nothing_is_unused(self) -> None:
         scheduler, turns = self.desk.scheduler, self.desk.turns

@@ -9,12 +9,11 @@ from cortexmlx.disk.tier import DiskLoad, DiskTier
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 PIECE: Any = SimpleNamespace(arrays=())
@@ -49,7 +48,7 @@ class DiskStage:
     def step(self) -> Any:
         plan = self.scheduler.plan(0)
         if plan is not None:
-            self.scheduler.commit(plan, [5] * len(plan.logit_segments))
+            commit(self.scheduler, plan, [5] * len(plan.logit_segments))
         self.scheduler.check_invariants()
         return plan
 

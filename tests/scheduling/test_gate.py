@@ -8,14 +8,13 @@ import pytest
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.clockwork import LAYER
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 
 class Pipeline:
@@ -46,7 +45,7 @@ class Pipeline:
             assert not counted, "a step was counted that was not planned"
         if self.in_flight and (plan is None or len(self.in_flight) > 1):
             done = self.in_flight.pop(0)
-            self.scheduler.commit(done, [9] * len(done.logit_segments))
+            commit(self.scheduler, done, [9] * len(done.logit_segments))
 
     def finish(self) -> list[Drain | None]:
         for _ in range(10_000):

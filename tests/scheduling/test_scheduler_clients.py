@@ -23,13 +23,12 @@ from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import Key
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 SIZE = 8
 ALL = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
@@ -130,7 +129,7 @@ class Watched:
             self.scheduler.arrived(load, dict.fromkeys(found, PIECE))
         plan = self.scheduler.plan(0)
         if plan is not None:
-            self.scheduler.commit(plan, [5] * len(plan.logit_segments))
+            commit(self.scheduler, plan, [5] * len(plan.logit_segments))
         for entry in self.tier.to_store():
             for group, _ in tuple(self.tier.unstored_pieces(entry)):
                 self.on_disk[self.tier.piece_key(entry.key, group)] = entry.tokens

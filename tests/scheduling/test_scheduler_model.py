@@ -18,10 +18,9 @@ from cortexmlx.kv.sizing import row_blocks
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow
 from cortexmlx.scheduling import builder as placement
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples

@@ -15,6 +15,7 @@ import pytest
 from cortexmlx import Engine
 from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.listening import Listening, bound
+from support.clients.in_process import InProcess, in_process
 from support.engine.core_driver import finally_nothing_lost
 from support.models.calling import write_calling
 from support.patience import PATIENCE
@@ -47,25 +48,41 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def serve(engine: Engine) -> Iterator[Serve]:
-    """Serve the engine with some settings; returns the address."""
+def served(engine: Engine) -> Any:
+    """What is served: the engine, unless a module has something else."""
+    return engine
+
+
+@pytest.fixture
+def serve(served: Any, engine: Engine) -> Iterator[Serve]:
+    """Serve on a socket, with some settings. Return the address."""
     with ExitStack() as stack:
-
-        def start(**options: Any) -> str:
-            return stack.enter_context(listening(app(engine, ServerSettings(**options))))
-
-        yield start
+        yield lambda **options: stack.enter_context(listening(app(served, ServerSettings(**options))))
     finally_nothing_lost(engine)
 
 
 @pytest.fixture
-def http(serve: Serve) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=serve(), timeout=PATIENCE, trust_env=False) as client:
-        yield client
+def ask(served: Any, engine: Engine) -> Iterator[Callable[..., httpx.Client]]:
+    """Return clients of a server without a socket: for all that does not depend on one."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> httpx.Client:
+            made = in_process(app(served, ServerSettings(**options)))
+            stack.callback(made.close)
+            return made
+
+        yield make
+    finally_nothing_lost(engine)
 
 
 @pytest.fixture
-def client(serve: Serve) -> Iterator[openai.OpenAI]:
-    web = openai.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
-    with openai.OpenAI(base_url=f"{serve()}/v1", api_key="none", max_retries=0, http_client=web) as made:
+def http(ask: Callable[..., httpx.Client]) -> httpx.Client:
+    return ask()
+
+
+@pytest.fixture
+def client(served: Any, engine: Engine) -> Iterator[openai.OpenAI]:
+    web = openai.DefaultHttpxClient(transport=InProcess(app(served)))
+    with openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=web) as made:
         yield made
+    finally_nothing_lost(engine)

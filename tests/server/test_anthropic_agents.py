@@ -42,11 +42,11 @@ def agents_body(conversation: str, **more: Any) -> dict[str, Any]:
     system = [
         {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.197.{conversation}; cch={conversation};"},
         {"type": "text", "text": "You are an agent.", "cache_control": EPHEMERAL},
-        {"type": "text", "text": "Use your tools. " * 20, "cache_control": {**EPHEMERAL, "ttl": "1h"}},
+        {"type": "text", "text": "Use your tools. " * 8, "cache_control": {**EPHEMERAL, "ttl": "1h"}},
     ]
     text = {"type": "text", "text": "Hello?", "cache_control": EPHEMERAL}
     messages = [{"role": "user", "content": [text]}, {"role": "system", "content": "It is Monday."}]
-    tools = [{"name": f"tool_{n}", "description": "does it", "input_schema": copy.deepcopy(SCHEMA)} for n in range(24)]
+    tools = [{"name": f"tool_{n}", "description": "does it", "input_schema": copy.deepcopy(SCHEMA)} for n in range(4)]
     return {
         "model": "tiny",
         "max_tokens": 32000,
@@ -180,9 +180,9 @@ def test_a_model_without_thoughts_ignores_thinking(http: httpx.Client) -> None:
         assert http.post("/v1/messages", json=body).status_code == 200
 
 
-def test_the_servers_own_defaults_make_one_answer(serve: Any) -> None:
+def test_the_servers_own_defaults_make_one_answer(ask: Any) -> None:
     params = replace(SamplingParams(), n=2, logprobs=1)
-    with httpx.Client(base_url=serve(defaults=Defaults(params)), timeout=PATIENCE, trust_env=False) as http:
+    with ask(defaults=Defaults(params)) as http:
         for stream in (False, True):
             assert (
                 http.post("/v1/messages", json={"max_tokens": 2, "messages": USER, "stream": stream}).status_code == 200

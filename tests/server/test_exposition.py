@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,16 +15,8 @@ from cortexmlx import Engine, EngineClosed
 from cortexmlx.server.metrics import Tally, exposition
 from cortexmlx.server.settings import LoggedRequest
 from cortexmlx.stats import DraftStats, SpeculationStats
-from cortexmlx.types.request import Completion
 
 UGLY = 'a"b\\c\nd\\n</script>{}=,é\udc80'
-
-
-@dataclass
-class Done:
-    completions: dict[int, Completion] = field(default_factory=dict)
-    failed: int = 0
-    cancelled: int = 0
 
 
 class Closed:
@@ -54,8 +46,8 @@ def tally(engine: Engine) -> Tally:
     tally = Tally(("/metrics",))
     done = engine.generate_batch(["one", "one two three", "a b c"], max_tokens=5)
     for completion in done:
-        tally.answered("tiny", Done({0: completion}))
-    tally.replied(LoggedRequest("GET", "/metrics", 200, 0.1, None), "/metrics")
+        tally.count_answers("tiny", [completion], 0, 0)
+    tally.count_reply(LoggedRequest("GET", "/metrics", 200, 0.1, None), "/metrics")
     return tally
 
 
@@ -128,7 +120,7 @@ def test_a_histogram_is_cumulative_and_ends_with_all(engine: Engine, tally: Tall
 
 @pytest.mark.parametrize("name", [UGLY, "", "</script><script>", "ü", "a" * 5000])
 def test_any_name_of_a_model_is_read_as_it_is(engine: Engine, tally: Tally, name: str) -> None:
-    tally.answered(name, Done(cancelled=1))
+    tally.count_answers(name, (), 0, 1)
     text = exposition([(name, engine)], tally, 0.0)
     families = read(text)
     said = name.replace("\udc80", "?")

@@ -27,10 +27,10 @@ def told(history: History, protocol: str) -> str:
     return json.dumps(prompt, ensure_ascii=False)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", READERS)
 def test_no_history_is_an_error_that_a_client_cannot_mend(http: httpx.Client, protocol: str, count: int) -> None:
-    """The slow ones are 4,000 histories. `simple` is the fourth: the lines of a batch file, without a server."""
+    """The slow ones are 1,200 histories. `simple` is the fourth: the lines of a batch file, without a server."""
     maker, refused = Maker(protocol, str(count)), Counter[str]()
     for _ in range(count):
         history = maker.make()

@@ -39,7 +39,7 @@ def test_a_thousand_streams_of_which_half_are_dropped(engine: Engine) -> None:
         files, threads = open_files(), threading.active_count()
         ended, dropped = asyncio.run(all_of(listening.url))
         assert ended > STREAMS / 4 and dropped > STREAMS / 4 and ended + dropped == STREAMS
-        assert soon(lambda: application.state.asking.open == 0)
+        assert soon(lambda: application.state.generation.open == 0)
         assert soon(lambda: open_files() <= files), (open_files(), files)
         assert soon(lambda: threading.active_count() <= threads)
         finally_nothing_lost(engine)

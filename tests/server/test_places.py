@@ -14,7 +14,7 @@ import httpx2 as httpx
 import pytest
 
 from cortexmlx.server import http as server_http
-from cortexmlx.server.http import Place, Places, Refused
+from cortexmlx.server.http import Place, Places, RequestRefused
 from support.patience import PATIENCE, soon
 
 SMALL: Any = {"prompt": "a", "max_tokens": 1}
@@ -27,7 +27,7 @@ async def taken(places: Places, client: str, most: int = 1000) -> list[Place]:
     while len(found) < most:
         try:
             found.append(places.take(client))
-        except Refused as refused:
+        except RequestRefused as refused:
             assert refused.status == 429 and refused.headers == {"retry-after": "1"}
             break
     return found

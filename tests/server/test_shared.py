@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cortexmlx.errors import EngineClosed
-from cortexmlx.server.monitoring import Shared
+from cortexmlx.server.monitoring import SharedResult
 from support.patience import PATIENCE
 
 
@@ -22,7 +22,7 @@ def test_all_who_ask_at_once_get_one_result() -> None:
         return calls[-1]
 
     async def ask() -> None:
-        shared = Shared(make, every=3600.0)
+        shared = SharedResult(make, every=3600.0)
         asked = [asyncio.create_task(shared.take()) for _ in range(200)]
         await asyncio.sleep(0)
         asked[0].cancel()
@@ -35,25 +35,6 @@ def test_all_who_ask_at_once_get_one_result() -> None:
     asyncio.run(ask())
 
 
-def test_a_due_result_is_made_anew_and_never_by_two_calls_at_a_time() -> None:
-    running, most, calls = 0, 0, 0
-
-    def make() -> int:
-        nonlocal running, most, calls
-        running += 1
-        most, calls = max(most, running), calls + 1
-        running -= 1
-        return calls
-
-    async def ask() -> None:
-        shared = Shared(make, every=0.0)
-        assert [await shared.take() for _ in range(3)] == [1, 2, 3]
-        results = await asyncio.gather(*(shared.take() for _ in range(50)))
-        assert set(results) == {4} and most == 1
-
-    asyncio.run(ask())
-
-
 def test_an_error_is_shared_and_kept_as_long_as_a_result() -> None:
     calls = 0
 
@@ -62,19 +43,14 @@ def test_an_error_is_shared_and_kept_as_long_as_a_result() -> None:
         calls += 1
         raise EngineClosed("closed")
 
-    async def ask(shared: Shared[None], times: int) -> None:
+    async def ask(shared: SharedResult[None], times: int) -> None:
         errors = await asyncio.gather(*(shared.take() for _ in range(times)), return_exceptions=True)
         assert len(errors) == times and all(isinstance(error, EngineClosed) for error in errors)
         with pytest.raises(EngineClosed):
             await shared.take()
 
-    asyncio.run(ask(Shared(make, every=3600.0), 20))
+    asyncio.run(ask(SharedResult(make, every=3600.0), 20))
     assert calls == 1
-
-
-def test_another_event_loop_makes_its_own() -> None:
-    shared = Shared(lambda: 7, every=3600.0)
-    assert [asyncio.run(shared.take()) for _ in range(2)] == [7, 7]
 
 
 def test_callers_who_have_all_gone_leave_no_complaint() -> None:
@@ -87,7 +63,7 @@ def test_callers_who_have_all_gone_leave_no_complaint() -> None:
 
     async def ask() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
-        shared = Shared(make, every=0.0)
+        shared = SharedResult(make, every=0.0)
         asked = asyncio.create_task(shared.take())
         await asyncio.sleep(0)
         asked.cancel()

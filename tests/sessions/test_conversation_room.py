@@ -17,7 +17,7 @@ WORDS = SamplingParams(max_tokens=21, ignore_eos=True)
 
 @pytest.fixture
 def engine(tiny: Any) -> Iterator[Engine]:
-    with Engine(tiny("llama"), kv_memory="1MB", block_size=8, max_rows=3) as opened:
+    with Engine(tiny("llama"), kv_memory="1MB", block_size=8, max_rows=3, max_request_tokens=300) as opened:
         yield opened
 
 

@@ -23,11 +23,8 @@ def crowd(engine: Engine, count: int = 12) -> None:
 @pytest.mark.parametrize(
     ("name", "memory"),
     [
-        ("llama", "300KB"),
-        pytest.param("windowed llama", "300KB", marks=pytest.mark.slow),
         ("gemma3_text", "80KB"),
-        ("lfm2", "300KB"),
-        pytest.param("qwen3_next", "300KB", marks=pytest.mark.slow),
+        pytest.param("lfm2", "300KB", marks=pytest.mark.slow),
     ],
 )
 def test_a_pinned_system_prompt_outlives_others_in_a_tight_arena(tiny: Any, name: str, memory: str) -> None:
@@ -41,7 +38,7 @@ def test_a_pinned_system_prompt_outlives_others_in_a_tight_arena(tiny: Any, name
             warm = engine.generate(question, SHORT)
             assert warm.usage.cached_tokens >= pin.tokens and warm.token_ids == cold.token_ids
             engine.check_invariants()
-        crowd(engine, 30)
+        crowd(engine, 16)
         assert engine.generate(question, SHORT).usage.cached_tokens < pin.tokens
         assert (engine.stats().pins, engine.stats().pinned_blocks) == (0, 0)
         pin.unpin()

@@ -69,16 +69,18 @@ class Story:
             self.round()
 
 
-@pytest.mark.parametrize("blocks", [64, 14])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("llama", 64), ("windowed llama", 14), pytest.param("deepseek_v3", 14, marks=pytest.mark.slow)],
+)
 def test_it_guesses_what_the_model_alone_would_answer(
     name: str, blocks: int, tiny: Any, judged: Any, theirs: Any
 ) -> None:
     """In a large arena, and in one that holds some of the rows only."""
     model = draft_model(tiny(name), blocks)
     story = Story(name, model, judged(name)[0], theirs, seed=blocks)
-    story.run(25)
-    assert story.guessed > 60
+    story.run(15)
+    assert story.guessed > 30
     for job in story.jobs:
         model.end(job)
     model.rows.check_invariants()

@@ -167,7 +167,7 @@ def _chain(begin: str, link: str, length: int) -> str:
         StructuredOutput.grammar("start: " + " ".join(["a?"] * 300) + '\na: "a"'),
         StructuredOutput.grammar(_chain("start: r0\n", "r{}: r{}\n", 17_000)),
         StructuredOutput.json(
-            json.loads(_chain('{"$ref":"#/r0"', ',"r{}":{{"items":{{"$ref":"#/r{}"}}}}', 6_000) + "}")
+            json.loads(_chain('{"$ref":"#/r0"', ',"r{}":{{"items":{{"$ref":"#/r{}"}}}}', 2_000) + "}")
         ),
     ],
     ids=lambda form: f"{form.form}-{len(form.definition)}-{form.definition[:24]}",

@@ -7,6 +7,6 @@ import os
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
 
-def examples(count: int) -> int:
-    """Return `count` in a thorough run, and at most 25 in a quick one."""
-    return count if THOROUGH else min(count, 25)
+def examples(count: int, few: int = 25) -> int:
+    """Return `count` in a thorough run, and at most `few` in a quick one."""
+    return count if THOROUGH else min(count, few)

@@ -6,7 +6,7 @@ import difflib
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,20 +22,15 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.sizing import format_bytes, parse_size
 from cortexmlx.types.messages import THINKING
-from cortexmlx.types.sampling_params import SamplingParams
+from cortexmlx.types.sampling_params import NUMBERS, SamplingParams
+
+_NUMBERS = {name: number.setting for name, number in NUMBERS.items() if number.setting and name != "seed"}
+_PENALTIES = list(_NUMBERS)[list(_NUMBERS).index("repetition_penalty") :]
 
 SAMPLING = {
-    "max_tokens": "tokens of an answer at most; none: until the context is full",
-    "max_thinking_tokens": "tokens of thoughts at most; none: no limit",
-    "temperature": "0: always the likeliest token",
-    "top_p": "from the likeliest tokens, to this probability in all",
-    "top_k": "from so many of the likeliest; 0: from all",
-    "min_p": "none less likely than so much of the likeliest",
-    "seed": "repeatable sampling; none: another each time",
-    "repetition_penalty": "above 1: repeat less",
-    "repetition_context": "tokens that it looks back",
-    "presence_penalty": "as in the OpenAI API",
-    "frequency_penalty": "as in the OpenAI API",
+    **{name: meaning for name, meaning in _NUMBERS.items() if name not in _PENALTIES},
+    "seed": NUMBERS["seed"].setting,
+    **{name: _NUMBERS[name] for name in _PENALTIES},
     "stop": "texts that end an answer, in quotes; none: no such text",
     "schema": "answers in JSON: a schema, its file, or json for any; none: free text",
 }
@@ -199,14 +194,13 @@ def _changed(params: SamplingParams, name: str, value: str) -> SamplingParams:
         schema = value.removeprefix("--open-schema ")
         form = None if value == "none" else form_of_schema(schema, is_open=schema != value)
         return replace(params, structured=form)
-    kind = next(str(f.type) for f in fields(SamplingParams) if f.name == name)
     given: Any
     if name == "stop":
         given = () if value == "none" else _quoted(value)
     elif value == "none":
         given = None
     else:
-        given = _number(name, value, whole="float" not in kind)
+        given = _number(name, value, whole=NUMBERS[name].whole)
     return replace(params, **{name: given})
 
 

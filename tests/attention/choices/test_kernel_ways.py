@@ -20,6 +20,9 @@ from cortexmlx.metal.shape import Kernel
 from cortexmlx.timed_choice.job import CannotServe
 from support.kernels.broken_kernels import dropped
 
+pytestmark = pytest.mark.lab  # kernels are executed
+
+
 LAYER = LayerAttention("float32", 4, KVSpec(1, 64, 64, "float32"), 8, 0.125, None, None, False, None)
 VARIANT = Variant("float32", "float32", 64, 64, 8, 4)
 

@@ -28,6 +28,9 @@ from support.kernels.broken_kernels import (
     raising,
 )
 
+pytestmark = pytest.mark.lab  # kernels are executed
+
+
 SMALL = Variant("float32", "float32", 16, 16, 8, 2)
 PREFILL = PrefillVariant("float32", "float32", 16, 16, 8, 2)
 

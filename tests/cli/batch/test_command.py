@@ -366,7 +366,7 @@ def test_stdout_is_stdout_under_each_of_its_names(
 
 
 def test_who_stops_reading_ends_the_run_without_a_word_of_it(source: Path) -> None:
-    source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(20_000)))
+    source.write_text("".join(f'{{"prompt": "{i}"}}\n' for i in range(2_000)))
     process = subprocess.Popen([*FAKE_COMMAND, "batch", "fake", str(source)], stdout=-1, stderr=-1, stdin=-3)
     assert process.stdout is not None and process.stderr is not None
     assert json.loads(process.stdout.readline())["text"] == "You said: 0"

@@ -150,11 +150,11 @@ def test_json_within_json_that_is_nested_too_deeply_ends_no_run() -> None:
 
 
 def test_an_object_of_very_many_fields_is_refused_at_once_and_in_a_few_words() -> None:
-    names = "".join(f'"f{i}": 1, ' for i in range(200_000))
+    names = "".join(f'"f{i}": 1, ' for i in range(50_000))
     began = time.thread_time()
-    twice, unknown = read(f'{{{names}"f199999": 2}}'.encode(), f'{{{names}"prompt": "a"}}'.encode())
-    assert isinstance(twice, BadLine) and twice.message == "'f199999' is there more than once"
-    assert isinstance(unknown, BadLine) and unknown.message.endswith("'f9' and 199990 more")
+    twice, unknown = read(f'{{{names}"f49999": 2}}'.encode(), f'{{{names}"prompt": "a"}}'.encode())
+    assert isinstance(twice, BadLine) and twice.message == "'f49999' is there more than once"
+    assert isinstance(unknown, BadLine) and unknown.message.endswith("'f9' and 49990 more")
     assert time.thread_time() - began < 30, "not a comparison of each with each"
 
 

@@ -227,7 +227,6 @@ def test_a_run_that_goes_on_keeps_the_moment_in_which_it_began(files: tuple[Path
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--temp", "0.5"], "temperature"),
         (["--max-tokens", "3", "--seed", "1"], "max_tokens and seed"),
         (["--system", "Be brief."], "system"),
         (["--raw"], "raw"),
@@ -281,11 +280,9 @@ def test_resume_may_stand_anywhere_on_the_line(fakes: Fakes, tmp_path: Path) -> 
     line = ["batch", "fake", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
     assert run(line) == 0
     answers = (tmp_path / "out").read_bytes()
-    for place in range(1, len(line) + 1):
-        for options in (["--resume"], ["--resume", "--retry-errors"]):
-            if place != 4:  # between -o and its value
-                assert run([*line[:place], *options, *line[place:]]) == 0, place
-                assert (tmp_path / "out").read_bytes() == answers
+    for place in (1, 2, 3, 5):  # not between -o and its value
+        assert run([*line[:place], "--resume", "--retry-errors", *line[place:]]) == 0, place
+        assert (tmp_path / "out").read_bytes() == answers
 
 
 def in_another_version(output: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -297,7 +294,7 @@ def in_another_version(output: Path, change: Callable[[dict[str, Any]], object])
     path.write_text("".join([json.dumps(run_before) + "\n", *lines]))
 
 
-@pytest.mark.parametrize("name", ["min_p", "best_of", "stop", "logit_bias", "repetition_context"])
+@pytest.mark.parametrize("name", ["min_p", "stop", "logit_bias"])
 def test_a_setting_that_an_older_version_did_not_know_had_its_default(
     files: tuple[Path, Path], fakes: Fakes, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,13 +306,13 @@ def test_a_setting_that_an_older_version_did_not_know_had_its_default(
         assert "was written with another min_p" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["adapter", "kv_bits", "keep", "errors", "template_vars"])
 def test_an_option_that_an_older_version_did_not_know_was_not_given(
-    files: tuple[Path, Path], fakes: Fakes, name: str, capsys: pytest.CaptureFixture[str]
+    files: tuple[Path, Path], fakes: Fakes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch(files)
-    in_another_version(files[1], lambda before: before.pop(name))
-    assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err
+    for name in ("adapter", "kv_bits", "keep", "errors", "template_vars"):
+        in_another_version(files[1], lambda before, name=name: before.pop(name))  # type: ignore[misc]
+        assert batch(files, "--resume") == 1 and "4 were there already" in capsys.readouterr().err, name
 
 
 def test_a_setting_of_a_newer_version_may_have_its_default(
@@ -338,12 +335,7 @@ def test_a_setting_of_a_newer_version_may_have_its_default(
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        *({name: value} for name in ("params", "defaults") for value in (None, [], "x", 5)),
-        {"created": "9" * 5000},
-        {"created": 1e400},
-    ],
+    "damage", [{"params": None}, {"params": "x"}, {"defaults": []}, {"created": "9" * 5000}, {"created": 1e400}]
 )
 def test_a_run_file_whose_settings_are_none_is_no_run_file(
     files: tuple[Path, Path], fakes: Fakes, damage: dict[str, object], capsys: pytest.CaptureFixture[str]

@@ -50,10 +50,7 @@ def test_a_window_that_is_closed_before_the_first_word_keeps_the_question_which_
         terminal.wait_for_prompt()
         terminal.ask([STOP, "never"])
         terminal.wait_for("reading 25 tokens")
-        os.close(terminal.master)
-        _, status = os.waitpid(terminal.pid, 0)
-        terminal._exit = os.waitstatus_to_exitcode(status)
-        assert terminal._exit == 128 + signal.SIGHUP
+        assert terminal.hang_up() == 128 + signal.SIGHUP
     assert kept(tmp_path) == [("u", "!script")]
     with Terminal("--no-history", "--resume") as terminal:
         terminal.wait_for("the last question has no answer yet: /regen asks it again")

@@ -13,27 +13,27 @@ import numpy as np
 import pytest
 
 from cortexmlx import Engine
+from cortexmlx.cli.start import run
 from support.embedding.models import write_embedding
 from support.patience import PATIENCE
 
-EMBED = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "embed"]
 KILLED = """
 import os, signal, sys
 from cortexmlx.cli import main
 from cortexmlx.cli.embed import files, run
 run.MOST_TEXTS = 8
-left, kind = int(sys.argv.pop(1)), sys.argv.pop(1)
+left = int(sys.argv.pop(1))
 append = files.EmbedFiles.append
 def counted(self, rows):
     global left
     if not left:
-        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGKILL)
     left -= 1
     append(self, rows)
 files.EmbedFiles.append = counted
 main()
 """
-"""The command, which ends before so many chunks and one are written."""
+"""The command, which is killed before so many chunks and one are written."""
 COUNT = 40
 
 
@@ -66,29 +66,32 @@ def found(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind"), [("jsonl", "kill"), ("npy", "kill"), ("parquet", "kill"), ("jsonl", "interrupt")]
+    "form", ["npy", *(pytest.param(each, marks=pytest.mark.slow) for each in ("jsonl", "parquet"))]
 )
-def test_a_run_that_is_ended_goes_on_where_it_was(
-    model: Path, vectors: np.ndarray, source: Path, form: str, kind: str
+def test_a_run_that_is_killed_goes_on_where_it_was(
+    model: Path, vectors: np.ndarray, source: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = source.with_name(f"out.{form}")
     options = [str(model), str(source), "--prompt", "query", "--kv-memory", "8MB", "-o", str(out)]
-    ended = subprocess.run([*EMBED[:2], KILLED, "2", kind, "embed", *options], capture_output=True, timeout=PATIENCE)
-    assert ended.returncode == (-signal.SIGKILL if kind == "kill" else 130), ended.stderr
-    rest = subprocess.run([*EMBED, *options, "--resume"], capture_output=True, timeout=PATIENCE)
-    assert rest.returncode == 0, rest.stderr
-    assert b"16 were there already" in rest.stderr and b"24 embedded, 0 failed" in rest.stderr
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, "2", "embed", *options], capture_output=True, timeout=PATIENCE
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run(["embed", *options, "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert "16 were there already" in said and "24 embedded, 0 failed" in said
     assert np.allclose(found(out), vectors, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_texts_come_through_a_pipe_and_records_leave_as_they_are_ready(model: Path, vectors: np.ndarray) -> None:
-    command = [*EMBED, str(model), "-", "--prompt", "query", "--kv-memory", "8MB"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdin is not None and run.stdout is not None
+    command = [sys.executable, "-m", "cortexmlx", "embed", str(model), "-", "--prompt", "query", "--kv-memory", "8MB"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
         for number in range(3):
-            run.stdin.write(f"text {number}\n".encode())
-            run.stdin.flush()
-            record = json.loads(run.stdout.readline())
+            process.stdin.write(f"text {number}\n".encode())
+            process.stdin.flush()
+            record = json.loads(process.stdout.readline())
             assert np.allclose(np.array(record["embedding"], np.float32), vectors[number], atol=1e-5)
-        run.stdin.close()
-        assert run.wait(PATIENCE) == 0
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0

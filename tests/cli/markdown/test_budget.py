@@ -47,9 +47,9 @@ def test_what_is_read_may_overdraw_once() -> None:
 @given(unit=DENSE, begin=BEGINNINGS, prefixed=st.booleans(), piece=st.sampled_from([10, 40]))
 @settings(max_examples=6)
 def test_the_work_is_bounded_for_any_text(unit: str, begin: str, prefixed: bool, piece: int) -> None:
-    """Of 1,500 characters; each line of them begins with the signs of a quote or an item, or the first alone."""
+    """Of 800 characters; each line of them begins with the signs of a quote or an item, or the first alone."""
     unit = unit.replace("\n", f"\n{begin}") if prefixed else unit
-    text = (begin + unit * (1500 // len(unit) + 1))[:1500]
+    text = (begin + unit * (800 // len(unit) + 1))[:800]
     with pytest.MonkeyPatch.context() as patched:
         meanwhile, whole, _ = work(patched, text, piece)
     assert meanwhile <= RATE * len(text) + BURST + 8 * len(text)
@@ -57,7 +57,7 @@ def test_the_work_is_bounded_for_any_text(unit: str, begin: str, prefixed: bool,
 
 
 @pytest.mark.parametrize(
-    ("begin", "length"), [("> ", 5000), *(pytest.param(b, 20_000, marks=pytest.mark.slow) for b in ("", "> ", "- "))]
+    ("begin", "length"), [("> ", 3000), *(pytest.param(b, 20_000, marks=pytest.mark.slow) for b in ("", "> ", "- "))]
 )
 def test_a_very_long_block_is_not_read_again_for_each_piece(
     begin: str, length: int, monkeypatch: pytest.MonkeyPatch
@@ -69,15 +69,14 @@ def test_a_very_long_block_is_not_read_again_for_each_piece(
     assert letters("".join(rows)) == letters(text)
 
 
-@pytest.mark.parametrize("seed", [0, 21, *(pytest.param(n, marks=pytest.mark.slow) for n in range(22, 50))])
+@pytest.mark.parametrize("seed", [21, *(pytest.param(n, marks=pytest.mark.slow) for n in range(22, 50))])
 def test_past_the_budget_every_letter_is_there_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     signs = ["*a ", "_b ", "`c ", "~~e ", "<f ", '"h ', "'i ", "word ", "**", "j* ", "`k` ", "*l* ", "天 "]
-    text = "".join(chance.choice(signs) for _ in range(700))
-    for piece, width in ((30, 34),):
-        _, _, rows = work(monkeypatch, text, piece, width)
-        assert letters("".join(rows)) == letters(text)
-        assert "".join(rows).count("\\") <= text.count("\\")
+    text = "".join(chance.choice(signs) for _ in range(400))
+    _, _, rows = work(monkeypatch, text, piece=30)
+    assert letters("".join(rows)) == letters(text)
+    assert "".join(rows).count("\\") <= text.count("\\")
 
 
 def test_what_came_since_the_last_reading_is_seen_as_it_was_written() -> None:
@@ -113,8 +112,8 @@ def letters(text: str) -> list[str]:
 )
 def test_signs_that_have_found_their_end_keep_no_rows_back(line: str) -> None:
     """Code without a fence: pairs of its signs mean emphasis, and its rows waited for the end of the answer."""
-    text, stream, most = line * (4000 // len(line)), MarkdownStream(), 0
-    for at in range(0, len(text), 8):
+    text, stream, most = line * (1600 // len(line)), MarkdownStream(), 0
+    for at in range(0, len(text), 16):
         stream.feed(text[at : at + 8])
         stream.settle(80, 8)
         most = max(most, len(stream.pending))
@@ -122,7 +121,7 @@ def test_signs_that_have_found_their_end_keep_no_rows_back(line: str) -> None:
 
 
 def test_signs_in_code_below_an_open_sign_stay_as_they_are() -> None:
-    code = "".join(f"  int *p{number} = &a[{number}];\n" for number in range(40))
+    code = "".join(f"  int *p{number} = &a[{number}];\n" for number in range(14))
     stream, rows = MarkdownStream(), []
     for piece in f"- an *item\n\n  ```c\n{code}  ```\n- more\n":
         stream.feed(piece)

@@ -251,18 +251,20 @@ def test_the_work_does_not_grow_with_what_has_been_printed(monkeypatch: pytest.M
     real = streaming.blocks
     monkeypatch.setattr(streaming, "blocks", lambda text: parsed.append(len(text)) or real(text))  # type: ignore[func-returns-value]
     paragraph = "word " * 30 + "\n\n"
-    streamed([piece + " " for piece in (paragraph * 40).split(" ")])
+    streamed([piece + " " for piece in (paragraph * 12).split(" ")])
     assert max(parsed) <= len(paragraph) + 10
     parsed.clear()
-    streamed(["| a | b |\n", "|---|---|\n", *["| word | word |\n"] * 200])
+    streamed(["| a | b |\n", "|---|---|\n", *["| word | word |\n"] * 60])
     assert max(parsed) <= 300
     parsed.clear()
-    streamed([*("```\n" + "line of code\n" * 200)])
+    streamed([*("```\n" + "line of code\n" * 60)])
     assert max(parsed) <= 20
 
 
-@pytest.mark.parametrize("before", ["> q\n\n", "- item\n\n", "1. one\n2. two\n\n", "- one\n- "])
-@pytest.mark.parametrize("first", ["", "**Bold** ", "(So) ", "Éric ", "2024 "])
+@pytest.mark.parametrize(
+    ("before", "first"),
+    [("> q\n\n", ""), ("- item\n\n", "**Bold** "), ("1. one\n2. two\n\n", "(So) "), ("- one\n- ", "2024 ")],
+)
 def test_what_follows_a_quote_or_a_list_comes_out_while_it_is_written(before: str, first: str) -> None:
     text = before + first + "word " * 150
     stream, shown = MarkdownStream(), 0
@@ -315,9 +317,9 @@ def test_what_is_forgotten_of_a_long_paragraph_changes_nothing(pieces: list[str]
     assert room < 12 or found[0] == found[1]
 
 
-@pytest.mark.parametrize("unit", ["a", "a_b_", "[a](", "a\n", "word word "])
+@pytest.mark.parametrize("unit", ["a", "a_b_", "[a](", "a\n"])
 def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Characters that are read for each of 20,000 that came, however degenerate they are."""
+    """Characters that are read for each of 8,000 that came, however degenerate they are."""
     read = [0]
     parsed = streaming.blocks
 
@@ -326,7 +328,7 @@ def test_the_work_does_not_grow_with_a_paragraph(unit: str, monkeypatch: pytest.
         return parsed(text)
 
     monkeypatch.setattr(streaming, "blocks", counted)
-    stream, text = MarkdownStream(), unit * (20_000 // len(unit))
+    stream, text = MarkdownStream(), unit * (8_000 // len(unit))
     for at in range(0, len(text), 400):  # so that some end with the same sign each time
         stream.feed(text[at : at + 400])
         stream.settle(80, 12)

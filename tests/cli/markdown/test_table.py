@@ -35,11 +35,11 @@ def test_the_widest_column_gives_way_first() -> None:
     assert shown(TABLE, 24) == [
         "name  │ price │ meaning",
         "      │       │  of it",
-        "──────┼───────┼────────",
-        "tea   │     3 │ warm",
-        "      │       │ and good",
+        "──────┼───────┼─────────",
+        "tea   │     3 │ warm and",
+        "      │       │   good",
         "water │    12 │    x",
-    ] or shown(TABLE, 24)[0].startswith("name  │ price │")
+    ]
 
 
 def test_without_room_for_columns_a_row_is_a_list() -> None:
@@ -56,7 +56,8 @@ def test_without_room_for_columns_a_row_is_a_list() -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=6), st.integers(6, 100))
-def test_widths_fill_the_room_or_are_what_the_columns_wish(load_requests: list[int], room: int) -> None:
-    widths = fitted(tuple(load_requests), room)
-    assert sum(widths) == min(sum(load_requests), room) or len(load_requests) > room
-    assert all(0 < width <= load_request for width, load_request in zip(widths, load_requests, strict=True))
+def test_widths_fill_the_room_or_are_what_the_columns_wish(wished: list[int], room: int) -> None:
+    """There is room for one character of each column."""
+    widths = fitted(tuple(wished), room)
+    assert sum(widths) == min(sum(wished), room)
+    assert all(0 < width <= wish for width, wish in zip(widths, wished, strict=True))

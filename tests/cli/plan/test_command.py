@@ -177,7 +177,6 @@ def test_what_cannot_be_planned_is_one_clear_line(
         ("llama", (), {}, 512),
         ("gpt2", (), {}, 512),
         ("llama", ("max_position_embeddings",), {}, 2048),
-        ("llama", ("max_position_embeddings",), {"model_max_length": 700}, 700),
         ("llama", ("max_position_embeddings",), {"max_sequence_length": 800}, 800),
         ("llama", ("max_position_embeddings",), {"model_max_length": 0, "seq_length": 900}, 900),
         ("llama", ("max_position_embeddings",), {"model_max_length": True, "text_config": {"n_ctx": 300}}, 300),
@@ -250,11 +249,13 @@ def test_several_machines_are_a_table(capsys: pytest.CaptureFixture[str], tmp_pa
         "  It can be cut for 2, 4 or 8 machines. Several processes on one machine share\n"
         "  its memory.\n"
     )
-    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "2", "--memory", "64GB", "--json"]) == 0
-    assert [part["fits"] for part in json.loads(capsys.readouterr().out)["hosts"]["ranks"]] == [570_426] * 2
-    assert run(["plan", str(tmp_path / "q.json"), "--hosts", "3"]) == 0
+    (tmp_path / "short.json").write_text(json.dumps({**QWEN3_8B, "num_hidden_layers": 2}))
+    assert run(["plan", str(tmp_path / "short.json"), "--hosts", "2", "--memory", "64GB", "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["hosts"]["ranks"]
+    assert [(part["layers"], part["kv_bytes_per_token"]) for part in ranks] == [(2, 2 * 4 * 128 * 2 * 2)] * 2
+    assert run(["plan", str(tmp_path / "short.json"), "--hosts", "3"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "q cannot be cut for 3 hosts" in told and told.endswith("2, 4 or 8 hosts would do.")
+    assert "short cannot be cut for 3 hosts" in told and told.endswith("2, 4 or 8 hosts would do.")
     assert run(["plan", str(tmp_path / "q.json"), "--hosts", "nowhere.json"]) == 1
     assert "no such file. Give a number of processes" in capsys.readouterr().err
     assert run(["plan", str(tmp_path / "q.json"), "--hosts", "2", "--draft", "smollm2"]) == 2

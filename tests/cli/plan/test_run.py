@@ -66,7 +66,7 @@ def test_the_page_says_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFi
         assert f"\n  {part} " in page
 
 
-@pytest.mark.parametrize("options", [[], ["--prefill-budget", "1"], ["--max-rows", "1"]])
+@pytest.mark.parametrize("options", [["--prefill-budget", "1"], ["--max-rows", "1"]])
 def test_sequences_as_short_as_can_be_have_figures(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from support.models.published import DEEPSEEK_V3, GEMMA3_1B, QWEN3_8B
 MAC = mac(64 << 30)
 LOAD = Load(16, 512)
 SHORT = {**DEEPSEEK_V3, "num_hidden_layers": 7}
+QWEN3 = {**QWEN3_8B, "num_hidden_layers": 4}
 
 
 def hosts_of(config: dict[str, Any], hosts: int, machine: Machine = MAC, kv_bits: int | None = None) -> HostsFigures:
@@ -27,12 +28,13 @@ def hosts_of(config: dict[str, Any], hosts: int, machine: Machine = MAC, kv_bits
 
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_a_tensor_part_has_its_share_of_each_layer_and_whole_embeddings(hosts: int) -> None:
-    figures = hosts_of(QWEN3_8B, hosts)
-    whole, embeddings, norms = 8_190_735_360, 2 * 151_936 * 4096, 36 * (2 * 4096 + 2 * 128) + 4096
-    share = (whole - embeddings - norms) // hosts + embeddings + norms
+    figures = hosts_of(QWEN3, hosts)
+    matrices = 4 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12288)
+    embeddings, norms = 2 * 151_936 * 4096, 4 * (2 * 4096 + 2 * 128) + 4096
+    share = matrices // hosts + embeddings + norms
     assert figures.way == "tensor" and figures.would_do == (2, 4, 8) and figures.refusal is None
     assert [part.weight_bytes for part in figures.ranks] == [2 * share] * hosts
-    assert {(part.layers, part.kv_bytes_per_token) for part in figures.ranks} == {(36, 147_456 // hosts)}
+    assert {(part.layers, part.kv_bytes_per_token) for part in figures.ranks} == {(4, 16_384 // hosts)}
     assert [part.rank for part in figures.ranks] == list(range(hosts))
     for part in figures.ranks:
         tails, logits = 2 * 16 * 16 * part.kv_bytes_per_token, 16 * 151_936 * 4
@@ -41,13 +43,13 @@ def test_a_tensor_part_has_its_share_of_each_layer_and_whole_embeddings(hosts: i
 
 
 def test_on_a_cpu_parts_are_float32() -> None:
-    figures = hosts_of(QWEN3_8B, 2, Machine(200 << 30, 150 << 30, on_cpu=True))
-    assert figures.ranks[0].kv_bytes_per_token == 147_456
-    assert figures.ranks[0].weight_bytes == 2 * hosts_of(QWEN3_8B, 2).ranks[0].weight_bytes
+    figures = hosts_of(QWEN3, 2, Machine(200 << 30, 150 << 30, on_cpu=True))
+    assert figures.ranks[0].kv_bytes_per_token == 16_384
+    assert figures.ranks[0].weight_bytes == 2 * hosts_of(QWEN3, 2).ranks[0].weight_bytes
 
 
 def test_quantized_keys_and_values_are_counted_with_their_scales() -> None:
-    assert hosts_of(QWEN3_8B, 2, kv_bits=8).ranks[0].kv_bytes_per_token == 147_456 // 4 * 68 // 64
+    assert hosts_of(QWEN3, 2, kv_bits=8).ranks[0].kv_bytes_per_token == 16_384 // 4 * 68 // 64
 
 
 def test_a_pipeline_has_whole_layers_the_first_rank_the_last_ones() -> None:
@@ -68,7 +70,7 @@ def test_a_latent_is_whole_on_every_host() -> None:
 
 
 def test_what_cannot_be_cut_is_said_with_the_numbers_that_would_do() -> None:
-    three = hosts_of(QWEN3_8B, 3)
+    three = hosts_of(QWEN3, 3)
     assert three.way is None and three.ranks == () and three.would_do == (2, 4, 8)
     assert three.refusal is not None
     assert three.refusal.startswith("it cannot be cut for 3 hosts: ") and three.refusal.endswith(
@@ -79,5 +81,5 @@ def test_what_cannot_be_cut_is_said_with_the_numbers_that_would_do() -> None:
 
 
 def test_a_model_that_runs_on_mlx_lms_caches_is_not_spread(unpaged: None) -> None:
-    figures = hosts_of(QWEN3_8B, 2)
+    figures = hosts_of(QWEN3, 2)
     assert figures.way is None and figures.refusal is not None and "it cannot run on several hosts" in figures.refusal

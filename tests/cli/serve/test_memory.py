@@ -55,9 +55,14 @@ def test_a_draft_model_is_planned_as_the_engine_opens_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"kv_memory": "1MB"}, {"keep_last": 100}, {"kv_memory": "2MB", "block_size": 64}]
+    ("name", "options"),
+    [
+        ("llama", {}),
+        ("windowed llama", {"kv_memory": "1MB"}),
+        ("gpt_oss", {"keep_last": 100}),
+        ("gemma3_text", {"kv_memory": "2MB", "block_size": 64}),
+    ],
 )
-@pytest.mark.parametrize("name", ["llama", "windowed llama", "gpt_oss", "gemma3_text"])
 def test_the_engine_has_the_context_that_is_advertised(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     folder = write_tiny(tmp_path / "tiny", name, max_position_embeddings=65536)
     plan = planned(folder, "a", 12 * MIB, **options)["a"]

@@ -30,17 +30,14 @@ def check(encode: Callable[[str], list[int]], text: str, most: int) -> None:
     assert (len(found) > most) == (len(whole) > most)
 
 
-@pytest.mark.parametrize("name", CORES)
-@settings(max_examples=examples(60))
-@given(text=long_texts, most=st.integers(0, 60))
+@settings(max_examples=examples(300), deadline=None)
+@given(name=st.sampled_from(sorted(CORES)), text=long_texts, most=st.integers(0, 60))
 def test_the_first_tokens_are_those_of_the_whole_text(name: str, text: str, most: int) -> None:
     check(lambda said: list(core_of(name).encode(said, add_special_tokens=False).ids), text, most)
 
 
-@pytest.mark.parametrize("prefix_after_added", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(60))
-@given(text=long_texts, most=st.integers(0, 60))
+@settings(max_examples=examples(300), deadline=None)
+@given(kind=st.sampled_from(sorted(KINDS)), prefix_after_added=st.booleans(), text=long_texts, most=st.integers(0, 60))
 def test_the_first_pieces_are_those_of_the_whole_text(
     kind: str, prefix_after_added: bool, text: str, most: int
 ) -> None:
@@ -48,7 +45,7 @@ def test_the_first_pieces_are_those_of_the_whole_text(
     check(lambda said: list(tokenizer.encode(said, add_special_tokens=False)), text, most)
 
 
-@pytest.mark.parametrize("piece", ["ab c", "x", "世界", " ", "e\u0301", "<|end|>"])
+@pytest.mark.parametrize("piece", ["ab c", "世界", "e\u0301"])
 def test_little_of_a_long_text_is_tokenized(piece: str) -> None:
     encode, seen = core_of("bytes, composed"), 0
 

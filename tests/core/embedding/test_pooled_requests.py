@@ -132,6 +132,5 @@ def test_what_was_computed_before_a_preemption_does_not_count() -> None:
     for generation in (0, 1):
         segment = SimpleNamespace(job=3, generation=generation, pooled=range(1))
         plan: Any = SimpleNamespace(segments=[segment])
-        took = OpenRequests._take_pooled(requests, plan, [generation])  # type: ignore[list-item]
-        assert took == [answer] * generation
+        OpenRequests._take_pooled(requests, plan, [generation])  # type: ignore[list-item]
     assert taken == [1]

@@ -13,14 +13,13 @@ from hypothesis import example, given, settings
 from cortexmlx.execution.serial import COUNTED, OneSequence
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.request import FinishReason, RequestState
 from cortexmlx.types.sampling_params import SamplingParams
 from support.effort import examples
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 VOCAB = 5
 THEMES = ([1, 2, 3, 4] * 20, [4, 4, 1] * 25, [0, 2] * 40)
@@ -81,7 +80,7 @@ class Machine:
             self.in_flight.append((plan, self._carry_out(plan)))
         if self.in_flight and (plan is None or len(self.in_flight) > 1):
             done, tokens = self.in_flight.popleft()
-            self.scheduler.commit(done, tokens, 0.001)
+            commit(self.scheduler, done, tokens, 0.001)
         self.scheduler.check_invariants()
 
     def finish(self) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.models.tokenizers.base import SpecialTokens
 from cortexmlx.models.tokenizers.sentencepiece import SentencePieceTokenizer
-from support.effort import examples
+from support.effort import THOROUGH
 from support.models.sentencepieces import KINDS, TEXTS, judge, trained
 
 
@@ -31,24 +30,28 @@ def streamed(tokenizer: SentencePieceTokenizer, ids: list[int]) -> str:
     return seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(150), deadline=None)
-@given(text=TEXTS)
+@settings(max_examples=900 if THOROUGH else 60, deadline=None)
+@given(st.sampled_from(sorted(KINDS)), TEXTS)
 def test_text_gets_the_tokens_of_sentencepiece_and_decodes_as_there(kind: str, text: str) -> None:
     wanted = judge(kind).encode(text)
     assert ours(kind).encode(text) == wanted
     assert ours(kind).decode(wanted) == judge(kind).decode(wanted)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=examples(300), deadline=None)
-@given(data=st.data())
-def test_any_ids_decode_and_stream_as_sentencepiece_decodes_them(kind: str, data: st.DataObject) -> None:
+@lru_cache
+def ids_of(kind: str) -> st.SearchStrategy[list[int]]:
+    """Ids of which many begin a word."""
     core = judge(kind)
     marked = [i for i in range(core.vocab_size()) if core.id_to_piece(i).startswith("▁")]
     others = [i for i in range(core.vocab_size()) if not core.is_control(i)]
-    ids = data.draw(st.lists(st.one_of(st.sampled_from(others), st.sampled_from(marked)), max_size=12))
-    wanted = core.decode(ids)
+    return st.lists(st.one_of(st.sampled_from(others), st.sampled_from(marked)), max_size=12)
+
+
+@settings(max_examples=1800 if THOROUGH else 90, deadline=None)
+@given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(kind), ids_of(kind))))
+def test_any_ids_decode_and_stream_as_sentencepiece_decodes_them(drawn: tuple[str, list[int]]) -> None:
+    kind, ids = drawn
+    wanted = judge(kind).decode(ids)
     assert ours(kind).decode(ids) == wanted
     assert streamed(ours(kind), ids) == wanted
 

@@ -21,7 +21,7 @@ from support.models.tiny import write_tiny
 from support.patience import soon
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "and the end"}]
-LONG = "".join(CORPUS) * 400
+LONG = "".join(CORPUS) * 100
 
 
 def folder(path: Path) -> Any:

@@ -16,16 +16,16 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     },
 }
-ROWS = 6
+ROWS = 4
 
 
 def written(turns: Sequence[Turn]) -> str:
     """A text of many tokens that tells requests apart."""
-    return f"{len(turns)} messages. " + turns[-1].text.upper() * 12
+    return f"{len(turns)} messages. " + turns[-1].text.upper() * 6
 
 
 def test_every_row_writes_its_own_text_though_rows_are_preempted(scripted: Path) -> None:
-    with Engine(str(scripted), kv_memory="96KB", block_size=16, max_rows=ROWS) as engine:
+    with Engine(str(scripted), kv_memory="48KB", block_size=16, max_rows=ROWS) as engine:
         params = SamplingParams(max_tokens=300, logits_processors=[Script(engine, written)])
         questions = [f"Question {number}: größer 🙂?" for number in range(ROWS)]
         prompts = [ChatPrompt([{"role": "user", "content": question}]) for question in questions]

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cortexmlx.server.residency import Load, Residency, State, Ticket, Unload
+from cortexmlx.server.residency import LoadModel, Residency, State, Ticket, UnloadModel
 
 NAMES = "abcd"
 names = strategies.sampled_from(NAMES)
@@ -33,7 +33,7 @@ class Requests(RuleBasedStateMachine):
         self.loaded: set[str] = set()
         self.failed: set[str] = set()
         self.used: dict[str, float] = {}
-        self.change: Load | Unload | None = None
+        self.change: LoadModel | UnloadModel | None = None
 
     def granted(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -80,11 +80,11 @@ class Requests(RuleBasedStateMachine):
         if self.change is not None:
             assert action is None
             return
-        if isinstance(action, Load):
+        if isinstance(action, LoadModel):
             assert any(ticket.model == action.model for ticket in self.waiting.values())
             oldest = next(t for t in self.waiting.values() if t.model not in self.loaded)
             assert action.model == oldest.model
-        if isinstance(action, Unload):
+        if isinstance(action, UnloadModel):
             failed = action.model in self.failed
             assert action.model in self.loaded and (failed or action.model not in self.kept)
             assert all(ticket.model != action.model for ticket in self.running.values())
@@ -98,9 +98,9 @@ class Requests(RuleBasedStateMachine):
     @rule(fails=strategies.booleans())
     def finish(self, fails: bool) -> None:
         change, self.change = self.change, None
-        if isinstance(change, Unload):
+        if isinstance(change, UnloadModel):
             self.residency.unloaded()
-        elif isinstance(change, Load):
+        elif isinstance(change, LoadModel):
             mine = [ticket for ticket in self.waiting.values() if ticket.model == change.model]
             if fails:
                 assert self.residency.failed() == mine
@@ -171,7 +171,7 @@ def _take(residency: Residency, model: str, now: float = 0.0) -> Ticket:
     if ticket in residency.grant():
         return ticket
     while (action := residency.begin(now)) is not None:
-        if isinstance(action, Load):
+        if isinstance(action, LoadModel):
             assert ticket in residency.loaded(now)
             return ticket
         residency.unloaded()
@@ -202,14 +202,14 @@ def test_requests_for_a_model_that_makes_room_wait_behind() -> None:
     later = residency.ask("a")
     assert residency.grant() == [] and residency.begin(0.0) is None
     residency.leave(running, 1.0)
-    assert residency.grant() == [] and residency.begin(1.0) == Unload("a")
+    assert residency.grant() == [] and residency.begin(1.0) == UnloadModel("a")
     residency.unloaded()
-    assert residency.begin(1.0) == Load("b") and residency.loaded(1.0) == [needs_room]
+    assert residency.begin(1.0) == LoadModel("b") and residency.loaded(1.0) == [needs_room]
     assert residency.begin(1.0) is None
     residency.leave(needs_room, 2.0)
-    assert residency.begin(2.0) == Unload("b")
+    assert residency.begin(2.0) == UnloadModel("b")
     residency.unloaded()
-    assert residency.begin(2.0) == Load("a") and residency.loaded(2.0) == [later]
+    assert residency.begin(2.0) == LoadModel("a") and residency.loaded(2.0) == [later]
 
 
 def test_who_leaves_holds_up_nobody() -> None:
@@ -245,7 +245,7 @@ def test_ends_do_not_change_who_makes_room() -> None:
     residency.leave(first, 1.0)
     assert not residency.would_grant("a") and residency.would_grant("b")
     residency.leave(second, 2.0)
-    assert residency.begin(2.0) == Unload("a") and residency.users("b") == 1
+    assert residency.begin(2.0) == UnloadModel("a") and residency.users("b") == 1
     assert third.model == "b"
 
 
@@ -257,6 +257,6 @@ def test_idle_models_are_unloaded_but_not_kept_ones() -> None:
     residency.leave(first, 5.0)
     residency.leave(second, 5.0)
     assert residency.due() == 15.0 and residency.begin(14.9) is None
-    assert residency.begin(15.0) == Unload("a") and residency.state("a") is State.UNLOADING
+    assert residency.begin(15.0) == UnloadModel("a") and residency.state("a") is State.UNLOADING
     residency.unloaded()
     assert residency.begin(1e9) is None and residency.state("b") is State.LOADED

@@ -111,7 +111,7 @@ NEW = len("</s>\n<|im_start|>tool\nsunny</s>\n<|im_start|>assistant\n")
 """Characters, and so at least as many as tokens, that a turn adds to its own answer."""
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_answers_with_their_thoughts_are_computed_no_second_time(tmp_path: Path, kind: str) -> None:
     answers = tuple("<think>" + each for each in ANSWERS)
     config = RECURRENT.get(kind, {})
@@ -123,7 +123,7 @@ def test_answers_with_their_thoughts_are_computed_no_second_time(tmp_path: Path,
     assert without[1] > later[0] + 20, "the number comes back in another form"
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_a_template_that_drops_thoughts_is_followed_from_there(tmp_path: Path, kind: str) -> None:
     """The answer without its thoughts is new to the model, and nothing before it."""
     with agent(tmp_path / "tiny", DROPS, ANSWERS, RECURRENT.get(kind, {})) as ask:
@@ -133,7 +133,7 @@ def test_a_template_that_drops_thoughts_is_followed_from_there(tmp_path: Path, k
     assert all(count <= bound for count, bound in zip(later, bounds, strict=True)), later
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def test_after_a_restart_an_agent_goes_on(tmp_path: Path, kind: str) -> None:
     answers = tuple("<think>" + each for each in ANSWERS)
     config, store = RECURRENT.get(kind, {}), tmp_path / "store"
@@ -175,10 +175,10 @@ LOOPS = (
 """Writes the thoughts since the last user's message (Qwen3). Its prompt ends with one line break."""
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_5"])
+@pytest.mark.parametrize("kind", ["qwen3_5", pytest.param("llama", marks=pytest.mark.slow)])
 def test_a_new_question_computes_what_followed_the_last_one(tmp_path: Path, kind: str) -> None:
     """Then the thoughts of all rounds are left out. A recurrent state is kept before them, however many there were."""
-    rounds = 6
+    rounds = 3
     answers = (*(f"step {n}</think>{CALL}" for n in range(rounds)), "so</think>Fine.", "oh</think>Bye")
     system, question = "You are a helpful agent. " * 10, "How is the weather? " * 8
     messages: list[Any] = [{"role": "system", "content": system}, {"role": "user", "content": question}]

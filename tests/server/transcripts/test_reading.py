@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.models.tokenizers.fitting import Fitting
 from cortexmlx.models.tokenizers.templates import render
-from cortexmlx.server.transcripts import Reading, Table
+from cortexmlx.server.transcripts import TranscriptReading, TranscriptTable
 from cortexmlx.structured.tools import ToolCall
 from cortexmlx.types.request import Completion, FinishReason, Message, Timings, Usage
 from cortexmlx.types.sampling_params import SamplingParams
@@ -76,8 +76,8 @@ def sent_back(done: Completion) -> Message:
     return {"role": "assistant", "content": done.text, **({"tool_calls": calls} if calls else {})}
 
 
-def asked(table: Table, messages: Sequence[Message], client: str = "") -> tuple[Reading, list[int]]:
-    reader, reading = Reader(), Reading(table, client, messages, PARAMS)
+def asked(table: TranscriptTable, messages: Sequence[Message], client: str = "") -> tuple[TranscriptReading, list[int]]:
+    reader, reading = Reader(), TranscriptReading(table, client, messages, PARAMS)
     return reading, reading.tokens(reader, reader.render(reading.messages), reader.render)
 
 
@@ -86,23 +86,25 @@ TOOL: Message = {"role": "tool", "content": "bb"}
 
 
 def test_an_answer_that_comes_back_has_the_tokens_that_were_written() -> None:
-    table = Table(1 << 20)
+    table = TranscriptTable(1 << 20)
     first, prompt = asked(table, [USER])
     said = completion([2, 3, 7, 3, 3], "ab")  # a, b, space, b, b: the tokenizer would write ab and bb
-    first.ended(said)
+    first.remember(said)
     _, more = asked(table, [USER, sent_back(said), TOOL])
     written = [*prompt, *said.token_ids[:-1]]
     assert more[: len(written)] == written
     assert meaning(decoded(more)) == "<uaba><mabbbc(ab)><tbb><m"
-    assert asked(Table(1 << 20), [USER, sent_back(said), TOOL])[1][: len(written)] != written, "nobody else has them"
+    assert asked(TranscriptTable(1 << 20), [USER, sent_back(said), TOOL])[1][: len(written)] != written, (
+        "nobody else has them"
+    )
     assert asked(table, [USER, sent_back(said), TOOL], "another key")[1][: len(written)] != written
 
 
 def test_a_changed_answer_has_the_tokens_of_its_text() -> None:
-    table = Table(1 << 20)
+    table = TranscriptTable(1 << 20)
     first, prompt = asked(table, [USER])
     said = completion([2, 3], "ab")
-    first.ended(said)
+    first.remember(said)
     changed: Any = sent_back(said)
     changed["tool_calls"][0]["function"]["arguments"] = {"x": "b"}
     for message in (changed, {**sent_back(said), "content": "abb"}, {"role": "assistant", "content": "ab"}):
@@ -113,11 +115,11 @@ def test_a_changed_answer_has_the_tokens_of_its_text() -> None:
 
 
 def test_true_is_no_number_and_an_order_is_not_a_difference() -> None:
-    table = Table(1 << 20)
+    table = TranscriptTable(1 << 20)
     first, _ = asked(table, [USER])
     call = ToolCall("call0", "f", '{"x": 1, "y": [{"a": null, "b": 2.0}]}')
     done = completion([2], None)
-    first.ended(
+    first.remember(
         Completion(done.text, done.token_ids, FinishReason.TOOL_CALLS, done.usage, done.timings, tool_calls=(call,))
     )
 
@@ -125,38 +127,38 @@ def test_true_is_no_number_and_an_order_is_not_a_difference() -> None:
         function = {"name": "f", "arguments": arguments}
         return {"role": "assistant", "content": "a", "tool_calls": [{"id": "call0", "function": function}]}
 
-    same = Reading(table, "", [USER, message({"y": [{"b": 2.0, "a": None}], "x": 1})], PARAMS).messages[1]
+    same = TranscriptReading(table, "", [USER, message({"y": [{"b": 2.0, "a": None}], "x": 1})], PARAMS).messages[1]
     [kept] = same["tool_calls"]  # type: ignore[misc, str-unpack]
     assert list(kept["function"]["arguments"]) == ["x", "y"], "in the order that was written"  # type: ignore[index]
     other = message({"x": True, "y": [{"a": None, "b": 2.0}]})
-    assert Reading(table, "", [USER, other], PARAMS).messages[1] is other
+    assert TranscriptReading(table, "", [USER, other], PARAMS).messages[1] is other
 
 
 def test_a_client_may_put_in_what_is_a_default() -> None:
     """Claude Code sends `"replace_all": false` back with each edit."""
     schema = {"type": "object", "properties": {"x": {"type": "string"}, "all": {"type": "boolean", "default": False}}}
     params = SamplingParams(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
-    table, reader = Table(1 << 20), Reader()
-    first = Reading(table, "", [USER], params)
+    table, reader = TranscriptTable(1 << 20), Reader()
+    first = TranscriptReading(table, "", [USER], params)
     prompt = first.tokens(reader, reader.render([USER]), reader.render)
     said = completion([2, 3], "ab")
-    first.ended(said)
+    first.remember(said)
     written = [*prompt, *said.token_ids[:-1]]
     for put, same in ((False, True), (True, False), (0, False), (None, False)):
         message: Any = sent_back(said)
         message["tool_calls"][0]["function"]["arguments"] = {"all": put, "x": "ab"}
-        reading = Reading(table, "", [USER, message, TOOL], params)
+        reading = TranscriptReading(table, "", [USER, message, TOOL], params)
         more = reading.tokens(reader, reader.render(reading.messages), reader.render)
         assert (more[: len(written)] == written) == same, put
         assert (reading.messages[1] is message) != same
 
 
 def test_a_template_that_cannot_render_the_part_is_no_error() -> None:
-    table, reader = Table(1 << 20), Reader()
+    table, reader = TranscriptTable(1 << 20), Reader()
     first, _ = asked(table, [USER])
     said = completion([2, 3], "ab")
-    first.ended(said)
-    reading = Reading(table, "", [USER, sent_back(said), TOOL], PARAMS)
+    first.remember(said)
+    reading = TranscriptReading(table, "", [USER, sent_back(said), TOOL], PARAMS)
 
     def refuse(messages: object) -> str:
         raise InvalidRequest("roles must alternate")
@@ -181,7 +183,7 @@ TURNS = st.lists(
 @settings(max_examples=examples(300), deadline=None)
 def test_a_prompt_always_means_its_text(turns: Any, most: int) -> None:
     """And what a client sends back unchanged is computed no second time."""
-    table, reader = Table(most), Reader()
+    table, reader = TranscriptTable(most), Reader()
     messages: list[Message] = [USER]
     for how, tokens, call, ended in turns:
         reading, prompt = asked(table, messages)
@@ -189,7 +191,7 @@ def test_a_prompt_always_means_its_text(turns: Any, most: int) -> None:
         if how == "forget":
             continue
         done = completion(tokens, call if ended else None, ended)
-        reading.ended(done)
+        reading.remember(done)
         if how == "ask again":
             continue
         message: Any = sent_back(done)
@@ -227,16 +229,16 @@ def after(
     reader: Marked, first: Sequence[Message], written: str, messages: Sequence[Message], **answer: Any
 ) -> tuple[str, str]:
     """What the tokens of `messages` say after an answer to `first` that was `written` so, and what they should."""
-    table = Table(1 << 20)
-    reading = Reading(table, "", first, PARAMS)
+    table = TranscriptTable(1 << 20)
+    reading = TranscriptReading(table, "", first, PARAMS)
     reading.tokens(reader, reader.render(first), reader.render)
     ids = (*map(ord, written), END)
     answer = {"text": written, **answer}
     usage, timings = Usage(1, len(ids)), Timings(0, 0, 0, 0, 0)
     said = Completion(token_ids=ids, finish_reason=FinishReason.STOP, usage=usage, timings=timings, **answer)
     reader.token_bytes = lambda token: b">" if token == END else chr(token).encode()  # type: ignore[method-assign]
-    reading.ended(said)
-    more = Reading(table, "", messages, PARAMS)
+    reading.remember(said)
+    more = TranscriptReading(table, "", messages, PARAMS)
     text = reader.render(more.messages)
     return "".join(map(chr, more.tokens(reader, text, reader.render))), text
 
@@ -293,8 +295,8 @@ def test_a_call_has_the_id_of_its_result_where_the_model_counted_otherwise() -> 
 
     reader = Kimi()
     for counted, own in (("0", True), ("7", False)):
-        table = Table(1 << 20)
-        first = Reading(table, "", [USER], PARAMS)
+        table = TranscriptTable(1 << 20)
+        first = TranscriptReading(table, "", [USER], PARAMS)
         first.tokens(reader, reader.render([USER]), reader.render)
         call = f"functions.f:{counted}<|tool_call_argument_begin|>" + '{"x":  1}'  # with two spaces
         raw = f"<think></think><|tool_calls_section_begin|><|tool_call_begin|>{call}<|tool_call_end|>"
@@ -302,7 +304,7 @@ def test_a_call_has_the_id_of_its_result_where_the_model_counted_otherwise() -> 
         calls = (ToolCall("call_1", "f", '{"x":  1}'),)
         ids, usage, timings = (*reader.encode(raw), END), Usage(1, 1), Timings(0, 0, 0, 0, 0)
         done = Completion("", ids, FinishReason.TOOL_CALLS, usage, timings, raw_text=raw, tool_calls=calls)
-        first.ended(done)
-        again = Reading(table, "", [USER, sent_back(done), {**TOOL, "tool_call_id": "call_1"}], PARAMS)
+        first.remember(done)
+        again = TranscriptReading(table, "", [USER, sent_back(done), {**TOOL, "tool_call_id": "call_1"}], PARAMS)
         text = "".join(map(chr, again.tokens(reader, reader.render(again.messages), reader.render)))
         assert text.count("functions.f:0") == 2 and ('"x":  1' in text) is own

@@ -13,17 +13,19 @@ import pytest
 from hypothesis import given, settings
 
 from cortexmlx.disk.folder import remove_transcripts
-from cortexmlx.server.transcripts import Answered, Remembered, SavedTranscripts, Table
+from cortexmlx.server.transcripts import Remembered, RememberedAnswer, SavedTranscripts, TranscriptTable
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
-from support.effort import examples
+from support.effort import THOROUGH, examples
 from support.patience import PATIENCE
 
 LOTS = 1 << 30
 TOKENS = st.lists(st.integers(0, 1 << 20), max_size=5).map(tuple)
 CALLS = st.lists(st.builds(ToolCall, st.text(max_size=3), st.text(max_size=3), st.text(max_size=9)), max_size=2)
 OMITTED = st.lists(st.just('{"a": 1}'), max_size=2).map(tuple)
-ANSWERED = st.builds(Answered, st.text(), st.text(), CALLS.map(tuple), st.text(), TOKENS, st.text(max_size=3), OMITTED)
+ANSWERED = st.builds(
+    RememberedAnswer, st.text(), st.text(), CALLS.map(tuple), st.text(), TOKENS, st.text(max_size=3), OMITTED
+)
 CUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=3).map(tuple)
 REMEMBERED = st.builds(
     Remembered,
@@ -32,7 +34,7 @@ REMEMBERED = st.builds(
     ANSWERED,
     st.lists(ANSWERED, max_size=2).map(tuple),
 )
-ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, Answered("b", "", (), "b", (2,), "$"))
+ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, RememberedAnswer("b", "", (), "b", (2,), "$"))
 
 
 def keep(folder: Path, *kept: tuple[str, Remembered], identity: str = "model") -> None:
@@ -46,8 +48,8 @@ def read(folder: Path, most: int = LOTS, identity: str = "model") -> list[tuple[
     return SavedTranscripts(folder, identity).read(most)
 
 
-@given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=4))
-@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=5), REMEMBERED), max_size=3))
+@settings(max_examples=examples(40) if THOROUGH else 8, deadline=None)
 def test_what_was_kept_is_read(tmp_path_factory: pytest.TempPathFactory, kept: list[tuple[str, Remembered]]) -> None:
     folder = tmp_path_factory.mktemp("store")
     keep(folder, *kept)
@@ -134,12 +136,12 @@ def test_a_slow_disk_keeps_nothing_waiting_that_the_table_has_forgotten(
 
 def test_a_table_goes_on_where_another_ended(tmp_path: Path) -> None:
     shelf = SavedTranscripts(tmp_path, "model")
-    table = Table(LOTS, shelf)
+    table = TranscriptTable(LOTS, shelf)
     table.keep("key", ONE)
     longer = Remembered(Transcript("abc", (1, 2, 3)), 2, ONE.answered)
     table.keep("key", longer, instead_of=ONE)
     shelf.close()
-    again = Table(LOTS, SavedTranscripts(tmp_path, "model"))
+    again = TranscriptTable(LOTS, SavedTranscripts(tmp_path, "model"))
     assert again.nearest("key", "abcd", []) == longer and again.all() == [("key", longer)]
     assert again.nearest("another", "abcd", []) is None
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cortexmlx.server import transcripts as tables
-from cortexmlx.server.transcripts import Answered, Remembered, Table
+from cortexmlx.server.transcripts import Remembered, RememberedAnswer, TranscriptTable
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
 from support.effort import examples
@@ -27,7 +27,7 @@ def encode(text: str) -> list[int]:
 
 def remembered(text: str, calls: tuple[str, ...] = ()) -> Remembered:
     made = tuple(ToolCall(id, "f", "{}") for id in calls)
-    return Remembered(Transcript().read(text, encode), 1, Answered("z", "", made, "z", (1,), "$"))
+    return Remembered(Transcript().read(text, encode), 1, RememberedAnswer("z", "", made, "z", (1,), "$"))
 
 
 class Kept(RuleBasedStateMachine):
@@ -37,7 +37,7 @@ class Kept(RuleBasedStateMachine):
         super().__init__()
         self.lost: list[Remembered] = []
         self.shelf: dict[str, str] = {}
-        self.table = Table(MOST, self)
+        self.table = TranscriptTable(MOST, self)
         self.model: list[tuple[str, Remembered]] = []
 
     def read(self, most: int) -> list[tuple[str, Remembered]]:
@@ -119,7 +119,7 @@ TestKept.settings = settings(max_examples=examples(60), stateful_step_count=30, 
 @pytest.mark.parametrize("text", ["The system prompt. User {n}: hello", "Hi"])
 def test_the_nearest_of_many_is_found_without_a_look_at_all(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Those of agents share a long beginning, those of a health check are all the same."""
-    table, kept = Table(1 << 30), [remembered(text.format(n=n * 7919 % 5003)) for n in range(5003)]
+    table, kept = TranscriptTable(1 << 30), [remembered(text.format(n=n * 7919 % 5003)) for n in range(5003)]
     looked: list[Any] = []
     for each in kept:
         table.keep("a", each)
@@ -134,6 +134,6 @@ def test_the_nearest_of_many_is_found_without_a_look_at_all(monkeypatch: pytest.
 
 
 def test_one_that_is_too_large_is_not_kept() -> None:
-    table = Table(MOST)
+    table = TranscriptTable(MOST)
     table.keep("a", remembered("x" * MOST))
     assert table.all() == [] and table.size == 0

@@ -198,6 +198,7 @@ def test_who_reads_nothing_of_a_stream_is_cut_and_its_request_cancelled(start: S
     ).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     listening = start(send_seconds=0.3)
+    listening._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the connections' own, too
     with connected(listening, receive_buffer=4096) as client:
         before = engine.stats().generated_tokens
         client.sendall(head.encode() + body)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.server.http import MOST_DEPTH, MOST_VALUES, event, parsed
+from cortexmlx.server.http import MOST_DEPTH, MOST_VALUES, event, parse_json
 from support.effort import examples
 
 TEXT = st.text(max_size=8)
@@ -25,7 +25,7 @@ JSON = st.recursive(
 @settings(max_examples=examples(50), deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=4))
 def test_an_ordinary_body_is_what_json_says(body: dict[str, Any]) -> None:
-    assert parsed(json.dumps(body).encode()) == body
+    assert parse_json(json.dumps(body).encode()) == body
 
 
 def nested(depth: int) -> bytes:
@@ -34,19 +34,19 @@ def nested(depth: int) -> bytes:
 
 
 def test_a_body_is_nested_so_deep_and_no_deeper() -> None:
-    assert parsed(nested(MOST_DEPTH))
+    assert parse_json(nested(MOST_DEPTH))
     for depth in (MOST_DEPTH + 1, 500, 5_000, 200_000):
         with pytest.raises(InvalidRequest, match=r"nested more than 128 deep"):
-            parsed(nested(depth))
+            parse_json(nested(depth))
 
 
 def test_a_body_has_so_many_values_and_no_more() -> None:
     def ids(count: int) -> bytes:
         return b'{"prompt":[' + b",".join([b"7"] * count) + b"]}"
 
-    assert len(parsed(ids(MOST_VALUES - 3))["prompt"]) == MOST_VALUES - 3
+    assert len(parse_json(ids(MOST_VALUES - 3))["prompt"]) == MOST_VALUES - 3
     with pytest.raises(InvalidRequest, match="more than 262,144 values"):
-        parsed(ids(MOST_VALUES + 1))
+        parse_json(ids(MOST_VALUES + 1))
 
 
 @pytest.mark.parametrize("call", [{"arguments": ""}, {"type": "tool_use", "input": ""}])
@@ -57,14 +57,14 @@ def test_values_in_the_arguments_of_calls_count_too(call: dict[str, str]) -> Non
     def calls(each: int) -> bytes:
         return json.dumps({"messages": [{"calls": [{**call, name: "{}," * each}] * 4}]}).encode()
 
-    assert parsed(calls(MOST_VALUES // 8))
+    assert parse_json(calls(MOST_VALUES // 8))
     with pytest.raises(InvalidRequest, match="more than 262,144 values"):
-        parsed(calls(MOST_VALUES // 8 + 1))
+        parse_json(calls(MOST_VALUES // 8 + 1))
 
 
 @pytest.mark.parametrize("text", [",,," * 200_000, '\\"{[,' * 100_000, "a: b, " * 100_000])
 def test_marks_in_a_text_are_no_values(text: str) -> None:
-    assert parsed(json.dumps({"text": text}).encode()) == {"text": text}
+    assert parse_json(json.dumps({"text": text}).encode()) == {"text": text}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_is_no_body_is_refused_in_time_that_grows_with_its_length(data: byt
     """The bound is on this process's CPU time: a search that begins anew at each mark would take hours."""
     began = time.process_time()
     with pytest.raises(InvalidRequest):
-        parsed(data)
+        parse_json(data)
     assert time.process_time() - began < 20
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_body_is_refused_in_time_that_grows_with_its_length(data: byt
 )
 def test_what_is_wrong_is_said(data: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        parsed(data)
+        parse_json(data)
 
 
 def test_an_event_is_one_line_for_clients_that_split_at_any_line_break() -> None:

@@ -75,7 +75,7 @@ def test_good_answers_are_taken_by_the_grammar_and_read_by_the_parser(written: W
 
 @each_format
 def test_the_parts_do_not_depend_on_how_an_answer_is_cut(written: Written) -> None:
-    for case in cases(written)[::3]:
+    for case in cases(written)[1::9]:
         answer = written.answer(case)
         whole = read(written.format, [answer])
         assert "".join(whole.pieces)
@@ -86,7 +86,7 @@ def test_the_parts_do_not_depend_on_how_an_answer_is_cut(written: Written) -> No
 @each_format
 @pytest.mark.parametrize("streamed", [True, False])
 def test_an_answer_that_is_cut_has_the_complete_calls_only(written: Written, streamed: bool) -> None:
-    for case in (*cases(written)[1:4], *cases(written)[-2:]):
+    for case in (cases(written)[1], cases(written)[-1]):
         answer = written.answer(case)
         for place in range(len(answer)):
             result = read(written.format, [answer[:place]], streamed)
@@ -184,14 +184,6 @@ def test_a_choice_of_tools_is_enforced(written: Written) -> None:
         assert not grammar_takes(written.format, both, parallel=False)
         assert grammar_takes(written.format, both, "required")
         assert not grammar_takes(written.format, both, "now")
-
-
-@each_format
-def test_calls_that_are_not_streamed_come_when_they_are_complete(written: Written) -> None:
-    case = cases(written)[2]
-    answer = written.answer(case)
-    for pieces in every_cut(answer):
-        assert read(written.format, pieces, streamed=False)[:2] == (said(case), case.calls)
 
 
 @each_format

@@ -68,7 +68,7 @@ class FakeInfo:
     name: str = "fake"
     path: str = "/models/fake"
     architecture: str = "llama"
-    context_length: int = int(os.environ.get("FAKE_CONTEXT", "8192"))
+    context_length: int = field(default_factory=lambda: int(os.environ.get("FAKE_CONTEXT", "8192")))
     vocab_size: int = 1000
     parameters: int = 134_000_000
     weight_bytes: int = 98_000_000

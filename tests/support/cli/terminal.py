@@ -9,7 +9,7 @@
         terminal.wait_for_prompt()
         assert terminal.answer() == ["Some Markdown", "", "and so on."]
 
-The command runs in a process of its own, on the fake engine of `cli_fakes`; the screen is pyte's.
+The command runs in a process of its own (`fork_server`), on the fake engine of `cli_fakes`; the screen is pyte's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import select
 import shutil
 import signal
 import struct
-import sys
 import tempfile
 import termios
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +33,8 @@ from types import TracebackType
 
 import pyte
 
-from support.cli import cli_fakes
 from support.cli.emulator import Emulator
+from support.cli.fork_server import ForkedCommand
 from support.patience import PATIENCE
 
 STOP = None
@@ -47,7 +46,7 @@ POLL_SECONDS = 0.02
 
 
 class Terminal:
-    """A window with `chat fake *arguments` in it, or another command, or another program than the faked one."""
+    """A window with `chat fake *arguments` in it, or another command; or another `program`, which really starts."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Terminal:
         term: str = "xterm-256color",
         environment: Mapping[str, str] | None = None,
         command: Sequence[str] = ("chat", "fake"),
-        program: Sequence[str] = (sys.executable, cli_fakes.__file__),
+        program: Sequence[str] = (),
         folder: Path | None = None,
         held: bool = False,
     ) -> None:
@@ -76,6 +75,14 @@ class Terminal:
         unwanted = ("NO_COLOR", "COLORTERM", "COLUMNS", "LINES")
         given = {name: value for name, value in os.environ.items() if name not in unwanted}
         given |= {"TERM": term, "FAKE_SCRIPT": str(self._folder / "script"), **(environment or {})}
+        self._forked: ForkedCommand | None = None
+        if not program:
+            self.master, its = pty.openpty()
+            _set_size(its, columns, lines)
+            self._forked = ForkedCommand([*command, *arguments], its, given, folder)
+            self.pid = self._forked.pid
+            os.close(its)
+            return
         line = [*program, *command, *arguments]
         self.pid, self.master = pty.fork()
         if self.pid == 0:
@@ -146,7 +153,7 @@ class Terminal:
             if condition():
                 return
             if not self._read(POLL_SECONDS):
-                what += f" when the program ended with {self._reap(0)}"
+                what += f" when the program ended with {self._reap()}"
                 break
         assert condition(), f"no sign of {what}:\n{self}"
 
@@ -171,15 +178,20 @@ class Terminal:
         """Wait for the end of the program."""
         for _ in range(int(seconds / POLL_SECONDS)):
             if not self._read(POLL_SECONDS):
-                return self._reap(0)
+                return self._reap()
         raise AssertionError(f"the program goes on:\n{self}")
+
+    def hang_up(self) -> int:
+        """Close the window; return the program's exit code."""
+        os.close(self.master)
+        return self._reap()
 
     def close(self) -> None:
         """End the program, whatever it does."""
         if self._exit is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            self._reap(0)
+            self._reap()
         with suppress(OSError):
             os.close(self.master)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -188,9 +200,11 @@ class Terminal:
         frame = "-" * self.screen.columns
         return "\n".join([frame, *self.screen.rows(), frame, f"last written: {self.raw[-300:]!r}"])
 
-    def _reap(self, options: int) -> int:
-        if self._exit is None:
-            self._exit = os.waitstatus_to_exitcode(os.waitpid(self.pid, options)[1])
+    def _reap(self) -> int:
+        if self._exit is None and self._forked is not None:
+            self._exit = self._forked.exit_code()
+        elif self._exit is None:
+            self._exit = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._exit
 
     def _read(self, seconds: float) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.draft_model import DraftModel, open_draft
-from cortexmlx.scheduling.job import Job
+from cortexmlx.scheduling.job import Job, RowTokens
 from cortexmlx.speculation.speculation import Speculation
 from support.models.tiny import VOCAB, write_tiny, write_tokenizer
 
@@ -68,11 +68,9 @@ class Eager(Speculation):
             if draft is not None:
                 self._scheduler.draft(job.id, draft.tokens)
 
-    def took(self, plan: object, seconds: float) -> None:
-        while self._scheduler.verified:
-            verified = self._scheduler.verified.pop()
-            self.drafted += verified.drafted
-            self.accepted += verified.accepted
+    def learn(self, plan: object, seconds: float, verified: Sequence[RowTokens]) -> None:
+        self.drafted += sum(row.drafted for row in verified)
+        self.accepted += sum(row.accepted for row in verified)
 
 
 def make_eager(core: EngineCore) -> Eager:

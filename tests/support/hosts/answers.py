@@ -15,10 +15,10 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.5, "repetitio
 def answers_of(model: Path, **config: Any) -> list[Any]:
     """Greedy answers, then sampled ones to the same prompts, which find their beginnings in the cache."""
     driver = Driver(model, **{"tokens": TIGHT, "max_rows": 8} | config)
-    handles = [driver.add(prompt, 24) for prompt in prompts_of()]
+    handles = [driver.add(prompt, 16) for prompt in prompts_of()]
     driver.finish()
-    handles += [driver.add(prompt, 12, seed=i, n=1 + i % 2, **SAMPLED) for i, prompt in enumerate(prompts_of())]
-    driver.step(9)
+    handles += [driver.add(prompt, 8, seed=i, n=1 + i % 2, **SAMPLED) for i, prompt in enumerate(prompts_of())]
+    driver.step(6)
     driver.core.cancel(handles.pop(9).id)
     driver.finish()
     stats = driver.core.stats()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.distributed.options import RankInfo
+from cortexmlx.distributed.messages import RankInfo
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.mode import execution_mode

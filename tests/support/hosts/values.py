@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -12,11 +12,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from msgspec import Struct
 
 from cortexmlx import errors
 from cortexmlx.disk.tier import PieceLoad
+from cortexmlx.distributed.messages import SentPlan, sent_plan
 from cortexmlx.errors import CortexError, HostLost, InvalidRequest
-from cortexmlx.scheduling.plan import SamplingRow
+from cortexmlx.scheduling.plan import SamplingRow, StepPlan
 from cortexmlx.types.sampling_params import SamplingParams
 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CortexError)]
@@ -72,10 +74,20 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(list(kind))
+    if kind is SentPlan:
+        return values(StepPlan).map(sent_plan)
+    if kind is StepPlan:
+        drawn = values_of_fields(kind)
+        return drawn.map(lambda plan: replace(plan, logit_segments=tuple(s for s in plan.segments if s.logits)))
+    return values_of_fields(kind)
+
+
+def values_of_fields(kind: Any) -> st.SearchStrategy[Any]:
+    """Objects of a class whose fields have values of their types."""
+    names = kind.__struct_fields__ if issubclass(kind, Struct) else [field.name for field in fields(kind)]
     hints = get_type_hints(kind)
     # Not `builds`, which follows the annotations by itself.
-    each = st.tuples(*(values(hints[field.name]) for field in fields(kind)))
-    return each.map(lambda given: kind(*given))
+    return st.tuples(*(values(hints[name]) for name in names)).map(lambda given: kind(*given))
 
 
 def _array(dtype: str) -> st.SearchStrategy[Any]:
@@ -90,8 +102,9 @@ def same(a: Any, b: Any) -> bool:
         return bool(a == b)
     if isinstance(a, CortexError):
         return type(a) is type(b) and str(a) == str(b) and vars(a) == vars(b)
-    if is_dataclass(a):
-        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    if is_dataclass(a) or isinstance(a, Struct):
+        names = a.__struct_fields__ if isinstance(a, Struct) else [field.name for field in fields(a)]
+        return type(a) is type(b) and all(same(getattr(a, name), getattr(b, name)) for name in names)
     if isinstance(a, Mapping):
         return isinstance(b, Mapping) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, Sequence) and not isinstance(a, str | bytes | range):

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from cortexmlx.core.threads import Task
-from cortexmlx.distributed.options import RankInfo, RankOptions
-from cortexmlx.distributed.rank_server import OpenedRank, serve
+from cortexmlx.distributed.messages import RankInfo, RankOptions
+from cortexmlx.distributed.rank import OpenedRank
+from cortexmlx.distributed.rank_server import serve
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.errors import HostLost
-from cortexmlx.execution.boundary import RankRunner
 from cortexmlx.execution.mode import ExecutionMode, PagedMode, execution_mode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.spec import LayerGroup
@@ -51,7 +51,7 @@ class WholeModel:
             loaded.parameters,
         )
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
+    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
         """As `OpenedRank.arrange`."""
         assert tuple(groups) == self._mode.groups
         runner = ORIGINAL(self._mode, self._block_size, VOCAB, self._backend)
@@ -102,7 +102,7 @@ class Changed(WholeModel):
         super().__init__(options)
         self._change = change
 
-    def arrange(self, groups: Sequence[LayerGroup]) -> RankRunner:
+    def arrange(self, groups: Sequence[LayerGroup]) -> ModelRunner:
         """As `OpenedRank.arrange`."""
         runner = super().arrange(groups)
         assert isinstance(runner, ModelRunner)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.types.sampling_params import SamplingParams
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 LAYER = LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))
 
@@ -43,8 +42,9 @@ class Clockwork:
             seconds = self.cost * len(plan.positions)
             self.now += seconds
             self.plans.append((plan, seconds))
-            for news in self.scheduler.commit(plan, [5] * len(plan.logit_rows), seconds):
-                self.first.setdefault(news.job.id, self.now)
+            for row in commit(self.scheduler, plan, [5] * len(plan.logit_rows), seconds):
+                if row.tokens:
+                    self.first.setdefault(row.job.id, self.now)
 
     def until_first(self, request: int) -> float:
         while request not in self.first:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cortexmlx.scheduling.job import Job, JobId
+from cortexmlx.scheduling.job import Job, JobId, RowTokens
 from cortexmlx.scheduling.keep_policy import KeepPolicy
+from cortexmlx.scheduling.plan import StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.types.embeddings import Pooled
 from cortexmlx.types.request import QueuedRequest
@@ -28,6 +29,17 @@ def add(
     """Queue a job."""
     request = QueuedRequest(tuple(prompt), params, seed, client=client, background=background)
     return scheduler.add(JobId(number), request, stop_ids, fork_of)
+
+
+def commit(
+    scheduler: Scheduler, plan: StepPlan, tokens: Sequence[int], seconds: float | None = None
+) -> list[RowTokens]:
+    """Hand the tokens of a step to a scheduler, and end the jobs that end with them, as the engine does."""
+    rows = scheduler.commit(plan, tokens, seconds)
+    for row in rows:
+        if row.finish_reason is not None:
+            scheduler.finish(row.job.id, row.finish_reason)
+    return rows
 
 
 def job_of(

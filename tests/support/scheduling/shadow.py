@@ -8,7 +8,7 @@ once.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -23,6 +23,7 @@ from cortexmlx.scheduling import plan as step_memory
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import SCRATCH_SLOT, Flush, Segment, StepKind, StepPlan
 from cortexmlx.scheduling.scheduler import Scheduler
+from support.scheduling.requests import commit
 from support.scheduling.shadow_states import ShadowStates
 from support.scheduling.stories import Story, number_after
 
@@ -62,15 +63,11 @@ class Shadow:
     def commit(self) -> None:
         """Hand the oldest results to the scheduler, and check them against the stories."""
         plan, tokens = self.in_flight.popleft()
-        committed = self.scheduler.commit(plan, tokens, 0.001)
-        left = Counter(news.job.id for news in committed)
-        for news in committed:
-            story = self.stories[news.job.id]
-            place = news.job.generated - left[news.job.id]
-            left[news.job.id] -= 1
-            wanted = story.answer()
-            assert place < len(wanted) and news.token == wanted[place], f"job {news.job.id} got a wrong token {place}"
-            assert (news.finish_reason is not None) == (place == len(wanted) - 1)
+        for row in commit(self.scheduler, plan, tokens, 0.001):
+            wanted, end = self.stories[row.job.id].answer(), row.job.generated
+            came = wanted[end - len(row.tokens) : end]
+            assert list(row.tokens) == came, f"job {row.job.id} got wrong tokens before its token {end}"
+            assert (row.finish_reason is not None) == (end == len(wanted))
 
     def next_tokens(self, job: Job, count: int) -> list[int]:
         """The next tokens of a job's text, as far as it goes without dropping any."""

@@ -13,16 +13,15 @@ from itertools import pairwise
 
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
-from cortexmlx.scheduling.config import SchedulerConfig
 from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepKind, StepPlan
-from cortexmlx.scheduling.scheduler import Scheduler
+from cortexmlx.scheduling.scheduler import Scheduler, SchedulerConfig
 from cortexmlx.speculation.drafter import Draft, Drafter, SlowDrafter
 from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.types.sampling_params import SamplingParams
 from support.scheduling.clockwork import LAYER
-from support.scheduling.requests import add
+from support.scheduling.requests import add, commit
 
 
 def line(points: Mapping[int, float]) -> Callable[[int], float]:
@@ -147,12 +146,13 @@ class Figures:
             text, job = self._texts[segment.job], self._jobs.get(segment.job)
             first = segment.logits.start + 1 - (0 if job is None else job.prompt_length)
             tokens += [text[min(first + place, len(text) - 1)] for place in range(len(segment.logits))]
-        for news in self.scheduler.commit(plan, tokens, 0.001):
-            self._tokens += 1
-            if news.finish_reason is not None:
-                self.speculation.end(news.job)
-        took, self._collected = self.now - self._collected, self.now
-        self.speculation.took(plan, took)
+        rows = commit(self.scheduler, plan, tokens, 0.001)
+        for row in rows:
+            self._tokens += len(row.tokens)
+            if row.finish_reason is not None:
+                self.speculation.end(row.job)
+        seconds, self._collected = self.now - self._collected, self.now
+        self.speculation.learn(plan, seconds, [row for row in rows if row.drafted])
         self.times.append((self.now, self._tokens))
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from cortexmlx.scheduling.decode_window import Drain
 from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.plan import StepPlan
+from cortexmlx.speculation.speculation import Speculation
 from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
 from support.models.tiny import tokens_of
@@ -25,7 +26,9 @@ def guide(driver: Driver, guess: Guess) -> None:
         for job in scheduler.jobs:
             scheduler.draft(job.id, guess(job))
 
-    driver.core.speculation.draft = draft  # type: ignore[method-assign]
+    core = driver.core
+    core.speculation = core.speculation or Speculation(scheduler, ())
+    core.speculation.draft = draft  # type: ignore[method-assign]
 
 
 def guided(driver: Driver, guess: Guess, *prompts: Sequence[int], **asked: Any) -> list[Completion]:

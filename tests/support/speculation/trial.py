@@ -11,7 +11,6 @@ from typing import Any
 
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.scheduling.decode_window import Drain
-from cortexmlx.scheduling.job import Job
 from cortexmlx.scheduling.keep_policy import KeepPolicy
 from cortexmlx.types.request import Completion
 from support.engine.core_driver import Driver, assert_nothing_lost
@@ -43,7 +42,6 @@ class Trial:
         self.refuses = dice.random() < 0.08
         self.store = store if dice.random() < 0.15 and keep is None else None
         self.keep = keep
-        self._jobs: dict[int, Job] = {}
         self._numbers: dict[int, int] = {}
         self._handles: dict[int, RequestHandle] = {}
         self._refused: Refusals | None = None
@@ -99,6 +97,7 @@ class Trial:
 
     def _drive(self, driver: Driver, wanted: list[Completion]) -> None:
         core, dice = driver.core, self.dice
+        assert core.speculation is not None
         own = core.speculation.draft
         core.speculation.draft = (  # type: ignore[method-assign]
             lambda: own() if dice.random() < 0.15 else self._draft(driver, wanted)
@@ -134,7 +133,6 @@ class Trial:
         """
         core = driver.core
         for job in core.scheduler.jobs:
-            self._jobs[job.id] = job
             answer = core.requests.answers.get(job.id)
             if answer is None or self.dice.random() < 0.2:
                 continue
@@ -157,8 +155,8 @@ class Trial:
         assert self.kind.speculates or not verified, f"{self.where} must not speculate"
         counts.trials += 1
         counts.verifying_steps += verified
-        counts.drafted += sum(job.drafted for job in self._jobs.values())
-        counts.accepted += sum(job.accepted for job in self._jobs.values())
+        counts.drafted += stats.speculation.drafted
+        counts.accepted += stats.speculation.accepted
         counts.preemptions += stats.preemptions
         counts.refusals += self._refusals
 

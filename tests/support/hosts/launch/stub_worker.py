@@ -10,8 +10,7 @@ import sys
 import time
 
 from cortexmlx.distributed.launch.assignment import CONTROLLER_LOST, MEET, READY, Assignment, rank, take_key, versions
-from cortexmlx.distributed.links.join import end_process_when_lost, join
-from cortexmlx.distributed.worker import end_with_parent, meet_the_others
+from cortexmlx.distributed.worker import end_process_when_lost, end_with_parent, join, meet_the_others
 from cortexmlx.errors import HostLost
 
 

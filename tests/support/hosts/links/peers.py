@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from cortexmlx.distributed.links.handshake import new_key
-from cortexmlx.distributed.links.join import join
 from cortexmlx.distributed.links.link import Link, LinkLimits
 from cortexmlx.distributed.links.listener import Listener
+from cortexmlx.distributed.worker import join
 from support.patience import PATIENCE
 
 PATIENT = LinkLimits(silence_seconds=PATIENCE, stall_seconds=PATIENCE)
@@ -24,7 +24,7 @@ IDENTITY = {"cortexmlx": "0.5.0", "mlx": "0.31.1", "weights": "cafe"}
 
 ECHO = f"""
 import ctypes, os, sys, time
-from cortexmlx.distributed.links.join import end_process_when_lost, join
+from cortexmlx.distributed.worker import end_process_when_lost, join
 from cortexmlx.distributed.links.link import LinkLimits
 port, silence = int(sys.argv[1]), float(sys.argv[2])
 link = join([("127.0.0.1", port)], bytes.fromhex(os.environ["KEY"]), 1, 0, {IDENTITY}, deadline=time.monotonic() + 600,

@@ -1,4 +1,4 @@
-"""A rank's part of a model in the place of `OpenedModel`, so that every rank runs a core of its own.
+"""A rank's part of a model in the place of `InProcessModel`, so that every rank runs a core of its own.
 
 There is no controller here. A core plans the same steps if it is asked the same, so all ranks enter the same
 collectives.
@@ -18,7 +18,7 @@ from cortexmlx.attention.backends import choose_backend
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.served_model import described, scheduling_of
 from cortexmlx.distributed.group import rank_options
-from cortexmlx.distributed.options import Cut, RankInfo
+from cortexmlx.distributed.messages import Cut, RankInfo
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.boundary import AdapterTables

@@ -19,7 +19,7 @@ blas.preload()
 import mlx.core as mx  # noqa: E402
 
 from cortexmlx.core import core as core_module  # noqa: E402
-from cortexmlx.distributed.options import Cut  # noqa: E402
+from cortexmlx.distributed.messages import Cut  # noqa: E402
 from cortexmlx.scheduling.plan import StepKind, StepPlan  # noqa: E402
 from support.engine import core_driver  # noqa: E402
 from support.hosts.parts.rank_model import RankModel  # noqa: E402

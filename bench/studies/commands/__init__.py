@@ -1,1 +1,0 @@
-"""The cost of the commands themselves, compared with the engine alone."""

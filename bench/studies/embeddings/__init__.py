@@ -1,1 +1,0 @@
-"""How many texts per second are embedded, beside mlx-lm's model called with padded batches."""

@@ -1,1 +1,0 @@
-"""The cost of structured output, and the time that forced tokens save."""

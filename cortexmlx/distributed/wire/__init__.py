@@ -1,1 +1,0 @@
-"""The messages between the controller and its workers, and their bytes."""

@@ -1,1 +1,0 @@
-"""Answers of engines with several adapters, compared at length with those of engines with one."""

@@ -1,1 +1,0 @@
-"""Conversations of agents at length: what each request computes again."""

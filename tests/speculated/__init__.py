@@ -1,1 +1,0 @@
-"""Engines that speculate, at length."""

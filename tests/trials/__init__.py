@@ -1,0 +1,1 @@
+"""Long random trials, each run by hand: `python -m tests.trials.NAME`."""
