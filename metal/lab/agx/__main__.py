@@ -72,7 +72,7 @@ def read_result(workload: KernelWork, output: CompilerOutput) -> CompiledWork:
     loops = find_loops(read_blocks(output.listing))
     if workload.heads is None:
         return CompiledWork(workload, statistics, None, ())
-    parts = _parts(workload, loops)
+    parts = _token_loops(workload, loops)
     counts = dict.fromkeys(CLASSES, 0.0)
     for loop, tokens in parts:
         for kind, number in loop.kinds.items():
@@ -81,7 +81,7 @@ def read_result(workload: KernelWork, output: CompilerOutput) -> CompiledWork:
     return CompiledWork(workload, statistics, rounded, tuple(tokens for _, tokens in parts))
 
 
-def _parts(workload: KernelWork, loops: tuple[Loop, ...]) -> list[tuple[Loop, float]]:
+def _token_loops(workload: KernelWork, loops: tuple[Loop, ...]) -> list[tuple[Loop, float]]:
     """Return the loops that all tokens pass through, each with the tokens of one turn. If a turn does a part of each of
     several tokens, their number is the sum of the parts.
     """
@@ -170,12 +170,12 @@ def main() -> int:
     options = parser.parse_args()
     begun, results, refused = time.perf_counter(), [], []
     try:
-        compiler = find_compiler() or _built(options.build)
+        compiler = find_compiler() or _build_if_wanted(options.build)
     except CortexError as error:
         print(error, file=sys.stderr)
         return 1
     print(heading())
-    for workload in _chosen(options.words, options.all):
+    for workload in _workloads(options.words, options.all):
         try:
             results.append(read_result(workload, compiler.compile(workload.source)))
             print(row(results[-1]), flush=True)
@@ -190,7 +190,7 @@ def main() -> int:
     return 1 if refused else 0
 
 
-def _built(agreed: bool) -> MesaCompiler:
+def _build_if_wanted(agreed: bool) -> MesaCompiler:
     """Build the compiler if the user agrees, and return it."""
     if not agreed:
         if not sys.stdin.isatty():
@@ -205,7 +205,7 @@ def _built(agreed: bool) -> MesaCompiler:
     return build_compiler()
 
 
-def _chosen(words: list[str], every: bool) -> Iterator[KernelWork]:
+def _workloads(words: list[str], every: bool) -> Iterator[KernelWork]:
     """Yield the kernels with all `words` in their line, each text once. They include the kernels of the cost sheet's
     shapes.
     """

@@ -5,7 +5,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from cortexmlx.metal.lab.cost import choice
-from cortexmlx.metal.lab.cost.compiled import keep
+from cortexmlx.metal.lab.cost.compiled import write_record
 from cortexmlx.metal.lab.cost.sheet import SHAPES, sheet
 from cortexmlx.metal.rules import VARIANTS
 
@@ -21,7 +21,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.record is not None:
         with as_file(files("cortexmlx.metal.lab.cost") / "compiled.json") as target:
-            record = keep(options.record, target)
+            record = write_record(options.record, target)
         print(f"{len(record.kernels)} kernels compiled by {record.compiler}")
         return
     for line in choice.table() if options.choice else sheet(VARIANTS if options.all else SHAPES):

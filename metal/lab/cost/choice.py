@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cortexmlx.metal.lab.cost.compiled import RECORD_AGAIN, CompiledKernel, UnusableRecord, kept_record
+from cortexmlx.metal.lab.cost.compiled import RECORD_AGAIN, CompiledKernel, UnusableRecord, packaged_record
 from cortexmlx.metal.rules import GEOMETRIES, Variant, refusal
 from cortexmlx.metal.shape import Kernel
 
@@ -41,7 +41,7 @@ def compiled(variant: Variant) -> CompiledKernel | None:
     """Return the record of a variant's decode kernel, which is the same with and without sinks. None if it is not in
     the record.
     """
-    return kept_record().find(variant.geometry.name, replace(variant, sinks=False).label)
+    return packaged_record().find(variant.geometry.name, replace(variant, sinks=False).label)
 
 
 def per_token(variant: Variant) -> dict[str, float]:

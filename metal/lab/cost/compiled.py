@@ -126,12 +126,12 @@ def read_record(text: str) -> CompilerRecord:
 
 
 @cache
-def kept_record() -> CompilerRecord:
+def packaged_record() -> CompilerRecord:
     """Return the record that comes with the package."""
     return read_record((files("cortexmlx.metal.lab.cost") / "compiled.json").read_text())
 
 
-def keep(source: Path, target: Path) -> CompilerRecord:
+def write_record(source: Path, target: Path) -> CompilerRecord:
     """Make the record of a compiler's result, write it to `target` and return it."""
     record = make_record(json.loads(source.read_text()))
     target.write_text(record.dump())

@@ -92,7 +92,7 @@ class Milliseconds:
 
 
 @dataclass(frozen=True)
-class Spent:
+class WeightCost:
     """What a kernel spends on a weight, for all rows of a product."""
 
     reads: float
@@ -171,14 +171,14 @@ def matrix_work() -> Work:
     }
 
 
-def ours(rows: int) -> Spent:
+def ours(rows: int) -> WeightCost:
     """Return what our product spends."""
     parts = split(rows)
     work = _compiled()["quantized_product", TILE * parts.tiles]
     return _times(parts.parts, parts.parts, {"matrix": work["matrix"]}, work)
 
 
-def mlx(rows: int) -> Spent:
+def mlx(rows: int) -> WeightCost:
     """Return what the kernel spends that MLX takes on an M3 or M4."""
     if rows == 1:
         work = _compiled()["qmv_fast", 1]
@@ -191,11 +191,11 @@ def mlx(rows: int) -> Spent:
     return _times(tiles, tiles, {"fma": held / 32}, _compiled()["qmv_wide", held])
 
 
-def _times(times: int, reads: float, least: Work, most: Work) -> Spent:
-    return Spent(reads, *({kind: times * number for kind, number in work.items()} for work in (least, most)))
+def _times(times: int, reads: float, least: Work, most: Work) -> WeightCost:
+    return WeightCost(reads, *({kind: times * number for kind, number in work.items()} for work in (least, most)))
 
 
-def step(chip: AppleGpu, shapes: tuple[ProductShape, ...], spent: Spent) -> Milliseconds:
+def step(chip: AppleGpu, shapes: tuple[ProductShape, ...], spent: WeightCost) -> Milliseconds:
     """Return the time of the products of some shapes. The shorter time reads each weight once from memory, and spends
     the least; the longer one reads it as often as the kernel does.
     """
@@ -220,11 +220,11 @@ def table() -> Iterator[str]:
     yield ""
     yield "MLX's product of 5,120 to 17,408 on an M3 Max, ms: measured (mlx#3863), modelled; ours, modelled"
     for measured in MEASURED:
-        of_mlx, of_ours = (_one(kind(measured.rows)) for kind in (mlx, ours))
+        of_mlx, of_ours = (_milliseconds(kind(measured.rows)) for kind in (mlx, ours))
         yield f"{measured.rows:>4}{measured.milliseconds:>10.3f}{of_mlx:>16}{of_ours:>16}"
 
 
-def _one(spent: Spent) -> str:
+def _milliseconds(spent: WeightCost) -> str:
     time = step(CHIPS["M3 Max"], (MEASURED_SHAPE,), spent)
     return f"{time.least:.2f} - {time.most:.2f}"
 
@@ -276,14 +276,16 @@ def workloads() -> Iterator[ProductWork]:
         [text] = kernel_texts(Product(SHAPE, rows))
         unit = opencl_unit(text.text, Instance(text.name, text.template, (SHAPE.threads, 1, 1)))
         yield ProductWork("quantized_product", 8 * split(rows).tiles, OUTPUTS * SHAPE.group, unit)
-    yield ProductWork("qmv_fast", 1, 4 * 16 * 32, _of_mlx("qmv_fast_impl", _VECTOR_CALL))  # 4 outputs, 16 inputs a lane
+    yield ProductWork(
+        "qmv_fast", 1, 4 * 16 * 32, _mlx_unit("qmv_fast_impl", _VECTOR_CALL)
+    )  # 4 outputs, 16 inputs a lane
     for rows in (2, 3, 4, 5):
         yield ProductWork(
-            "qmv_wide", rows, 8 * 32, _of_mlx("qmv_wide_impl", _WIDE_CALL.format(rows))
+            "qmv_wide", rows, 8 * 32, _mlx_unit("qmv_wide_impl", _WIDE_CALL.format(rows))
         )  # 8 inputs a lane
 
 
-def _of_mlx(function: str, call: str) -> str:
+def _mlx_unit(function: str, call: str) -> str:
     """Return a kernel around a function of MLX's header. Numbers are passed by value, as a GPU keeps them."""
     text = flatten(("quantized.h",))
     helpers = text[: text.rindex("template <", 0, text.index("struct QuantizedBlockLoader"))]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from cortexmlx.metal.lab.cost.choice import candidates, compiled, per_token
-from cortexmlx.metal.lab.cost.compiled import RECORD_AGAIN, CompiledKernel, kept_record
+from cortexmlx.metal.lab.cost.compiled import RECORD_AGAIN, CompiledKernel, packaged_record
 from cortexmlx.metal.lab.cost.mlx_attention import HELD, MlxShape, has_two_pass_gqa, one_pass, two_pass, two_pass_gqa
 from cortexmlx.metal.lab.cost.traffic import measure
 from cortexmlx.metal.rules import Variant
@@ -95,7 +95,7 @@ def _mlx(variant: Variant) -> Iterator[str]:
     if group == 8 and dim in HELD and has_two_pass_gqa():
         launched["sdpa_vector_2pass_1_gqa"] = two_pass_gqa(shape, _BLOCKS, HELD[dim])
     for kernel, report in launched.items():
-        found = kept_record().find(kernel, f"{dtype}, head_dim {dim}")
+        found = packaged_record().find(kernel, f"{dtype}, head_dim {dim}")
         read = sum(b.bytes_read for b in list(report.buffers.values())[1:3])
         counts = found.per_token_head if found else {}
         threads, memory = math.prod(report.threadgroup), report.threadgroup_memory
@@ -121,7 +121,7 @@ def compiler() -> Iterator[str]:
     """Yield the compiler of the record, and the texts that have changed since. The sheet shows those as not
     compiled.
     """
-    record = kept_record()
+    record = packaged_record()
     yield f"instructions and registers: {record.compiler}"
     for text in record.stale():
         yield f"{text} has changed since: it is shown as not compiled. {RECORD_AGAIN}"

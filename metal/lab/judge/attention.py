@@ -29,7 +29,7 @@ from cortexmlx.metal.lab.judge.launches import (
     rounded,
 )
 from cortexmlx.metal.lab.sim.host import HostKernel, OutputBuffer
-from cortexmlx.metal.lab.sim.launch import Launched
+from cortexmlx.metal.lab.sim.launch import LaunchResult
 
 VECTOR_HEADERS = ("sdpa_vector.h",)
 MASKS = ("none", "causal", "bool", "additive", "sinks")
@@ -256,7 +256,7 @@ class Tiling:
 
 def steel_attention(
     t: Tiling, name: str, q: Array, k: Array, v: Array, kind: str, mask: Array, sinks: Array
-) -> Launched:
+) -> LaunchResult:
     """Run `steel_attention`: the queries are the last tokens of the keys.
 
     Args:

@@ -138,7 +138,7 @@ def _arguments(language: Language, includes: Sequence[Path], header: bool = Fals
     ]
 
 
-def _virtual(preamble: str) -> list[tuple[str, str]]:
+def _virtual_files(preamble: str) -> list[tuple[str, str]]:
     """Return files that need not be on disk: the swizzles, the library under each name that texts include, the
     preamble.
     """
@@ -152,7 +152,7 @@ def _virtual(preamble: str) -> list[tuple[str, str]]:
 
 
 @cache
-def _compiled(preamble: str, language: Language, includes: tuple[Path, ...]) -> tuple[Path, tuple[Complaint, ...]]:
+def _precompile(preamble: str, language: Language, includes: tuple[Path, ...]) -> tuple[Path, tuple[Complaint, ...]]:
     """Precompile the library and the preamble, once per process for all texts. Return the header and the complaints
     about it.
     """
@@ -160,23 +160,23 @@ def _compiled(preamble: str, language: Language, includes: tuple[Path, ...]) -> 
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     header = Path(folder, "prelude.h")
     header.write_text(f'#include "{DIALECT / _PRELUDE}"\n')
-    files = [*_virtual(preamble), *_included(preamble, includes)]
+    files = [*_virtual_files(preamble), *_included(preamble, includes)]
     unit = _index().parse(
         str(header), _arguments(language, includes, header=True), unsaved_files=files, options=_PRECOMPILED
     )
     compiled = Path(folder, "prelude.pch")
     unit.save(str(compiled))
-    return compiled, tuple(_judged(unit, language))
+    return compiled, tuple(_diagnostics(unit, language))
 
 
 def parse(text: str, language: Language, includes: Sequence[Path], preamble: str = PREAMBLE) -> Parsed:
     """Parse Metal text after `preamble`. `includes` are the folders of the headers that the two include."""
     folders = tuple(includes)
-    library, complaints = _compiled(preamble, language, folders)
-    files = [(MAIN, to_opencl(text)), *_virtual(preamble), *_included(preamble + text, folders)]
+    library, complaints = _precompile(preamble, language, folders)
+    files = [(MAIN, to_opencl(text)), *_virtual_files(preamble), *_included(preamble + text, folders)]
     arguments = [*_arguments(language, folders), "-include-pch", str(library), "-Xclang", "-fno-validate-pch"]
     unit = _index().parse(MAIN, arguments, unsaved_files=files, options=_DETAILED)
-    return Parsed(unit, text, language, (*complaints, *_judged(unit, language)), frozenset(dead_lines(unit)))
+    return Parsed(unit, text, language, (*complaints, *_diagnostics(unit, language)), frozenset(dead_lines(unit)))
 
 
 @cache
@@ -228,7 +228,7 @@ def _token(unit: Any, location: Any) -> str:
     return next((str(token.spelling) for token in unit.get_tokens(extent=extent)), "")
 
 
-def _judged(unit: Any, language: Language) -> Iterator[Complaint]:
+def _diagnostics(unit: Any, language: Language) -> Iterator[Complaint]:
     for diagnostic in unit.diagnostics:
         line = _place(diagnostic)
         notes = [note.spelling for note in diagnostic.children]

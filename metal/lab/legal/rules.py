@@ -193,7 +193,7 @@ def _deduced(cursor: Any) -> bool:
     return any(token.spelling in ("auto", "decltype") for token in cursor.get_tokens())
 
 
-def _undeclared(node: TreeNode) -> Iterator[Complaint]:
+def _unnamed_space(node: TreeNode) -> Iterator[Complaint]:
     cursor = node.cursor
     if node.kind in _DECLARATIONS:
         type_ = cursor.underlying_typedef_type if node.kind in ("TYPEDEF_DECL", "TYPE_ALIAS_DECL") else cursor.type
@@ -219,7 +219,7 @@ def _deduced_result(cursor: Any) -> bool:
     return "auto" in str(cursor.result_type.spelling)
 
 
-def _called_object(node: TreeNode) -> Iterator[Complaint]:
+def _object_space(node: TreeNode) -> Iterator[Complaint]:
     """Refuse a call of a member function that is not marked for the space of its object."""
     callee = next(iter(node.cursor.get_children()), None)
     if callee is None or kind_of(callee) != "MEMBER_REF_EXPR":
@@ -273,9 +273,9 @@ def _spaces(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
     """Yield what is wrong with the address spaces of a text and the front end does not report itself."""
     for node in nodes:
         if not node.instantiated:
-            yield from _undeclared(node)
+            yield from _unnamed_space(node)
         if node.kind == "CALL_EXPR":
-            yield from _called_object(node)
+            yield from _object_space(node)
             yield from _bound_arguments(node)
 
 
@@ -387,7 +387,7 @@ def _to_bfloat(node: TreeNode) -> Iterator[Complaint]:
         yield Complaint(node.line, _FLOAT)
 
 
-def _initialized(node: TreeNode) -> Iterator[Complaint]:
+def _initializer_list(node: TreeNode) -> Iterator[Complaint]:
     """Check initializers in braces. The tree shows them as they are written, without their conversions."""
     type_ = node.cursor.type.get_canonical()
     values = list(node.cursor.get_children())
@@ -402,7 +402,7 @@ def _initialized(node: TreeNode) -> Iterator[Complaint]:
             yield Complaint(int(value.location.line), _FLOAT)
 
 
-def _updated(node: TreeNode) -> Iterator[Complaint]:
+def _compound_assignment(node: TreeNode) -> Iterator[Complaint]:
     left, right = [*node.cursor.get_children(), None, None][:2]
     if (
         left is not None
@@ -451,11 +451,11 @@ def _conversions(nodes: Sequence[TreeNode]) -> Iterator[Complaint]:
         if node.kind == "UNEXPOSED_EXPR":
             yield from _to_bfloat(node)
         elif node.kind == "COMPOUND_ASSIGNMENT_OPERATOR":
-            yield from _updated(node)
+            yield from _compound_assignment(node)
         elif node.kind in ("UNARY_OPERATOR", "VAR_DECL", "CALL_EXPR"):
             yield from _element(node)
         elif node.kind == "INIT_LIST_EXPR":
-            yield from _initialized(node)
+            yield from _initializer_list(node)
 
 
 # Kernels (MSL 5.1, 5.2): a kernel returns void, and an attribute names the source of each other argument. An argument
@@ -509,8 +509,8 @@ def _kernel(node: TreeNode) -> Iterator[Complaint]:
             continue
         line, type_ = int(parameter.location.line), parameter.type.get_canonical()
         given = marks(parameter)
-        yield from _indexed(parameter, line, given, taken)
-        yield from _told(parameter, line, given)
+        yield from _argument_index(parameter, line, given, taken)
+        yield from _thread_attributes(parameter, line, given)
         if type_.kind.name in _BY_ADDRESS or type_.kind.name in _ARRAYS:
             element = type_.get_pointee() if type_.kind.name in _BY_ADDRESS else type_.element_type
             if _space_of(element.spelling) is None and _space_of(type_.spelling) is None:
@@ -526,7 +526,9 @@ def _kernel(node: TreeNode) -> Iterator[Complaint]:
             )
 
 
-def _indexed(parameter: Any, line: int, given: Sequence[str], taken: set[tuple[str, str]]) -> Iterator[Complaint]:
+def _argument_index(
+    parameter: Any, line: int, given: Sequence[str], taken: set[tuple[str, str]]
+) -> Iterator[Complaint]:
     """Check the index of a buffer or of threadgroup memory, and whose memory it is. Function constants choose among
     arguments with one index: those are not compared.
     """
@@ -550,7 +552,7 @@ def _indexed(parameter: Any, line: int, given: Sequence[str], taken: set[tuple[s
                 )
 
 
-def _told(parameter: Any, line: int, given: Sequence[str]) -> Iterator[Complaint]:
+def _thread_attributes(parameter: Any, line: int, given: Sequence[str]) -> Iterator[Complaint]:
     """Check the attributes that tell a thread where it is, and the types of what they tell."""
     names = [mark for mark in given if mark.startswith(("thread", "simdgroup", "quadgroup", "dispatch", "grid"))]
     names = [name for name in names if not _INDEXED.fullmatch(name)]

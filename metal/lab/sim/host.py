@@ -26,7 +26,7 @@ from cortexmlx.metal.lab.legal.msl import (
 from cortexmlx.metal.lab.sim import settings
 from cortexmlx.metal.lab.sim.buffers import BufferSpec, LaunchSpec, Triple
 from cortexmlx.metal.lab.sim.cpp import attribute_value, entry_point, to_cpp
-from cortexmlx.metal.lab.sim.launch import Launched, run
+from cortexmlx.metal.lab.sim.launch import LaunchResult, run
 from cortexmlx.metal.lab.sim.toolchain import SHIM, Build, build, mlx_headers
 
 
@@ -155,7 +155,7 @@ class HostKernel:
 
     def __call__(
         self, buffers: Mapping[int, npt.NDArray[np.generic] | OutputBuffer], groups: Triple, threadgroup: Triple
-    ) -> Launched:
+    ) -> LaunchResult:
         """Run `groups` threadgroups. `buffers` maps the index in `[[buffer(n)]]` to an input array or an Output.
 
         The result has the bytes of the outputs in the order of the signature.
@@ -170,7 +170,7 @@ class HostKernel:
 
     def over(
         self, buffers: Mapping[int, npt.NDArray[np.generic] | OutputBuffer], threads: Triple, threadgroup: Triple
-    ) -> Launched:
+    ) -> LaunchResult:
         """Run a grid of `threads`. Its last threadgroups may be smaller (Metal's `dispatchThreads`)."""
         current = settings.current()
         specs = []

@@ -21,7 +21,7 @@ SENTINEL = 0xFF
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchResult:
     """The bytes of each writable buffer, in order, and the report."""
 
     outputs: tuple[npt.NDArray[np.uint8], ...]
@@ -43,7 +43,7 @@ def _limits(of: LaunchSpec) -> list[Finding]:
     return found
 
 
-def run(dispatch: LaunchSpec, library: Path, settings: SimSettings, zeroed: Path | None = None) -> Launched:
+def run(dispatch: LaunchSpec, library: Path, settings: SimSettings, zeroed: Path | None = None) -> LaunchResult:
     """Execute every thread and return the writable buffers and the report.
 
     `library` is built from the kernel's text. `zeroed`, if given, is built from the same text with zeros in
@@ -58,10 +58,10 @@ def run(dispatch: LaunchSpec, library: Path, settings: SimSettings, zeroed: Path
     blurred = {Fault.UNWRITTEN, Fault.UNINITIALISED} & {f.fault for f in found}
     sentence = None
     if not blurred and all(f.fault in settings.allow for f in found):
-        sentence = poisoned(dispatch.buffers, launched.outputs) if settings.checked else None
+        sentence = find_poison(dispatch.buffers, launched.outputs) if settings.checked else None
         if zeroed and not sentence:
             again = _execute(dispatch, zeroed, replace(settings, checked=False))
-            sentence = different(dispatch.buffers, launched.outputs, again.outputs)
+            sentence = find_difference(dispatch.buffers, launched.outputs, again.outputs)
     if sentence:
         found.append(Finding(Fault.UNINITIALISED, f"{dispatch.kernel}: {sentence}"))
     launched = replace(launched, report=replace(launched.report, findings=tuple(found)))
@@ -72,7 +72,7 @@ def run(dispatch: LaunchSpec, library: Path, settings: SimSettings, zeroed: Path
     return launched
 
 
-def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> Launched:
+def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> LaunchResult:
     grid, threadgroup, buffers = dispatch.grid, dispatch.threadgroup, dispatch.buffers
     if min(grid) < 1 or min(threadgroup) < 1:
         raise KernelFault(
@@ -112,7 +112,7 @@ def _execute(dispatch: LaunchSpec, library: Path, settings: SimSettings) -> Laun
         )
         for slot, spec in enumerate(buffers):
             memory.release(slot, spec.nbytes)
-    return Launched(outputs, _report(dispatch, library, table, launch, settings))
+    return LaunchResult(outputs, _report(dispatch, library, table, launch, settings))
 
 
 def _report(
@@ -196,7 +196,7 @@ def _writable(buffers: Sequence[BufferSpec]) -> list[BufferSpec]:
     return [spec for spec in buffers if spec.writable]
 
 
-def poisoned(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | None:
+def find_poison(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | None:
     """Return a sentence about the first output that holds the NaN of uninitialised variables; None if an input holds
     it, too.
     """
@@ -208,7 +208,7 @@ def poisoned(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes]) -> str | N
     return None
 
 
-def different(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes], others: Sequence[Bytes]) -> str | None:
+def find_difference(buffers: Sequence[BufferSpec], outputs: Sequence[Bytes], others: Sequence[Bytes]) -> str | None:
     """Return a sentence about the first output that differs from `others`, the outputs with zeros in such variables."""
     for spec, data, other in zip(_writable(buffers), outputs, others, strict=True):
         one, two = _values(data, spec), _values(other, spec)

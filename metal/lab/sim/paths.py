@@ -35,9 +35,9 @@ def mark_paths(text: str) -> str:
     calls = _Calls(tokens, functions)
     if not calls.meeting:
         return text
-    told = _can_be_told(tokens, functions, calls)
+    placed = _functions_with_a_place(tokens, functions, calls)
     for f in functions:
-        if f.name in told:
+        if f.name in placed:
             _mark_function(tokens, marks, f)
         if f.kernel:
             marks.insert(tokens.start(tokens.match[f.body]), _END)
@@ -136,7 +136,7 @@ class _Marks:
         return "".join(out) + text[at:]
 
 
-def _can_be_told(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
+def _functions_with_a_place(tokens: KernelTokens, functions: list[_Function], calls: _Calls) -> set[str]:
     """Return the functions that can take the place of the call: each use of the name is a definition, or a call in a
     function.
     """

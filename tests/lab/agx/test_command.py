@@ -204,7 +204,7 @@ def test_a_person_is_asked_before_anything_is_built(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CORTEXMLX_AGX_CACHE", str(tmp_path))
     built: list[int] = []
     monkeypatch.setattr(command, "build_compiler", lambda: built.append(1) or Ready(tmp_path, "25.0.7", 15))
-    monkeypatch.setattr(command, "_chosen", lambda words, every: iter(()))
+    monkeypatch.setattr(command, "_workloads", lambda words, every: iter(()))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     for answer, status, count in (("n", 1, 0), ("", 1, 0), ("y", 0, 1)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)

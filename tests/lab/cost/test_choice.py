@@ -8,13 +8,13 @@ import pytest
 
 from cortexmlx.metal.lab.cost import choice
 from cortexmlx.metal.lab.cost.choice import DIMS, GROUPS, candidates, issue_cycles, per_token, shapes, table
-from cortexmlx.metal.lab.cost.compiled import CompiledKernel, CompilerRecord, UnusableRecord, kept_record
+from cortexmlx.metal.lab.cost.compiled import CompiledKernel, CompilerRecord, UnusableRecord, packaged_record
 from cortexmlx.metal.rules import GEOMETRIES, VARIANTS, Variant
 from cortexmlx.metal.shape import DTYPES, Kernel
 
 FEW_PERCENT = 1.05
 fresh = pytest.mark.skipif(
-    bool(kept_record().stale()), reason=f"changed since it was compiled: {', '.join(kept_record().stale())}"
+    bool(packaged_record().stale()), reason=f"changed since it was compiled: {', '.join(packaged_record().stale())}"
 )
 
 
@@ -47,7 +47,7 @@ def test_instructions_are_those_of_all_simdgroups_weighed_by_their_cycles(monkey
     name = replace(v, sinks=False).label
     kernel = CompiledKernel("paged_matrix", name, 200, 448, 0, {"matrix": 0.5, "integer": 2.0, "shuffle": 0.25})
     record = CompilerRecord("a compiler", {}, (kernel,))
-    monkeypatch.setattr(choice, "kept_record", lambda: record)
+    monkeypatch.setattr(choice, "packaged_record", lambda: record)
     assert per_token(v) == {"matrix": 4 * 8 * 0.5, "integer": 4 * 8 * 2.0, "shuffle": 4 * 8 * 0.25}
     assert issue_cycles(v) == pytest.approx(16 * 20.9 + 64 + 8 * 2)
     with pytest.raises(UnusableRecord, match="not in the record"):

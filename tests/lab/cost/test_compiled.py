@@ -13,11 +13,11 @@ from cortexmlx.metal.lab.cost.choice import candidates, compiled
 from cortexmlx.metal.lab.cost.compiled import (
     CompilerRecord,
     UnusableRecord,
-    keep,
-    kept_record,
     make_record,
+    packaged_record,
     read_record,
     texts,
+    write_record,
 )
 from cortexmlx.metal.lab.cost.sheet import SHAPES
 from cortexmlx.metal.rules import VARIANTS
@@ -45,7 +45,7 @@ RESULT: dict[str, Any] = {
 def test_a_record_is_read_as_it_was_kept(tmp_path: Path) -> None:
     source, target = tmp_path / "agx.json", tmp_path / "compiled.json"
     source.write_text(json.dumps(RESULT))
-    record = keep(source, target)
+    record = write_record(source, target)
     assert read_record(target.read_text()) == record
     assert record.compiler == "Mesa 1.2.3, LLVM 15"
     [kernel] = record.kernels
@@ -86,7 +86,7 @@ def test_what_is_no_record_is_refused(text: str) -> None:
 
 
 def _kept() -> CompilerRecord:
-    record = kept_record()
+    record = packaged_record()
     if record.stale():
         pytest.skip(f"changed since it was compiled: {', '.join(record.stale())}")
     return record

@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.metal.lab.cost import choice, prefill, traffic
 from cortexmlx.metal.lab.cost import sheet as sheet_module
 from cortexmlx.metal.lab.cost.choice import candidates, compiled, shapes
-from cortexmlx.metal.lab.cost.compiled import kept_record
+from cortexmlx.metal.lab.cost.compiled import packaged_record
 from cortexmlx.metal.lab.cost.sheet import EPILOGUE, SHAPES, compiler, resident_groups, rows, sheet
 from cortexmlx.metal.rules import HALVES, VARIANTS, Variant
 from cortexmlx.metal.shape import DTYPES, Kernel
@@ -22,7 +22,7 @@ ONE = Variant("bfloat16", "bfloat16", 64, 64, 32, 8)
 
 README = (files("cortexmlx.metal.lab") / "README.md").read_text()
 fresh = pytest.mark.skipif(
-    bool(kept_record().stale()), reason=f"changed since it was compiled: {', '.join(kept_record().stale())}"
+    bool(packaged_record().stale()), reason=f"changed since it was compiled: {', '.join(packaged_record().stale())}"
 )
 
 
@@ -97,10 +97,10 @@ def test_the_sheet_says_what_was_not_counted() -> None:
 
 
 def test_a_kernel_that_was_compiled_from_another_text_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = kept_record()
+    record = packaged_record()
     stale = replace(record, texts={**record.texts, "paged_decode.metal": "0" * 64, "paged_matrix.metal": "0" * 64})
-    monkeypatch.setattr(sheet_module, "kept_record", lambda: stale)
-    monkeypatch.setattr(choice, "kept_record", lambda: stale)
+    monkeypatch.setattr(sheet_module, "packaged_record", lambda: stale)
+    monkeypatch.setattr(choice, "packaged_record", lambda: stale)
     assert any(line.startswith("paged_decode.metal has changed since") for line in compiler())
     ours = [line for line in rows([ONE]) if line.startswith("  paged_")]
     assert len(ours) == len(candidates(ONE)) and all(line.endswith("not compiled") for line in ours)
