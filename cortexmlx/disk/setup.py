@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cortexmlx.disk.fingerprint import described, fingerprint
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
 from cortexmlx.disk.folder import SECRET, absolute
 from cortexmlx.disk.hashes import KeptHashes
 from cortexmlx.disk.segment_store import SegmentStore
 from cortexmlx.disk.store import KVStore, open_segment_store, start_store
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import LoadedModel
-from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
+from cortexmlx.models.weights_hash import WeightsHash, hash_of_arrays, hash_of_model
 
 
 class StoreSetup:
@@ -31,7 +37,7 @@ class StoreSetup:
         """Names everything that keys and values depend on, except the tokens. No other folder has the same."""
         self._path = absolute(path)
         self._limit = limit
-        self._described = ""
+        self._description = ""
         self._files: str | None = None
 
     @cached_property
@@ -61,9 +67,9 @@ class StoreSetup:
         if isinstance(self._segments, str):
             self.cancel()
             return self._segments
-        self._described = described(loaded, tuple(groups), *others)
+        self._description = describe_model(loaded, tuple(groups), *others)
         if self.weights.ready:
-            self.identity = self._named(self.weights.value() or hash_of_model(loaded.model))
+            self.identity = self._identity_of(self.weights.value() or hash_of_model(loaded.model))
         store = start_store(self._segments, loaded.name, on_room)
         if isinstance(store, str) or self.identity is not None:
             self.cancel()
@@ -94,14 +100,75 @@ class StoreSetup:
             return "the model's files were changed, or could not be read, while they were hashed"
         if not same:
             return "the model's weights were changed in memory while their files were hashed"
-        self.identity = self._named(self._files)
+        self.identity = self._identity_of(self._files)
         return self.identity
 
-    def _named(self, weights: str) -> bytes:
+    def _identity_of(self, weights: str) -> bytes:
         assert isinstance(self._segments, SegmentStore)
-        name = fingerprint(self._described, weights).encode()
+        name = fingerprint(self._description, weights).encode()
         return hashlib.blake2b(name, key=self._segments.secret, digest_size=32).digest()
 
     def cancel(self) -> None:
         """Stop hashing, and release the model. Safe to call again."""
         self.weights.cancel()
+
+
+# -- everything that keys and values depend on, except the tokens: the same in every process ---------------------------
+
+
+def fingerprint(described: str, weights: str) -> str:
+    """Return the name of a model with this description (`describe_model`) and this hash of its `weights`.
+
+    The hash is that of the files from which the weights were read, an adapter's too, if memory is known to hold what
+    the files say (`WeightsHash`). Otherwise it is that of the arrays (`hash_of_model`).
+    """
+    return hashlib.sha256(f"{described}\n{weights}".encode()).hexdigest()
+
+
+def describe_model(loaded: LoadedModel, *others: object) -> str:
+    """Return a name for everything of a model in memory except the numbers of its weights. Two models have the same
+    name only if all of this is the same:
+
+    - the name, shape and dtype of every array, so conversion and quantization count;
+    - the type of every layer with its plain settings, such as an adapter's scale, and arrays that are no parameters,
+      such as rotary frequencies;
+    - the configuration, the dtype of activations, the device, and the versions of cortexmlx, mlx and mlx-lm, each of
+      which rounds in its own way;
+    - `others`.
+    """
+    digest = hashlib.sha256()
+    for package in ("cortexmlx", "mlx", "mlx-lm"):
+        digest.update(f"{package} {version(package)}\n".encode())
+    said = json.dumps(loaded.config, sort_keys=True, default=str)
+    digest.update(f"{mx.default_device()}\n{loaded.dtype}\n{said}\n{others!r}\n".encode())
+    parameters: list[tuple[str, mx.array]] = sorted(tree_flatten(loaded.model.parameters()), key=lambda each: each[0])
+    for name, array in parameters:
+        digest.update(f"{name!r} {array.shape} {array.dtype}\n".encode())
+    known = {id(array) for _, array in parameters}
+    for name, module in sorted(loaded.model.named_modules(), key=lambda each: each[0]):
+        settings = {**vars(module), **{f"[{key}]": value for key, value in module.items()}}
+        plain = {key: _as_text(value, known) for key, value in settings.items()}
+        digest.update(f"{name!r} {_qualified_name(type(module))} {sorted(plain.items())}\n".encode())
+    return digest.hexdigest()
+
+
+def _as_text(value: Any, known: set[int]) -> str:
+    """Return a setting as text that is the same in every process. Layers and parameters are described elsewhere."""
+    if value is None or isinstance(value, bool | int | float | str | Enum):
+        return repr(value)
+    if isinstance(value, mx.array):
+        return "" if id(value) in known else f"{value.shape} {value.dtype} {hash_of_arrays([value])}"
+    if isinstance(value, dict) and not hasattr(value, "parameters"):
+        return str(sorted((repr(key), _as_text(each, known)) for key, each in value.items()))
+    if isinstance(value, list | tuple):
+        return str([_as_text(each, known) for each in value])
+    if isinstance(value, set | frozenset):
+        return str(sorted(_as_text(each, known) for each in value))
+    if dataclasses.is_dataclass(value):
+        return _as_text(vars(value), known)
+    return _qualified_name(value if hasattr(value, "__qualname__") else type(value))
+
+
+def _qualified_name(what: Any) -> str:
+    """Return the name of a class or a function."""
+    return f"{getattr(what, '__module__', '')}.{what.__qualname__}"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_flatten
 
-from cortexmlx.disk import fingerprint as names
+from cortexmlx.disk import setup as names
 from cortexmlx.models import LoadedModel, load_model
 from cortexmlx.models.weights_hash import WeightsHash, hash_of_model
 from support.effort import examples
@@ -32,12 +32,12 @@ def with_files(folder: Path, *, adapter: Path | None = None) -> str:
     weights.check(loaded.model)
     value = weights.value()
     assert value is not None
-    return names.fingerprint(names.described(loaded), value)
+    return names.fingerprint(names.describe_model(loaded), value)
 
 
 def fingerprint(loaded: LoadedModel, *others: object) -> str:
     """The fingerprint of a model whose files say nothing."""
-    return names.fingerprint(names.described(loaded, *others), hash_of_model(loaded.model))
+    return names.fingerprint(names.describe_model(loaded, *others), hash_of_model(loaded.model))
 
 
 def rewritten(folder: Path, target: Path, change: Any, file: str = "model.safetensors") -> Path:
@@ -205,11 +205,11 @@ def test_layers_whose_settings_an_app_changes_differ(loaded: LoadedModel) -> Non
 
 SAYS = """
 import sys
-from cortexmlx.disk.fingerprint import described, fingerprint
+from cortexmlx.disk.setup import describe_model, fingerprint
 from cortexmlx.models import load_model
 from cortexmlx.models.weights_hash import hash_of_model
 loaded = load_model(sys.argv[1])
-print(fingerprint(described(loaded), hash_of_model(loaded.model)))
+print(fingerprint(describe_model(loaded), hash_of_model(loaded.model)))
 """
 
 

@@ -29,7 +29,7 @@ FLOORS = (
     ("attention",),
     ("products", "speculation"),
     ("execution",),
-    ("disk.connector", "disk.fingerprint", "disk.setup"),
+    ("disk.connector", "disk.setup"),
     ("core", "distributed"),
     ("perplexity", "sessions"),
     ("engine",),
