@@ -56,6 +56,7 @@ next(iter(e.stream([1, 2, 3])))
     assert (code, output, errors) == (0, "EngineClosed error\n", "")
 
 
+@pytest.mark.slow
 def test_whatever_a_callback_raises_nothing_is_printed(tiny: Any) -> None:
     program = """
 import threading

@@ -202,7 +202,7 @@ def test_a_pause_ends_though_nobody_asks_meanwhile(tiny: Any) -> None:
     assert run(driver) == run(Driver(tiny("llama"), **SETTINGS)) and counted(driver)[1] > 10
 
 
-@pytest.mark.parametrize("critical", [False, True])
+@pytest.mark.parametrize("critical", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_memory_pressure_reaches_the_draft_model(critical: bool, tiny: Any) -> None:
     driver = with_draft(tiny("llama"))
     handles = [driver.add(p, 14, seed=i) for i, p in enumerate(PROMPTS)]
@@ -243,6 +243,7 @@ def test_a_draft_model_that_fails_is_left_alone(
     assert driver.core.tidy() is False and driver.core.stats().draft_kv_bytes == 0
 
 
+@pytest.mark.slow
 def test_after_an_interrupt_both_models_begin_anew(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = with_draft(tiny("llama"))
     for p in PROMPTS:

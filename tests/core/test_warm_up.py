@@ -57,11 +57,12 @@ def on(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
             "prefill kernel, vector kernel",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "llama",
             {"head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 1},
             {"kv_bits": 8},
             "matrix kernel",
+            marks=pytest.mark.slow,
         ),
         ("deepseek_v3", {"kv_lora_rank": 128, "qk_rope_head_dim": 64}, {}, "wide kernel"),
     ],

@@ -201,6 +201,7 @@ def test_what_is_left_is_what_the_engine_holds(tiny: Any) -> None:
         assert small.conversation().context_left == small.longest_request <= 70
 
 
+@pytest.mark.slow
 def test_a_conversation_that_goes_on_beyond_the_context_has_room_left(tiny: Any) -> None:
     with Engine(tiny("llama"), kv_memory="32KB", block_size=BLOCK, keep_last=40) as kept:
         talk = kept.conversation(params=SamplingParams(max_tokens=60, ignore_eos=True))
@@ -329,7 +330,7 @@ def test_clients_share_nothing(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gemma3_text", "lfm2", pytest.param("qwen3_next", marks=pytest.mark.slow)],
+    ["gemma3_text", pytest.param("lfm2", marks=pytest.mark.slow)],
 )
 def test_windows_and_recurrent_states_compute_only_what_is_new(tiny: Any, name: str) -> None:
     with (
