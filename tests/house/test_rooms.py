@@ -20,7 +20,7 @@ FLOORS = (
     ("types",),
     ("stats", "cpu", "mlx_lm", "system"),
     ("protocols",),
-    ("timed_choice",),
+    ("autotune",),
     ("kv", "disk.tier"),
     ("disk",),
     ("metal",),
