@@ -1,4 +1,4 @@
-"""The ways of decode attention against each other, as an engine times them when it opens: see `timed_choice/`."""
+"""The ways of decode attention against each other, as an engine times them when it opens: see `autotune/`."""
 
 from __future__ import annotations
 
