@@ -183,4 +183,4 @@ def unpaged(monkeypatch: pytest.MonkeyPatch) -> None:
         probe(model)
         raise NotPaged("tiny: a test wants it so")
 
-    monkeypatch.setattr("cortexmlx.execution.mode.probe", refuse)
+    monkeypatch.setattr("cortexmlx.execution.execution_modes.probe", refuse)

@@ -1,4 +1,4 @@
-"""The ways of decode attention against each other, as an engine times them when it opens: see `timed_choice/`."""
+"""The ways of decode attention against each other, as an engine times them when it opens: see `autotune/`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from cortexmlx.attention.autotuning import attention_jobs
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.choices import attention_jobs
-from cortexmlx.attention.ways import LayerAttention
+from cortexmlx.attention.decode_methods import LayerAttention
+from cortexmlx.autotune.chooser import Chooser
 from cortexmlx.bench.suites.kernels import Shape
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import TimedChoice
-from cortexmlx.timed_choice.chooser import Chooser
 from cortexmlx.types.arrays import dtype_name
 
 SECONDS = 10.0

@@ -15,10 +15,10 @@ _SECONDS = 30.0
 
 def kept_choices() -> Iterator[Check]:
     """Yield the choices of earlier runs on this machine."""
+    from cortexmlx.attention.autotuning import identity_here
     from cortexmlx.attention.backends import automatic
-    from cortexmlx.attention.choices import identity_here
-    from cortexmlx.timed_choice.chooser import kept
-    from cortexmlx.timed_choice.table import ChoiceTable
+    from cortexmlx.autotune.chooser import kept
+    from cortexmlx.autotune.table import ChoiceTable
 
     if automatic() != "metal":
         yield Check(NAME, Verdict.OK, "by the rules on a CPU; --time MODEL times the candidates")

@@ -16,7 +16,7 @@ from cortexmlx.kv.spec import Counts, LayerGroup, paged
 
 if TYPE_CHECKING:
     from cortexmlx.core.config import EngineConfig
-    from cortexmlx.execution.mode import ExecutionMode
+    from cortexmlx.execution.execution_modes import ExecutionMode
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def plan_runs(
     Lengths that do not fit the context or the cache have no run. Models that are not paged have none either, and
     neither has a cache of the default size without room.
     """
-    from cortexmlx.execution.mode import PagedMode, execution_mode
+    from cortexmlx.execution.execution_modes import PagedMode, execution_mode
 
     if not lengths or skeleton.refusal is not None or skeleton.most_rows is not None:
         return ()

@@ -18,7 +18,7 @@ from cortexmlx.models.folder_config import UNSTATED_CONTEXT, language_configs, s
 from cortexmlx.models.messages import one_line
 
 if TYPE_CHECKING:
-    from cortexmlx.execution.mode import ExecutionMode
+    from cortexmlx.execution.execution_modes import ExecutionMode
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def caches_of(model: Any, dtype: str) -> tuple[int, tuple[LayerGroup, ...]]:
 
 def _way(model: Any) -> tuple[ExecutionMode | None, str | None]:
     """Return how the engine runs the model, or why it does not."""
-    from cortexmlx.execution.mode import execution_mode
+    from cortexmlx.execution.execution_modes import execution_mode
 
     try:
         return execution_mode(model), None

@@ -9,12 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from cortexmlx.attention import reference
+from cortexmlx.attention.decode_methods import ChoosingBackend, KernelChoosing, ReferenceAttention
 from cortexmlx.attention.metal import MetalAttention
 from cortexmlx.attention.paged import Attend
 from cortexmlx.attention.probe import attention_calls
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.attention.tail_write import TailWriter
-from cortexmlx.attention.ways import ChoosingBackend, KernelChoosing, ReferenceAttention
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.system.developer_parts import developer_part
@@ -57,7 +57,7 @@ class Backend:
     writer: TailWriter | None = None
     """Writes decode steps into the tail; None: MLX's own operations do."""
     choosing: ChoosingBackend | None = None
-    """What may be told which way single tokens take; None: nothing may. Then its `attend` takes the place of this
+    """What may be told which method single tokens take; None: nothing may. Then its `attend` takes the place of this
     one.
     """
 
@@ -82,7 +82,7 @@ def kernel_backend(name: str, attention: MetalAttention, writer: TailWriter | No
         if writer is not None:
             writer.reconsider()
 
-    choosing = KernelChoosing(attention.ways, attention.attend, attention.decode)
+    choosing = KernelChoosing(attention.methods, attention.attend, attention.decode)
     return Backend(name, attention.attend, notes, reconsider, attention.kernels, checks, writer, choosing)
 
 

@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from cortexmlx.attention import reference
+from cortexmlx.attention.decode_methods import DecodeMethod, KernelMethods, LayerKey, OfLayer, layer_key, shape_of
 from cortexmlx.attention.paged import Attend, AttentionCall, AttentionParams, Derived, PagedKV
 from cortexmlx.attention.selfcheck import Approval, KernelCheck, check_prefill
-from cortexmlx.attention.ways import KernelWays, LayerKey, OfLayer, Way, layer_key, shape_of
 from cortexmlx.errors import KVBlockError
 from cortexmlx.kv.arena import PARTS, Slab
 from cortexmlx.kv.spec import AttentionWindow, LayerGroup
@@ -67,15 +67,15 @@ class MetalAttention:
 
     With `check`, each variant is compared with attention in float64 at first use, and disabled if it disagrees. That
     compiles what the step would compile anyway. `matrix_units` says whether MLX's products have units of their own.
-    Only the thread that evaluates the steps may use it. `ways` decides what serves a shape.
+    Only the thread that evaluates the steps may use it. `methods` decides what serves a shape.
     """
 
     def __init__(self, factory: KernelFactory, *, check: bool = True, matrix_units: bool = False) -> None:
         self._kernels = DecodeKernels(factory)
         self._approval = Approval(check)
         self._prefill = MetalPrefill(factory, self._approval, matrix_units=matrix_units)
-        self.ways = KernelWays(self._kernels, self._approval)
-        self._served: dict[tuple[LayerKey, Way | None], Variant | Attend] = {}
+        self.methods = KernelMethods(self._kernels, self._approval)
+        self._served: dict[tuple[LayerKey, DecodeMethod | None], Variant | Attend] = {}
         self._factors: dict[tuple[float, float], mx.array] = {}
         self._per_head: dict[tuple[str, int], tuple[mx.array, mx.array]] = {}
         self._no_tail: dict[tuple[int, mx.Dtype], mx.array] = {}
@@ -101,7 +101,7 @@ class MetalAttention:
         for layer, call in calls:
             spec = specs[layer]
             variant = shape_of(Variant, call, spec, block_size)
-            checks.setdefault(variant, KernelCheck(variant.label, partial(self.ways.approve, variant)))
+            checks.setdefault(variant, KernelCheck(variant.label, partial(self.methods.approve, variant)))
             shape, window = shape_of(PrefillVariant, call, spec, block_size), spec.attention_window
             if self._prefill.wanted(shape, window):
                 asked = (shape, whole_blocks(shape, window))
@@ -116,7 +116,7 @@ class MetalAttention:
     def reconsider(self) -> None:
         """Check every variant again at its next use, because a step failed, perhaps by a kernel."""
         self._served.clear()
-        self.ways.forget_checks()
+        self.methods.forget_checks()
         self._prefill.reconsider()
         self._approval.reconsider()
 
@@ -126,7 +126,7 @@ class MetalAttention:
             queries = kv.queries_for(queries)
         if not kv.step.pieces:
             return self._rows(queries, kv, params)
-        shape, apart = self._shape(PrefillVariant, queries, kv, params), self.ways.choices.reproducible
+        shape, apart = self._shape(PrefillVariant, queries, kv, params), self.methods.choices.reproducible
         prefill = self._prefill.serves(shape, kv.step.attention_window)
         if not prefill and not apart and kv.expand is None and (few := kv.derived.get(TokenRows, kv.step)):
             null_block = kv.arena.null_block(kv.arena.group_of[kv.layer])
@@ -188,11 +188,11 @@ class MetalAttention:
     def _serving(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Variant | Attend:
         """Return what serves this layer's single tokens in its step."""
         key = layer_key(queries, kv, params)
-        way = self.ways.choices.way(key, kv)
-        if (key, way) not in self._served:
+        method = self.methods.choices.method(key, kv)
+        if (key, method) not in self._served:
             variant = self._shape(Variant, queries, kv, params)
-            self._served[key, way] = self.ways.serving(variant, way)
-        return self._served[key, way]
+            self._served[key, method] = self.methods.serving(variant, method)
+        return self._served[key, method]
 
     def _shape(self, kind: type[OfLayer], queries: mx.array, kv: PagedKV, params: AttentionParams) -> OfLayer:
         """The variant of a kernel for this layer."""

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from cortexmlx.attention.backends import automatic
 from cortexmlx.attention.selfcheck import KernelCheck
+from cortexmlx.autotune.chooser import SECONDS
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.embedding_support import support_of
 from cortexmlx.core.served_model import Call, check_prefix_cache, described, scheduling_of
@@ -21,10 +22,10 @@ from cortexmlx.core.threads import Task
 from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.disk.setup import StoreSetup
 from cortexmlx.errors import AdapterRefused, InvalidRequest
+from cortexmlx.execution.autotuning import choose, leave_products, times_at_opening
 from cortexmlx.execution.boundary import AdapterTables
-from cortexmlx.execution.mode import execution_mode, not_stored
+from cortexmlx.execution.execution_modes import execution_mode, not_stored
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.timed_choices import choose, leave_products, times_at_opening
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (
@@ -45,7 +46,6 @@ from cortexmlx.models.tokenizers.shared import SharedTokenizer, TokenTable
 from cortexmlx.scheduling.scheduler import Scheduler
 from cortexmlx.stats import HostStats, ModelInfo, StoreState, TimedChoice
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
-from cortexmlx.timed_choice.chooser import SECONDS
 from cortexmlx.types.progress import OnProgress, Progress
 
 

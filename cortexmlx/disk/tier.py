@@ -37,7 +37,7 @@ _MOST_LEAVING = 1 << 16
 
 
 class Content(Protocol):
-    """The arrays of all layers of a piece, as `execution/paged.py` arranges them."""
+    """The arrays of all layers of a piece, as `execution/paged_memory.py` arranges them."""
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]: ...

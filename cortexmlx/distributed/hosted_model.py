@@ -15,7 +15,7 @@ from cortexmlx.disk.connector import StoreConnector
 from cortexmlx.distributed.group import HostGroup, Part, align_groups, join_groups, room_of_all
 from cortexmlx.errors import AdapterRefused, HostLost, HostRefused
 from cortexmlx.execution.boundary import AdapterTables, Runner
-from cortexmlx.execution.mode import begin_paged
+from cortexmlx.execution.execution_modes import begin_paged
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import (

@@ -17,10 +17,10 @@ from cortexmlx.attention.probe import NotPaged, probe
 from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.distributed.messages import Cut, RankInfo, RankOptions
 from cortexmlx.errors import HostRefused
-from cortexmlx.execution.mode import PagedMode
+from cortexmlx.execution.autotuning import choose
+from cortexmlx.execution.execution_modes import PagedMode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.execution.shared_choice import SharedChoice
-from cortexmlx.execution.timed_choices import choose
 from cortexmlx.kv.spec import LayerGroup, group_layers, paged, quantized
 from cortexmlx.models.loaded import LoadedModel, check_logits
 from cortexmlx.models.sharding import Way, load_part

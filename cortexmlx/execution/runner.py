@@ -24,7 +24,7 @@ from cortexmlx.execution.adapters import ServedAdapters
 from cortexmlx.execution.boundary import Arrays, MemoryInUse, Shapes, StepResult, TokenMask, refusable
 from cortexmlx.execution.command_buffers import bound_elements, command_buffers, limits_of
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.paged import LazyWrite, PagedMemory
+from cortexmlx.execution.paged_memory import LazyWrite, PagedMemory
 from cortexmlx.execution.prompt_scores import KeptStates, kept_rows
 from cortexmlx.execution.sampling import BatchSampler, MakeSampler, Pending, Sampled, Sampler, read
 from cortexmlx.execution.states import StateStore

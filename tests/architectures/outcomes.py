@@ -13,7 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from cortexmlx.errors import ModelUnsupported
-from cortexmlx.execution.mode import ExecutionMode, execution_mode
+from cortexmlx.execution.execution_modes import ExecutionMode, execution_mode
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.models import load_model
 from support.engine.core_driver import Driver

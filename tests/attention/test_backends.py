@@ -28,17 +28,6 @@ def test_a_backend_describes_itself_in_one_line_whatever_its_notes_are() -> None
     )
 
 
-def test_auto_is_what_is_best_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cortexmlx.attention.backends.automatic", lambda: "sim")
-    assert choose_backend("auto").name == "sim" and choose_backend("reference").name == "reference"
-
-
-def test_a_run_of_the_tests_may_say_what_auto_means(request: pytest.FixtureRequest) -> None:
-    """`--attention` of `tests/conftest.py`."""
-    asked = request.config.getoption("--attention")
-    assert choose_backend("auto").name == (automatic() if asked == "auto" else asked)
-
-
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, bool, mx.Device], None]:
     """MLX as it is on another machine: built for Metal or not, with a GPU that opens or not, and its default device."""

@@ -30,13 +30,6 @@ def test_any_step_is_softmax_attention(data: st.DataObject) -> None:
     Case(data.draw, attend).run()
 
 
-@pytest.mark.slow
-@given(st.data())
-@settings(max_examples=examples(4000), deadline=None)
-def test_any_step_is_softmax_attention_at_length(data: st.DataObject) -> None:
-    Case(data.draw, attend).run()
-
-
 @pytest.mark.parametrize("tail", [0, 2])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_latents_of_several_heads_are_attended_to_below_float32(dtype: str, tail: int) -> None:

@@ -104,7 +104,7 @@ NO_ROWS = (np.zeros((0, 0), np.int32), np.zeros(0, np.int32), ())
 def test_pieces_stay_pieces_where_an_answer_must_be_repeatable() -> None:
     """How a prompt is cut depends on the other requests, and so must not decide what computes its tokens."""
     kernels, layer = attention(), Layer(AttentionWindow())
-    kernels.ways.choices.reproducible = True
+    kernels.methods.choices.reproducible = True
     wanted = reference.attend_pieces(
         layer.queries,
         PagedKV(layer.arena, 0, layer.step, None, 0, mx.float32, reference.attend, Derived()),

@@ -41,7 +41,7 @@ def fast() -> Iterator[None]:
 def on(made: Compilations, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines run the kernels of a factory, as on a Mac."""
     monkeypatch.setattr(
-        "cortexmlx.execution.mode.choose_backend",
+        "cortexmlx.execution.execution_modes.choose_backend",
         lambda name: kernel_backend("metal", MetalAttention(made.factory), TailWriter(made.factory)),
     )
 
@@ -138,7 +138,7 @@ def test_a_load_that_ends_while_kernels_are_compiled_does_not_wait_for_them(
         assert go_on.wait(PATIENCE)
 
     checks = [KernelCheck("blocked", blocked)] * THREADS + [KernelCheck("later", lambda: later.append(1))]
-    monkeypatch.setattr("cortexmlx.execution.mode.PagedMode.kernel_checks", lambda *_: checks)
+    monkeypatch.setattr("cortexmlx.execution.execution_modes.PagedMode.kernel_checks", lambda *_: checks)
     made: list[WarmUp] = []
 
     def making() -> WarmUp:

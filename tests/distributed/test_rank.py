@@ -12,7 +12,7 @@ import pytest
 from cortexmlx.distributed.messages import Cut, RankOptions
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import HostRefused, ModelCorrupt
-from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.execution_modes import execution_mode
 from cortexmlx.kv.spec import KVSpec, LayerGroup
 from cortexmlx.models import load_model
 from support.hosts import models

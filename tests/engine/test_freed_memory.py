@@ -284,7 +284,7 @@ STAGES: dict[str, tuple[str, Callable[..., Any]] | dict[str, Any]] = {
     "an unknown backend": {"attention": "none"},
     "no memory for the arena": ("cortexmlx.kv.arena.obtainable", refuse),
     "an interrupt in the weights": ("cortexmlx.models.weights.to_float32", interrupt),
-    "an interrupt in the probe": ("cortexmlx.execution.mode.probe", interrupt),
+    "an interrupt in the probe": ("cortexmlx.execution.execution_modes.probe", interrupt),
     "an interrupt in the runner": ("cortexmlx.execution.runner.LogitRows", interrupt),
     "an interrupt behind the runner": ("cortexmlx.core.in_process_model.described", interrupt),
     "an interrupt of the books": ("cortexmlx.core.core.Measurements", interrupt),

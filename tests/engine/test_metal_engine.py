@@ -131,7 +131,7 @@ def test_a_kernel_that_fails_in_use_fails_its_step_and_is_checked_before_the_nex
     def choose(name: str) -> Backend:
         return kernel_backend("metal", MetalAttention(factory))
 
-    monkeypatch.setattr("cortexmlx.execution.mode.choose_backend", choose)
+    monkeypatch.setattr("cortexmlx.execution.execution_modes.choose_backend", choose)
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         greedy = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
         wanted = engine.generate(PROMPTS[0], greedy).token_ids
@@ -166,7 +166,7 @@ def test_kernels_that_cannot_be_used_are_told_from_the_first_answer_on(
     with Engine(tiny("llama"), kv_memory="4MB", attention="reference") as engine:
         wanted = [engine.generate(prompt, greedy).token_ids for prompt in PROMPTS[:2]]
         assert engine.stats().attention_notes == ()
-    monkeypatch.setattr("cortexmlx.execution.mode.choose_backend", choose)
+    monkeypatch.setattr("cortexmlx.execution.execution_modes.choose_backend", choose)
     with Engine(tiny("llama"), kv_memory="4MB") as engine:
         assert [engine.generate(prompt, greedy).token_ids for prompt in PROMPTS[:2]] == wanted
         stats = engine.stats()

@@ -11,13 +11,13 @@ import mlx_lm
 import pytest
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
-from cortexmlx.execution import mode
-from cortexmlx.execution.timed_choices import SWITCH
+from cortexmlx.autotune.chooser import Chooser
+from cortexmlx.execution import execution_modes
+from cortexmlx.execution.autotuning import SWITCH
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.shape import ProductShape
-from cortexmlx.products.choices import MLX, OURS, ProductChoices
+from cortexmlx.products.autotuning import MLX, OURS, ProductChoices
 from cortexmlx.products.served import QuantizedProducts
-from cortexmlx.timed_choice.chooser import Chooser
 from support.engine.core_driver import Driver
 from support.engine.judge import NOISE, disagreement, greedy
 from support.models.tiny import tokens_of, write_tiny
@@ -63,7 +63,7 @@ def test_the_tokens_are_those_of_mlx_lm(name: str, form: str, tmp_path: Path, mo
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with monkeypatch.context() as patched, sim.options(checked=False):
         served = QuantizedProducts(sim.metal_kernel, use)
-        patched.setattr(mode, "_products", lambda backend: served)
+        patched.setattr(execution_modes, "_products", lambda backend: served)
         driver = Driver(folder, dequantize=False, attention="sim")
         mine = driver.answers(PROMPTS, TOKENS)
         assert served.notes() == ()
@@ -92,7 +92,7 @@ def test_a_failed_step_has_the_kernel_checked_again(tmp_path: Path, monkeypatch:
 
     with sim.options(checked=False):
         served = QuantizedProducts(noting, FewRows())
-        monkeypatch.setattr(mode, "_products", lambda backend: served)
+        monkeypatch.setattr(execution_modes, "_products", lambda backend: served)
         driver = Driver(folder, dequantize=False)
         runner, model = driver.core.runner, driver.core.loaded.model
         driver.answers(PROMPTS[:2], 3)
@@ -114,7 +114,7 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv(SWITCH, "1")
     real = Chooser.chosen
     monkeypatch.setattr(Chooser, "chosen", lambda self, key: chosen if key.startswith("product") else real(self, key))
-    monkeypatch.setattr("cortexmlx.timed_choice.chooser.measure", lambda candidates, budget: None)
+    monkeypatch.setattr("cortexmlx.autotune.chooser.measure", lambda candidates, budget: None)
 
     def counting(*, name: str, **options: Any) -> Any:
         kernel = sim.metal_kernel(name=name, **options)
@@ -128,7 +128,7 @@ def test_what_is_fastest_multiplies(chosen: str, tmp_path: Path, monkeypatch: py
     judge, tokenizer = mlx_lm.load(str(folder))[:2]
     with sim.options(checked=False):
         products = QuantizedProducts(counting, ProductChoices(), check=False)
-        monkeypatch.setattr(mode, "_products", lambda backend: products)
+        monkeypatch.setattr(execution_modes, "_products", lambda backend: products)
         driver = Driver(folder, dequantize=False, attention="sim", max_rows=4)
         mine = driver.answers(PROMPTS, TOKENS)
         kind = type(driver.core.loaded.model.model.layers[0].mlp.gate_proj).__name__

@@ -17,7 +17,7 @@ from cortexmlx import Completion, Engine, PromptLogprobs, SamplingParams
 from cortexmlx.cli.start import run
 from cortexmlx.errors import PromptTooLong
 from cortexmlx.execution import prompt_scores as kept_states
-from cortexmlx.execution import serial as serial_module
+from cortexmlx.execution import serial_runner
 from cortexmlx.kv.arena import Quantization
 from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost
@@ -35,7 +35,7 @@ FAST = ("windowed llama", "deepseek_v3", "qwen3_next")
 @pytest.fixture(autouse=True)
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of these tiny models, too, take several slices of logits."""
-    for module in (kept_states, serial_module):
+    for module in (kept_states, serial_runner):
         monkeypatch.setattr(module, "rows_at_once", lambda vocab: 5)
 
 

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx import CortexError, Engine, SamplingParams
 from cortexmlx.errors import EngineClosed, PromptTooLong
-from cortexmlx.execution.serial import OwnCaches
+from cortexmlx.execution.serial_runner import OwnCaches
 from cortexmlx.types.request import FinishReason, RequestState
 from support.engine.core_driver import Driver, assert_nothing_lost, finally_nothing_lost
 from support.engine.held import hold_long_answers
@@ -99,7 +99,7 @@ def test_five_requests_with_a_sampling_each_are_answered_as_paged_ones_are(
         def refuse(_: Any) -> Any:
             raise NotPaged("tiny: the second engine is to run one request at a time")
 
-        monkeypatch.setattr("cortexmlx.execution.mode.probe", refuse)
+        monkeypatch.setattr("cortexmlx.execution.execution_modes.probe", refuse)
     assert both[0] == both[1]
 
 

@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention.choices import attention_jobs
+from cortexmlx.attention.autotuning import attention_jobs
+from cortexmlx.attention.decode_methods import DecodeMethod, layers_of
 from cortexmlx.attention.paged import AttentionParams, PagedKV
-from cortexmlx.attention.ways import Way, layers_of
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import LayerGroup
@@ -28,7 +28,7 @@ PROMPTS = [tokens_of(n, seed=n) for n in (5, 41, 17, 30)]
 TOKENS = 36
 
 
-def force(driver: Driver, way: Way) -> int:
+def force(driver: Driver, way: DecodeMethod) -> int:
     """Let a way serve every class that it can serve. Returns how many."""
     choosing = driver.core.backend.choosing
     assert choosing is not None
@@ -45,9 +45,9 @@ def assert_same(model: Any, prompt: list[int], mine: Any, theirs: Any) -> None:
     assert found is None or found[1] < NOISE, found
 
 
-@pytest.mark.parametrize(("name", "way"), [("windowed llama", Way.VIEW), ("gpt_oss", Way.GATHER)])
+@pytest.mark.parametrize(("name", "way"), [("windowed llama", DecodeMethod.VIEW), ("gpt_oss", DecodeMethod.GATHER)])
 def test_each_way_gives_mlx_lms_tokens(
-    name: str, way: Way, tiny: Callable[[str], Path], judged: Any, theirs: Any
+    name: str, way: DecodeMethod, tiny: Callable[[str], Path], judged: Any, theirs: Any
 ) -> None:
     """In a batch whose rows end one after the other, and alone."""
     driver = Driver(tiny(name))
@@ -68,8 +68,8 @@ def test_a_reproducible_engine_gives_mlx_lms_tokens(
 
 
 @pytest.mark.lab
-@pytest.mark.parametrize("way", [Way.VECTOR, Way.MATRIX, Way.GATHER])
-def test_each_kernel_gives_the_reference_paths_tokens(way: Way, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [DecodeMethod.VECTOR, DecodeMethod.MATRIX, DecodeMethod.GATHER])
+def test_each_kernel_gives_the_reference_paths_tokens(way: DecodeMethod, tmp_path: Path) -> None:
     """Heads that two kernels serve, in the simulator."""
     import mlx_lm
 
@@ -83,7 +83,7 @@ def test_each_kernel_gives_the_reference_paths_tokens(way: Way, tmp_path: Path) 
     for prompt, mine, theirs in zip(PROMPTS, got, wanted, strict=False):
         assert_same(model, prompt, mine, theirs)
     used = driver.core.backend.kernels()
-    assert (way.value.removesuffix(" kernel") in used) == (way is not Way.GATHER)
+    assert (way.value.removesuffix(" kernel") in used) == (way is not DecodeMethod.GATHER)
 
 
 def test_an_engine_whose_ways_are_timed_gives_the_same_tokens(

@@ -18,9 +18,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from cortexmlx.cli.start import MLX_ENVIRONMENT
 from cortexmlx.execution.command_buffers import OTHERS, Limits, bound_elements, command_buffers, limits_of
+from cortexmlx.execution.execution_modes import execution_mode
 from cortexmlx.execution.graph_memory import Graph, trace
 from cortexmlx.execution.largest_steps import largest_steps
-from cortexmlx.execution.mode import execution_mode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, paged

@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.execution import paged as copy_watch
-from cortexmlx.execution.paged import CopyWatch, Moment
+from cortexmlx.execution import paged_memory
+from cortexmlx.execution.paged_memory import CopyWatch, Moment
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.kv.spec import KVSpec, LayerGroup
@@ -130,7 +130,7 @@ def test_neither_the_peak_nor_its_reset_belongs_to_the_watch(monkeypatch: pytest
 
 def test_a_slab_that_is_given_back_at_once_shows_in_the_cache_or_in_the_peak() -> None:
     """As an operation in flight holds it: the bytes in use are the same afterwards."""
-    now = copy_watch._Bytes
+    now = paged_memory._Bytes
     assert now(1000, 900, 5000).copied(now(1000, 500, 5000), 400, 8) is True
     assert now(1000, 500, 1405).copied(now(1000, 500, 1200), 400, 8) is True
     assert now(1400, 100, 5000).copied(now(1000, 500, 5000), 400, 8) is True, "the new buffer came from the cache"
@@ -188,7 +188,7 @@ def test_a_copy_after_which_it_is_not_quiet_is_not_told(monkeypatch: pytest.Monk
     view = arena.slab(0)[0][:, :1]
     mx.eval(view)
     with monkeypatch.context() as patched:
-        patched.setattr(copy_watch.time, "sleep", sleep)
+        patched.setattr(paged_memory.time, "sleep", sleep)
         one_write(arena, watch)
     assert others and watch.writes == ArenaWrites()
     view = arena.slab(0)[0][:, :1]

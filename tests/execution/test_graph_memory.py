@@ -15,7 +15,6 @@ from cortexmlx.execution.graph_memory import (
     LOOKS,
     Array,
     dense,
-    is_dense,
     look,
     multiplies_in_place,
     peak_bytes,
@@ -144,13 +143,6 @@ def test_a_product_takes_matrices_that_lie_dense_or_transposed() -> None:
         assert multiplies_in_place(shape, strides)
     assert multiplies_in_place((6, 1), (1, 99))
     assert not multiplies_in_place((4, 6), (12, 1)) and not multiplies_in_place((4, 6), (1, 8))
-
-
-def test_dense_is_what_numpy_calls_contiguous() -> None:
-    for shape in ((2, 3, 4), (1, 5), (7,), (2, 1, 3)):
-        array = np.zeros(shape, np.int8)
-        assert dense(shape) == array.strides and is_dense(shape, dense(shape))
-    assert not is_dense((2, 3), (1, 2)) and is_dense((1, 3), (77, 1))
 
 
 def test_a_trace_has_what_goes_in_what_comes_out_and_all_between() -> None:

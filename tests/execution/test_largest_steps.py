@@ -14,8 +14,8 @@ from cortexmlx.attention.backends import choose_backend
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.text import Stops
 from cortexmlx.execution import largest_steps as module
+from cortexmlx.execution.execution_modes import execution_mode
 from cortexmlx.execution.largest_steps import StepBytes, largest_steps, step_bytes
-from cortexmlx.execution.mode import execution_mode
 from cortexmlx.kv.sizing import Load
 from cortexmlx.kv.spec import TAIL_COLUMNS, KVSpec, LayerGroup
 from cortexmlx.models import load_model

@@ -15,12 +15,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from cortexmlx import Engine
 from cortexmlx.attention.probe import lazy_pass
+from cortexmlx.execution.execution_modes import PagedMode, execution_mode
 from cortexmlx.execution.logit_rows import LogitRows
-from cortexmlx.execution.mode import PagedMode, execution_mode
 from cortexmlx.mlx_lm.package import mlx_lm_utils
 from support.embedding.models import write_json, write_modules
 from support.models.tiny import tokens_of
-from tests.architectures.configurations import TYPES, configuration
+from tests.architectures.configurations import configuration
 from tests.architectures.weights import write_model
 
 OTHERS = {"gemma3n", "gpt_neox", "lille-130m", "nanochat", "phixtral", "talkie"}
@@ -73,15 +73,6 @@ def check(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_states_are_those_of_mlx_lms_body(tmp_path: Path, name: str) -> None:
-    check(tmp_path, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(TYPES) - set(FEW) - OTHERS))
-def test_states_are_those_of_mlx_lms_body_for_every_type(tmp_path: Path, name: str) -> None:
-    model = built(name)
-    if model is None:
-        pytest.skip("not paged, or not built here")
     check(tmp_path, name)
 
 

@@ -120,9 +120,3 @@ def test_a_mask_binds_its_row_alone(tiny: Any) -> None:
     free, bound = answers(Driver(tiny("llama"))), answers(Driver(tiny("llama")), masked_row=1)
     assert bound[0] == free[0] and bound[2] == free[2]
     assert all(token % 2 == 0 for token in bound[1]) and any(token % 2 for token in free[1])
-
-
-def test_a_mask_binds_the_row_of_a_model_that_runs_alone(tiny: Any, unpaged: None) -> None:
-    free, bound = answers(Driver(tiny("llama"))), answers(Driver(tiny("llama")), masked_row=1)
-    assert bound[0] == free[0] and bound[2] == free[2]
-    assert all(token % 2 == 0 for token in bound[1]) and any(token % 2 for token in free[1])

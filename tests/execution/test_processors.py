@@ -21,7 +21,7 @@ from cortexmlx.errors import LogitsProcessorError
 from cortexmlx.types.request import RequestState
 from support.effort import examples
 from support.engine.core_driver import Driver, assert_nothing_lost
-from support.models.tiny import EOS, VOCAB, tokens_of
+from support.models.tiny import VOCAB, tokens_of
 
 Processor = Callable[[mx.array, mx.array], mx.array]
 
@@ -396,21 +396,3 @@ def test_through_the_engine_on_its_own_thread(tiny: Any, judge: Any) -> None:
     assert [list(m) for m in mine] == wanted and list(last) == wanted[1]
     assert [e.token_id for e in events if e.token_id is not None] == wanted[0]
     assert len(threads) == 1 and threading.current_thread() not in threads
-
-
-def test_an_end_token_can_be_forced_and_forbidden(tiny: Any) -> None:
-    def end_at(length: int) -> Processor:
-        def force(tokens: mx.array, logits: mx.array) -> mx.array:
-            logits[:, EOS] = mx.inf if tokens.size == length else -mx.inf
-            return mx.where(logits == mx.inf, 1e9, logits)
-
-        return force
-
-    driver = Driver(tiny("llama"))
-    handles = [
-        driver.add(tokens_of(7, seed=i), 60, logits_processors=[end_at(7 + i)], ignore_eos=False)
-        for i in (0, 1, 16, 17)
-    ]
-    driver.finish()
-    assert [len(driver.result(h).token_ids) - 1 for h in handles] == [0, 1, 16, 17]
-    assert {driver.result(h).finish_reason.value for h in handles} == {"stop"}

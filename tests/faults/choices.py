@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-CLASSES, TIMED_ON = "cortexmlx/attention/ways.py", "cortexmlx/attention/choices.py"
-PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/ways.py", "cortexmlx/attention/ways.py"
-KERNEL_WAYS, DECODE = "cortexmlx/attention/ways.py", "cortexmlx/attention/ways.py"
-TIMING, TABLE, CHOOSER = (f"cortexmlx/timed_choice/{name}.py" for name in ("timing", "table", "chooser"))
-OPENED = "cortexmlx/execution/timed_choices.py"
+CLASSES, TIMED_ON = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/autotuning.py"
+PLAIN_WAYS, ROW_BY_ROW = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/decode_methods.py"
+KERNEL_WAYS, DECODE = "cortexmlx/attention/decode_methods.py", "cortexmlx/attention/decode_methods.py"
+TIMING, TABLE, CHOOSER = (f"cortexmlx/autotune/{name}.py" for name in ("timing", "table", "chooser"))
+OPENED = "cortexmlx/execution/autotuning.py"
 
 _FIRST_RUN_COUNTS = "                times[candidate.name] = [budget.run(candidate)]"
 
 TESTS = (
-    "timed_choice",
-    "attention/choices",
-    "execution/test_timed_choices.py",
+    "autotune",
+    "attention/decode_methods",
+    "execution/test_autotuning.py",
     "engine/test_timed_choices.py",
 )
 """The tests that judge these faults."""

@@ -18,7 +18,7 @@ TESTS = (
 RESULTS, WINDOW, TAIL = (
     "metal/results.py",
     "cortexmlx/scheduling/decode_window.py",
-    "cortexmlx/execution/paged.py",
+    "cortexmlx/execution/paged_memory.py",
 )
 SIZING = "cortexmlx/kv/sizing.py"
 WRITE, WRITE_ENTRY, WRITER = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.planted import Fault
 
-WATCH, ARENA = "cortexmlx/execution/paged.py", "cortexmlx/kv/arena.py"
+WATCH, ARENA = "cortexmlx/execution/paged_memory.py", "cortexmlx/kv/arena.py"
 BUFFERS = BINDINGS = "cortexmlx/execution/command_buffers.py"
 REPORT, IMPERSONAL = "cli/doctor/report.py", "cli/doctor/impersonal.py"
 

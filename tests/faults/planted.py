@@ -15,7 +15,7 @@ VECTOR_ENTRY, MATRIX_ENTRY = "metal/vector.py", "metal/matrix.py"
 PREFILL, PREFILL_ENTRY = "metal/shaders/paged_prefill.metal", "metal/prefill.py"
 CALLS, WORK = "metal/kernels.py", "metal/work.py"
 CHOICE, SHAPE = "metal/rules.py", "metal/shape.py"
-LAYER_KEY = "cortexmlx/attention/ways.py"
+LAYER_KEY = "cortexmlx/attention/decode_methods.py"
 BACKEND, REACH = "cortexmlx/attention/metal.py", "cortexmlx/kv/spec.py"
 
 _BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"

@@ -19,7 +19,7 @@ FLOORS = (
     ("types",),
     ("stats", "cpu", "mlx_lm", "system"),
     ("protocols",),
-    ("timed_choice",),
+    ("autotune",),
     ("kv", "disk.tier"),
     ("disk",),
     ("metal",),

@@ -38,22 +38,6 @@ def test_the_shortest_run_that_fits_is_taken_across_groups_of_lengths() -> None:
     allocator.check_invariants()
 
 
-def test_the_same_history_gives_the_same_blocks() -> None:
-    def history() -> list[KVHandle]:
-        rng = random.Random(7)
-        allocator, runs, given = KVBlockAllocator(5000), [], []
-        for _ in range(3000):
-            n = rng.randint(1, 64)
-            if n <= allocator.largest_free_run and rng.random() < 0.55:
-                runs.append(allocator.allocate(n))
-                given.append(runs[-1])
-            elif runs:
-                allocator.free(runs.pop(rng.randrange(len(runs))))
-        return given
-
-    assert history() == history()
-
-
 def lines_run(call: Any, *arguments: Any) -> int:
     """Lines of the allocator that one call executes: its cost without a clock."""
     files = {allocator_module.__file__, freeruns_module.__file__}
@@ -107,36 +91,6 @@ def test_the_whole_arena_is_one_run(total: int) -> None:
     assert allocator.fragmentation() == 0.0
     allocator.free(run)
     assert allocator.largest_free_run == total
-
-
-def test_freed_blocks_really_come_back() -> None:
-    # A free list under a name that drifted (free_block, free_blocks) only shows when evicted blocks are needed again.
-    allocator = KVBlockAllocator(96)
-    rng = random.Random(11)
-    for _ in range(50):
-        runs = [allocator.allocate(n) for n in (1, 31, 32, 2, 30)]
-        assert allocator.free_blocks == 0
-        blocks = [block for run in runs for block in range(run.start, run.stop)]
-        assert sorted(blocks) == list(range(96))
-        for freed, block in enumerate(rng.sample(blocks, 96), start=1):
-            allocator.free(KVHandle(block, 1))
-            assert allocator.free_blocks == freed
-        assert allocator.largest_free_run == 96
-
-
-def test_a_misspelled_attribute_cannot_be_set() -> None:
-    allocator = KVBlockAllocator(4)
-    with pytest.raises(AttributeError):
-        allocator.free_block = 3  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError):
-        allocator.free_blocks = 3  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("n", [1, 3, 5, 17, 33, 63, 65, 1000])
-def test_a_handle_has_exactly_the_blocks_asked_for(n: int) -> None:
-    allocator = KVBlockAllocator(2000)
-    run = allocator.allocate(n)
-    assert (run.count, run.stop - run.start, allocator.used_blocks) == (n, n, n)
 
 
 def test_handles_are_immutable_and_empty_ones_own_nothing() -> None:
@@ -252,36 +206,3 @@ def test_resizing_across_groups_of_lengths_keeps_one_run() -> None:
         allocator.check_invariants()
         assert allocator.allocate(total) == KVHandle(0, total)
         allocator.free(KVHandle(0, total))
-
-
-def test_invariants_notice_damage() -> None:
-    def damaged(damage: Any) -> KVBlockAllocator:
-        allocator = KVBlockAllocator(20)
-        allocator.allocate(20)
-        for start in (2, 6, 10):
-            allocator.free(KVHandle(start, 2))
-        allocator.check_invariants()
-        damage(allocator)
-        return allocator
-
-    def lose_a_block(allocator: KVBlockAllocator) -> None:
-        allocator._flags[2] = 1
-
-    def miscount(allocator: KVBlockAllocator) -> None:
-        allocator._free_blocks += 1
-
-    def lose_a_run(allocator: KVBlockAllocator) -> None:
-        allocator._free_runs.remove(6)
-
-    def break_a_link(allocator: KVBlockAllocator) -> None:
-        allocator._free_runs._previous[2] = 10
-
-    def break_a_tag(allocator: KVBlockAllocator) -> None:
-        allocator._free_runs._length[7] = 1
-
-    def break_the_bitmaps(allocator: KVBlockAllocator) -> None:
-        allocator._free_runs._fine[0] |= 1 << 5
-
-    for damage in (lose_a_block, miscount, lose_a_run, break_a_link, break_a_tag, break_the_bitmaps):
-        with pytest.raises(AssertionError):
-            damaged(damage).check_invariants()

@@ -84,19 +84,3 @@ def test_hammering_threads_share_no_block_and_lose_none() -> None:
     assert hammer(allocator, threads=8, operations=3000) == []
     allocator.check_invariants()
     assert allocator.free_runs() == [KVHandle(0, 512)]
-
-
-class NoLock:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@pytest.mark.usefixtures("frantic_switching")
-def test_the_hammer_breaks_an_allocator_without_a_lock() -> None:
-    for _ in range(20):
-        allocator = KVBlockAllocator(512)
-        allocator._lock = NoLock()  # type: ignore[assignment]
-        if hammer(allocator, threads=8, operations=800):
-            return
-    pytest.fail("the hammer is too gentle to notice that there is no lock")

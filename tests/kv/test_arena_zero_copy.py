@@ -21,7 +21,6 @@ from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
 from cortexmlx.kv.step import GroupStep, PrefillPiece
-from cortexmlx.scheduling.plan import SCRATCH_SLOT
 from cortexmlx.types.request import RequestState
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of, write_tiny
@@ -92,24 +91,6 @@ def test_prompts_and_decode_across_drains_copy_nothing_of_the_arena(one_layer: A
             driver.step(TAIL_COLUMNS + 1)
 
     assert growth(more_prompts) <= 3 * TAIL_BYTES + SLACK
-
-
-def test_a_writer_that_does_not_wait_for_the_drain_fails_the_same_check(one_layer: Any) -> None:
-    """It writes the newest column of the tail to the arena while the step before is in flight."""
-    driver = decoding(one_layer, LARGE)
-    runner, arena = driver.core.runner, driver.core.runner.arena
-    dispatch = runner.dispatch
-    slots = mx.array(np.full(ROWS, SCRATCH_SLOT, np.int32))
-
-    def naive(plan: Any) -> Any:
-        if plan.column:
-            newest = (t[:, :, plan.column - 1].swapaxes(0, 1) for t in runner.memory.tail[0])
-            arena.write(0, slots, *newest)
-            mx.async_eval(arena.arrays())
-        return dispatch(plan)
-
-    runner.dispatch = naive  # type: ignore[method-assign]
-    assert growth(lambda: driver.step(TAIL_COLUMNS + 4)) > 3 * TAIL_BYTES + SLACK
 
 
 # -- attention through views and block tables -------------------------------------------------------------------------

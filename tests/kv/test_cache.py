@@ -229,17 +229,6 @@ def test_headroom_that_fits_beside_the_last_needed_block_is_taken_though_the_seq
     assert machine.cache.tables.block_table(last, 0).tolist() == [3, 4, 5, 0, 1]
 
 
-def test_slots_are_flat_one_dimensional_int32() -> None:
-    """An index with one dimension too many gathers something else, and int64 halves the speed of a scatter."""
-    cache = KVCache(BlockPools(groups(1), 4, 8))
-    cache.allocate_for(1, 20)
-    slots = cache.tables.slots(1, 0, 5, 10)
-    assert slots.dtype == np.int32 and slots.shape == (10,)
-    assert slots.tolist() == list(range(5, 15))
-    assert cache.tables.slots(1, 0, 7, 0).shape == (0,)
-    assert cache.tables.block_table(1, 0).dtype == np.int32
-
-
 def test_a_second_group_that_is_full_leaves_the_first_as_it_was() -> None:
     cache = KVCache(BlockPools(groups(2), 4, 8))
     cache.pools[1].allocator.allocate(3)
@@ -298,3 +287,18 @@ def test_the_source_of_a_copy_is_nobodys_until_all_of_a_step_is_planned(again: b
     cache.allocate_for(3, tokens)
     assert copy.source in cache.tables.block_table(3, 0)
     cache.check_invariants()
+
+
+def test_the_counts_are_those_of_blocks_and_sequences() -> None:
+    """Six tokens that nobody uses in blocks 0 and 1, and a sequence of eight in blocks 2 and 3, and its fork."""
+    cache = KVCache(BlockPools([LayerGroup(KVSpec(1, 4, 4, "float32"), (0,))], 6, 4))
+    cached_text(cache, list(range(6)))
+    cache.allocate_for(7, 8)
+    cache.append(7, 8)
+    cache.fork(7, 8, 4)
+    stats = cache.stats()
+    assert (stats.total_blocks, stats.used_blocks, stats.shared_blocks) == (6, 2, 1)
+    assert (stats.cached_blocks, stats.free_blocks) == (2, 4), "what is cached and unused counts as free"
+    assert (stats.sequences, stats.tokens, stats.single_run_sequences) == (2, 12, 2)
+    assert cache.pools.block_counts == (stats.used_blocks, stats.cached_blocks, stats.free_blocks)
+    assert stats.fragmentation == 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cortexmlx.timed_choice.job import Candidate, Job
+from cortexmlx.autotune.job import Candidate, Job
 
 
 @dataclass

@@ -18,12 +18,6 @@ from cortexmlx.system.developer_parts import DEVELOPER_PARTS, developer_part
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_part_that_is_here_is_imported() -> None:
-    from cortexmlx.metal.lab import sim
-
-    assert developer_part("cortexmlx.metal.lab.sim", "a test") is sim
-
-
 @pytest.mark.parametrize("module", ["cortexmlx.metal.lab.cost.sheet", "cortexmlx.metal.lab.sim"])
 def test_a_part_that_is_missing_is_named_with_the_next_step(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)

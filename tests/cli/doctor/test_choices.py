@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cortexmlx.attention.choices import identity_here
+from cortexmlx.attention.autotuning import identity_here
+from cortexmlx.autotune.table import ChoiceTable, Entry
+from cortexmlx.autotune.timing import Timing
 from cortexmlx.cli.doctor.check import Verdict
 from cortexmlx.cli.doctor.choices import kept_choices, line
 from cortexmlx.cli.start import run
 from cortexmlx.stats import ChoiceSource, TimedChoice
-from cortexmlx.timed_choice.table import ChoiceTable, Entry
-from cortexmlx.timed_choice.timing import Timing
 
 
 @pytest.fixture(autouse=True)

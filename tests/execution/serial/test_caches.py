@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.models.cache import ChunkedKVCache, ConcatenateKVCache, make_prompt_cache
 from mlx_lm.models.cache import KVCache as PlainCache
 
-from cortexmlx.execution.serial import OwnCaches, kept_by, not_always_cut, sees_ahead
+from cortexmlx.execution.serial_runner import OwnCaches, kept_by, not_always_cut, sees_ahead
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from support.models.tiny import CONFIGS, tokens_of
 from tests.architectures.parity import subject
@@ -135,7 +135,7 @@ def test_a_cache_of_unknown_kind_is_measured_while_it_grows(judged: Any, monkeyp
 def test_the_system_is_asked_for_what_is_not_there_yet(judged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     caches = caches_of(judged("llama")[0])
     asked: list[int] = []
-    monkeypatch.setattr("cortexmlx.execution.serial.obtainable", lambda size: asked.append(size) or True)
+    monkeypatch.setattr("cortexmlx.execution.serial_runner.obtainable", lambda size: asked.append(size) or True)
     assert caches.can_resize((128,))
     fed(caches, tokens_of(300))
     assert caches.can_resize((128,))

@@ -10,7 +10,7 @@ from collections import deque
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from cortexmlx.execution.serial import COUNTED, OneSequence
+from cortexmlx.execution.serial_runner import COUNTED, OneSequence
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.scheduling.job import Job

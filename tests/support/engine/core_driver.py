@@ -14,7 +14,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.core import EngineCore
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.core.text import Stops, ThinkingLimit
-from cortexmlx.execution import mode
+from cortexmlx.execution import execution_modes
 from cortexmlx.kv.sizing import bytes_per_token, row_bytes
 from cortexmlx.models import load_model
 from cortexmlx.models.tokenizers.shared import SharedTokenizer
@@ -31,7 +31,9 @@ class Driver:
 
     def __init__(self, model: Path, *, tokens: int = 512, snapshots: int = 16, **config: Any) -> None:
         """`tokens` of KV memory, and room for `snapshots` of a row's state; `config` as in `EngineConfig`."""
-        per_token, per_row, alone = _sizes(str(model), config.get("kv_bits"), config.get("kv_group_size"), mode.probe)
+        per_token, per_row, alone = _sizes(
+            str(model), config.get("kv_bits"), config.get("kv_group_size"), execution_modes.probe
+        )
         memory = (tokens * per_token or snapshots * per_row) + (per_row if alone else 0)
         # How much a step computes does not depend on how long the last ones took, unless a test wants that.
         timeless = {"token_target": None, "speculate": "draft" in config}
@@ -131,7 +133,7 @@ def _sizes(
     model: str, kv_bits: int | None, kv_group_size: int | None, probe: Callable[[Any], Any]
 ) -> tuple[int, int, bool]:
     """Bytes of a token and of a row's state, and whether the model runs one request at a time. `probe` decides that."""
-    chosen = mode.execution_mode(load_model(model).model, kv_bits, kv_group_size)
+    chosen = execution_modes.execution_mode(load_model(model).model, kv_bits, kv_group_size)
     return bytes_per_token(chosen.groups), row_bytes(chosen.groups), chosen.most_rows is not None
 
 

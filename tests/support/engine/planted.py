@@ -26,9 +26,9 @@ from support.models.tiny import tokens_of
 
 MODULES = (
     "cortexmlx.kv.arena",
-    "cortexmlx.execution.paged",
+    "cortexmlx.execution.paged_memory",
     "cortexmlx.execution.states",
-    "cortexmlx.execution.paged",
+    "cortexmlx.execution.paged_memory",
     "cortexmlx.execution.adapters",
     "cortexmlx.execution.runner",
 )

@@ -13,7 +13,7 @@ from cortexmlx.core.config import EngineConfig
 from cortexmlx.distributed.messages import RankInfo
 from cortexmlx.errors import CortexError, EngineClosed, HostLost
 from cortexmlx.execution.boundary import Runner
-from cortexmlx.execution.mode import execution_mode
+from cortexmlx.execution.execution_modes import execution_mode
 from cortexmlx.models import load_model
 from cortexmlx.stats import HostStats
 from support.patience import PATIENCE

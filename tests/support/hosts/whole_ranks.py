@@ -18,7 +18,7 @@ from cortexmlx.distributed.rank import OpenedRank
 from cortexmlx.distributed.rank_server import serve
 from cortexmlx.distributed.remote_runner import RemoteRunner
 from cortexmlx.errors import HostLost
-from cortexmlx.execution.mode import ExecutionMode, PagedMode, execution_mode
+from cortexmlx.execution.execution_modes import ExecutionMode, PagedMode, execution_mode
 from cortexmlx.execution.runner import ModelRunner
 from cortexmlx.kv.spec import LayerGroup
 from cortexmlx.models import load_model

@@ -22,7 +22,7 @@ from cortexmlx.distributed.messages import Cut, RankInfo
 from cortexmlx.distributed.rank import open_rank
 from cortexmlx.errors import AdapterRefused
 from cortexmlx.execution.boundary import AdapterTables
-from cortexmlx.execution.mode import PagedMode
+from cortexmlx.execution.execution_modes import PagedMode
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load, bytes_per_token, row_bytes

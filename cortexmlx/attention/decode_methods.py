@@ -1,4 +1,6 @@
-"""LayerAttention: what a layer asks of attention, as far as a choice depends on it."""
+"""The methods by which the attention of single tokens is computed: which layers and classes of steps each serves, and
+which one a backend takes.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from cortexmlx.attention.reference import rounds_coarsely
 from cortexmlx.attention.reference_step import ReferenceStep
 from cortexmlx.attention.selfcheck import Approval, VariantCheck, check_variant
 from cortexmlx.attention.softmax import Softmax, divided
+from cortexmlx.autotune.job import CannotServe
 from cortexmlx.kv.arena import KVArena, Slab
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.kv.step import GroupStep
@@ -28,7 +31,6 @@ from cortexmlx.metal.kernels import DecodeKernels
 from cortexmlx.metal.prefill import PrefillVariant
 from cortexmlx.metal.rules import Variant, refusal
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.timed_choice.job import CannotServe
 from cortexmlx.types.arrays import dtype_name
 
 LayerKey = tuple[Any, ...]
@@ -226,7 +228,7 @@ def _words(bound: int | None, bounds: tuple[int, ...], noun: str) -> str:
 # between arena and tail lies. That costs a copy of the tokens, and about ten operations for each row.
 
 
-def attend_rows(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
+def attend_row_by_row(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
     """See `reference.attend_rows`."""
     softmax = Softmax(params, queries.dtype, ReferenceStep.of(kv).ones)
     parts = [_attend_row(queries[row : row + 1], kv, row, softmax) for row in range(kv.step.rows)]
@@ -279,17 +281,17 @@ class _RowSlots:
         return known[1]
 
 
-# The ways to compute the attention of single tokens, which classes each serves, and those that are not the kernels'.
+# The methods to compute the attention of single tokens, which classes each serves, and those that are not the kernels'.
 #
 # All have the arguments and the result of `reference.attend_rows`.
 
 
 MOST_COPIED = 64 << 20
-"""Bytes of keys and values that a way may copy in a layer. A class whose steps may be larger has no such way."""
+"""Bytes of keys and values that a method may copy in a layer. A class whose steps may be larger has no such method."""
 
 
-class Way(Enum):
-    """A way to compute the attention of single tokens. The value names it in tables, on disk too."""
+class DecodeMethod(Enum):
+    """A method to compute the attention of single tokens. The value names it in tables, on disk too."""
 
     VECTOR = "vector kernel"
     MATRIX = "matrix kernel"
@@ -303,8 +305,8 @@ class Way(Enum):
     """One row after the other, so that no row depends on its neighbours. It is not timed: it is for `reproducible`."""
 
 
-KERNELS = {Way.VECTOR: Kernel.VECTOR, Way.MATRIX: Kernel.MATRIX, Way.WIDE: Kernel.WIDE}
-"""The ways that are kernels of ours."""
+KERNELS = {DecodeMethod.VECTOR: Kernel.VECTOR, DecodeMethod.MATRIX: Kernel.MATRIX, DecodeMethod.WIDE: Kernel.WIDE}
+"""The methods that are kernels of ours."""
 
 
 def over_view(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
@@ -330,58 +332,62 @@ def over_gather(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.a
     return reference.attend_gathered(queries[: kv.step.rows], kv, softmax).astype(queries.dtype)
 
 
-PLAIN: dict[Way, Attend] = {
-    Way.REFERENCE: reference.attend_rows,
-    Way.VIEW: over_view,
-    Way.GATHER: over_gather,
-    Way.ROWS: attend_rows,
+PLAIN: dict[DecodeMethod, Attend] = {
+    DecodeMethod.REFERENCE: reference.attend_rows,
+    DecodeMethod.VIEW: over_view,
+    DecodeMethod.GATHER: over_gather,
+    DecodeMethod.ROWS: attend_row_by_row,
 }
-"""The ways that are operations of MLX."""
+"""The methods that are operations of MLX."""
 
 
-def plain_ways(layer: LayerAttention, batch: BatchClass) -> tuple[Way, ...]:
-    """Return the ways of `PLAIN` that serve a class of steps, the reference path first. Below float32 a CPU has that
+def plain_methods(layer: LayerAttention, batch: BatchClass) -> tuple[DecodeMethod, ...]:
+    """Return the methods of `PLAIN` that serve a class of steps, the reference path first. Below float32 a CPU has that
     one only (see `reference.rounds_coarsely`).
     """
     spec, most = layer.spec, batch.most
     numbers = spec.kv_heads * sum(spec.dims) * spec.itemsize
     if layer.coarse or most is None or most * numbers > MOST_COPIED or spec.value_in_key or layer.slopes:
-        return (Way.REFERENCE,)
+        return (DecodeMethod.REFERENCE,)
     if batch.run:
         plain = spec.kv_bits is None and layer.softcap is None
-        return (Way.REFERENCE, Way.VIEW) if plain else (Way.REFERENCE,)
-    return (Way.REFERENCE,) if layer.sinks and layer.softcap is not None else (Way.REFERENCE, Way.GATHER)
+        return (DecodeMethod.REFERENCE, DecodeMethod.VIEW) if plain else (DecodeMethod.REFERENCE,)
+    return (
+        (DecodeMethod.REFERENCE,)
+        if layer.sinks and layer.softcap is not None
+        else (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    )
 
 
-# DecodeChoices: the way that each layer's single tokens take in each class of steps. ReferenceAttention: the reference
-# backend with such choices.
+# DecodeChoices: the method that each layer's single tokens take in each class of steps. ReferenceAttention: the
+# reference backend with such choices.
 
 
 class DecodeChoices:
     """The choices of a backend. Without any, its rules choose.
 
     A step's class is what its decode window began with, and choices change only while nothing is computed. So a row
-    keeps its way within a window.
+    keeps its method within a window.
     """
 
     def __init__(self) -> None:
         self.reproducible = False
-        """Whether one way serves a layer in all classes, with the same bits for a row alone and in any batch."""
-        self._ways: dict[tuple[LayerKey, BatchClass], Way] = {}
+        """Whether one method serves a layer in all classes, with the same bits for a row alone and in any batch."""
+        self._ways: dict[tuple[LayerKey, BatchClass], DecodeMethod] = {}
 
-    def take(self, ways: Mapping[tuple[LayerKey, BatchClass], Way]) -> None:
-        """Use these ways from now on, and the rules for everything else."""
-        self._ways = dict(ways)
+    def take(self, methods: Mapping[tuple[LayerKey, BatchClass], DecodeMethod]) -> None:
+        """Use these methods from now on, and the rules for everything else."""
+        self._ways = dict(methods)
 
-    def way(self, key: LayerKey, kv: PagedKV) -> Way | None:
-        """Return the way for a layer in its step; None: the rules choose."""
+    def method(self, key: LayerKey, kv: PagedKV) -> DecodeMethod | None:
+        """Return the method for a layer in its step; None: the rules choose."""
         if not self._ways:
             return None
         return self._ways.get((key, kv.derived.get(BatchClass.of, kv.step)))
 
 
 class ChoosingBackend(Protocol):
-    """A backend that takes the way it is told."""
+    """A backend that takes the method it is told."""
 
     choices: DecodeChoices
 
@@ -389,22 +395,22 @@ class ChoosingBackend(Protocol):
     def attend(self) -> Attend:
         """What computes attention as it is told."""
 
-    def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
-        """Return the ways that serve a layer and are not in `PLAIN`. The first is the rules' choice."""
+    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
+        """Return the methods that serve a layer and are not in `PLAIN`. The first is the rules' choice."""
 
-    def fixed_way(self, layer: LayerAttention) -> Way:
-        """Return the way that serves a layer if `choices.reproducible`."""
+    def fixed_method(self, layer: LayerAttention) -> DecodeMethod:
+        """Return the method that serves a layer if `choices.reproducible`."""
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
-        """Return what computes a layer's single tokens by a way. Raises CannotServe."""
+    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
+        """Return what computes a layer's single tokens by a method. Raises CannotServe."""
 
 
-def reproducible_way(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> Way:
-    """Return the plain way in which a row has the same bits alone and in any batch. Where a CPU rounds coarsely
+def reproducible_method(coarse: bool, softcap: bool, sinks: bool, slopes: bool) -> DecodeMethod:
+    """Return the plain method in which a row has the same bits alone and in any batch. Where a CPU rounds coarsely
     (`reference.rounds_coarsely`), that is already so on the reference path, unless no model attends so.
     """
     of_no_model = slopes or (softcap and sinks)
-    return Way.REFERENCE if coarse and not of_no_model else Way.ROWS
+    return DecodeMethod.REFERENCE if coarse and not of_no_model else DecodeMethod.ROWS
 
 
 class ReferenceAttention:
@@ -417,35 +423,35 @@ class ReferenceAttention:
         """See `paged_attention`."""
         parts = []
         if kv.step.rows:
-            way = self._way(queries, kv, params)
-            attend_rows = reference.attend_rows if way is None else PLAIN[way]
+            method = self._method(queries, kv, params)
+            attend_rows = reference.attend_rows if method is None else PLAIN[method]
             parts.append(attend_rows(queries, kv, params))
         if kv.step.pieces:
             apart = self.choices.reproducible
             parts += reference.attend_pieces(queries, kv, params, apart=apart)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
-    def _way(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> Way | None:
-        """Return the way of a step; None: the rules of `reference.attend_rows`."""
+    def _method(self, queries: mx.array, kv: PagedKV, params: AttentionParams) -> DecodeMethod | None:
+        """Return the method of a step; None: the rules of `reference.attend_rows`."""
         if self.choices.reproducible:
             call = AttentionCall.of(queries, params)
-            return reproducible_way(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)
-        return self.choices.way(layer_key(queries, kv, params), kv)
+            return reproducible_method(rounds_coarsely(queries, kv), call.softcap, call.sinks, call.slopes)
+        return self.choices.method(layer_key(queries, kv, params), kv)
 
-    def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
+    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
         """See `ChoosingBackend`."""
         return ()
 
-    def fixed_way(self, layer: LayerAttention) -> Way:
+    def fixed_method(self, layer: LayerAttention) -> DecodeMethod:
         """See `ChoosingBackend`."""
-        return reproducible_way(layer.coarse, layer.softcap is not None, layer.sinks is not None, layer.slopes)
+        return reproducible_method(layer.coarse, layer.softcap is not None, layer.sinks is not None, layer.slopes)
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
+    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
         """See `ChoosingBackend`."""
-        return PLAIN[way]
+        return PLAIN[method]
 
 
-# Which kernel, or which plain way instead of it, serves a layer's single tokens on the Metal backend.
+# Which kernel, or which plain method instead of it, serves a layer's single tokens on the Metal backend.
 
 
 _log = logging.getLogger(__name__)
@@ -453,7 +459,7 @@ _log = logging.getLogger(__name__)
 OfLayer = TypeVar("OfLayer", Variant, PrefillVariant)
 
 
-class KernelWays:
+class KernelMethods:
     """The kernels that may serve, by their rules and by the check of each variant, and the choices among them."""
 
     def __init__(self, kernels: DecodeKernels, approval: Approval) -> None:
@@ -466,21 +472,21 @@ class KernelWays:
         """Check every kernel again at its next use."""
         self._checks.clear()
 
-    def serving(self, variant: Variant, way: Way | None) -> Variant | Attend:
-        """Return what serves a shape by a way: a variant of the kernels, or a plain way. For None, or if the way's
-        kernel is disabled, the rules choose: `variant`, or the reference path if that may not serve.
+    def serving(self, variant: Variant, method: DecodeMethod | None) -> Variant | Attend:
+        """Return what serves a shape by a method: a variant of the kernels, or a plain method. For None, or if the
+        method's kernel is disabled, the rules choose: `variant`, or the reference path if that may not serve.
         """
-        if way in PLAIN:
-            return PLAIN[way]
-        if way is not None:
-            forced = _forced(variant, way)
+        if method in PLAIN:
+            return PLAIN[method]
+        if method is not None:
+            forced = _forced(variant, method)
             if self.refusal(forced) is None:
                 return forced
         if self.approve(variant):
             return variant
         if not self.choices.reproducible:
             return reference.attend_rows
-        return PLAIN[reproducible_way(False, variant.softcap, variant.sinks, variant.alibi)]
+        return PLAIN[reproducible_method(False, variant.softcap, variant.sinks, variant.alibi)]
 
     def approve(self, variant: Variant) -> bool:
         """Return whether a variant may serve, by the rules and its check. Several threads may ask for different
@@ -513,37 +519,37 @@ class KernelChoosing:
     arguments of `Attend`.
     """
 
-    def __init__(self, ways: KernelWays, attend: Attend, decode: Callable[..., Any]) -> None:
-        self.choices = ways.choices
+    def __init__(self, methods: KernelMethods, attend: Attend, decode: Callable[..., Any]) -> None:
+        self.choices = methods.choices
         self.attend = attend
-        self._ways = ways
+        self._ways = methods
         self._decode = decode
 
-    def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
+    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
         """See `ChoosingBackend`."""
         variant = _variant_of(layer)
-        usual = Way(f"{variant.kernel.value} kernel")
-        ways = (usual, *(way for way in KERNELS if way is not usual))
-        return tuple(way for way in ways if refusal(_forced(variant, way)) is None)
+        usual = DecodeMethod(f"{variant.kernel.value} kernel")
+        methods = (usual, *(method for method in KERNELS if method is not usual))
+        return tuple(method for method in methods if refusal(_forced(variant, method)) is None)
 
-    def fixed_way(self, layer: LayerAttention) -> Way:
+    def fixed_method(self, layer: LayerAttention) -> DecodeMethod:
         """See `ChoosingBackend`."""
-        return next(iter(self.own_ways(layer)), Way.ROWS)
+        return next(iter(self.own_methods(layer)), DecodeMethod.ROWS)
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
+    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
         """See `ChoosingBackend`."""
-        if way in PLAIN:
-            return PLAIN[way]
-        variant = _forced(_variant_of(layer), way)
+        if method in PLAIN:
+            return PLAIN[method]
+        variant = _forced(_variant_of(layer), method)
         reason = self._ways.refusal(variant)
         if reason is not None:
             raise CannotServe(reason)
         return partial(self._decode, variant)
 
 
-def _forced(variant: Variant, way: Way) -> Variant:
-    """Return the variant on the kernel of a way."""
-    kernel = KERNELS[way]
+def _forced(variant: Variant, method: DecodeMethod) -> Variant:
+    """Return the variant on the kernel of a method."""
+    kernel = KERNELS[method]
     return variant if variant.kernel is kernel else replace(variant, forced=kernel)
 
 

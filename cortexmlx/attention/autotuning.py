@@ -1,4 +1,4 @@
-"""The jobs of attention: which way computes the single tokens of a model's layers, in each class of steps."""
+"""The jobs of attention: which method computes the single tokens of a model's layers, in each class of steps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from importlib.resources import files
 import mlx.core as mx
 import numpy as np
 
-from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
-from cortexmlx.attention.ways import (
+from cortexmlx.attention.decode_methods import (
     BatchClass,
     ChoosingBackend,
+    DecodeMethod,
     LayerAttention,
     LayerKey,
-    Way,
     classes,
-    plain_ways,
+    plain_methods,
 )
+from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
+from cortexmlx.autotune.chooser import Chooser
+from cortexmlx.autotune.job import Candidate, CannotServe, Job
+from cortexmlx.autotune.table import Identity
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, LayerGroup
 from cortexmlx.kv.step import GroupStep
 from cortexmlx.system.machine import metal_device
-from cortexmlx.timed_choice.chooser import Chooser
-from cortexmlx.timed_choice.job import Candidate, CannotServe, Job
-from cortexmlx.timed_choice.table import Identity
 
 AttentionJobs = dict[tuple[LayerKey, BatchClass], Job]
 """The jobs, by the layer and the class."""
@@ -49,11 +49,12 @@ def attention_jobs(
     for key, layer in layers.items():
         seen = longest if layer.window is None else min(longest, layer.window)
         for batch in classes(max_rows, seen):
-            ways = (*backend.own_ways(layer), *plain_ways(layer, batch))
+            methods = (*backend.own_methods(layer), *plain_methods(layer, batch))
             sample = batch.sample(max_rows, seen)
             times = times_together(layer, *sample)
             candidates = tuple(
-                Candidate(way.value, partial(bench.prepare, layer, batch, sample, way), times) for way in ways
+                Candidate(method.value, partial(bench.prepare, layer, batch, sample, method), times)
+                for method in methods
             )
             name = f"{layer.label}; {batch.label}; {sample[0]} x {sample[1]}"
             found[key, batch] = Job(name, layer.label, batch.label, candidates)
@@ -61,18 +62,18 @@ def attention_jobs(
 
 
 def take_choices(backend: ChoosingBackend, jobs: AttentionJobs, chooser: Chooser) -> None:
-    """Let a backend use what was chosen. Where that is the usual way, the rules choose it, and say so if they find
+    """Let a backend use what was chosen. Where that is the usual method, the rules choose it, and say so if they find
     that no kernel serves.
     """
     chosen = {key: chooser.chosen(job.key) for key, job in jobs.items()}
     others = {key: name for key, name in chosen.items() if name is not None and name != jobs[key].usual}
-    backend.choices.take({key: Way(name) for key, name in others.items()})
+    backend.choices.take({key: DecodeMethod(name) for key, name in others.items()})
 
 
 def fixed_jobs(layers: Mapping[LayerKey, LayerAttention], backend: ChoosingBackend) -> list[Job]:
     """Return a job for each layer whose usual candidate serves all classes, for `Chooser.fix`."""
     return [
-        Job(layer.label, layer.label, "every step", (Candidate(backend.fixed_way(layer).value, _not_timed),))
+        Job(layer.label, layer.label, "every step", (Candidate(backend.fixed_method(layer).value, _not_timed),))
         for layer in layers.values()
     ]
 
@@ -91,18 +92,18 @@ class _Bench:
         self._slabs = Slabs()
         self._job: tuple[LayerAttention, BatchClass] | None = None
         self._problem: TimedProblem | None = None
-        self._checked: set[Way] = set()
+        self._checked: set[DecodeMethod] = set()
 
     def prepare(
-        self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int], way: Way
+        self, layer: LayerAttention, batch: BatchClass, sample: tuple[int, int], method: DecodeMethod
     ) -> Callable[[], object]:
-        """Return a function that computes a problem by a way. Raises CannotServe, and what the way raises."""
+        """Return a function that computes a problem by a method. Raises CannotServe, and what the method raises."""
         with _settled():
             problem = self._made(layer, batch, sample)
-            attend = self._backend.attend_by(way, layer)
-            if way not in self._checked:
+            attend = self._backend.attend_by(method, layer)
+            if method not in self._checked:
                 problem.check(attend)
-                self._checked.add(way)
+                self._checked.add(method)
             run = problem.run(attend)
 
         def compute() -> None:
@@ -132,7 +133,7 @@ def _settled() -> Iterator[None]:
         raise
 
 
-# TimedProblem: random keys, values and queries on which the ways of a layer are timed.
+# TimedProblem: random keys, values and queries on which the methods of a layer are timed.
 
 
 MOST_BYTES = 128 << 20
@@ -150,7 +151,7 @@ begin and to wait would count for more than the attention.
 _MOST_TOGETHER = 8
 
 _AGREES = {"float32": 2e-3, "float16": 2e-2, "bfloat16": 8e-2}
-"""The largest difference, as a share of the largest number, of two ways. A launch that a GPU drops leaves zeros, and
+"""The largest difference, as a share of the largest number, of two methods. A launch that a GPU drops leaves zeros, and
 would be the fastest.
 """
 
@@ -227,7 +228,7 @@ class TimedProblem:
         return lambda: mx.eval(out)
 
     def check(self, attend: Attend) -> None:
-        """Raise CannotServe unless a way's result agrees with that of the first one that was checked."""
+        """Raise CannotServe unless a method's result agrees with that of the first one that was checked."""
         got = attend(self._queries, self._kv, self._params).astype(mx.float32)
         mx.eval(got)
         wanted = got if self._wanted is None else self._wanted
@@ -243,7 +244,7 @@ def _random(shape: tuple[int, ...], dtype: str, seed: int) -> mx.array:
 
 
 def _unused(*_: object, **__: object) -> mx.array:
-    raise AssertionError("the ways are called directly")
+    raise AssertionError("the methods are called directly")
 
 
 # The identity of times: the machine, the versions and the texts for which they are true.

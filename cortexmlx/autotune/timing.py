@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from cortexmlx.autotune.job import Candidate
 from cortexmlx.system.machine import is_refusal
-from cortexmlx.timed_choice.job import Candidate
 
 ROUNDS = 5
 """Timed runs of a candidate. One run before them is not counted: it compiles, and fills caches."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.timed_choice.job import CannotServe
-from cortexmlx.timed_choice.timing import FEWEST_ROUNDS, HOPELESS, ROUNDS, Budget, BudgetSpent, Timing, measure
+from cortexmlx.autotune.job import CannotServe
+from cortexmlx.autotune.timing import FEWEST_ROUNDS, HOPELESS, ROUNDS, Budget, BudgetSpent, Timing, measure
 from support.scripted_choice import Clock
 
 A_LONG_TIME = 1000.0

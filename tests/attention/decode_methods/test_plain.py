@@ -1,4 +1,4 @@
-"""The ways of attention that are MLX's own, against float64 NumPy, and where each of them serves."""
+"""The methods of attention that are MLX's own, against float64 NumPy, and where each of them serves."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 
-from cortexmlx.attention import reference, ways
+from cortexmlx.attention import decode_methods, reference
+from cortexmlx.attention.decode_methods import (
+    MOST_COPIED,
+    PLAIN,
+    BatchClass,
+    DecodeMethod,
+    LayerAttention,
+    plain_methods,
+)
 from cortexmlx.attention.paged import Attend, AttentionParams, PagedKV
-from cortexmlx.attention.ways import MOST_COPIED, PLAIN, BatchClass, LayerAttention, Way, plain_ways
 from cortexmlx.kv.spec import KVSpec
 from support.effort import examples
 from support.kernels.attention_case import Case
@@ -21,19 +28,19 @@ LAYER = LayerAttention("float32", 8, KVSpec(2, 64, 64, "float32"), 32, 0.125, No
 ONE_RUN, PIECES, FEW = BatchClass(1, 512, True), BatchClass(1, 512), BatchClass(4, 512)
 
 
-def attend_by(way: Way) -> Attend:
-    """Attention that takes a way in every step that it serves, and counts them."""
+def attend_by(method: DecodeMethod) -> Attend:
+    """Attention that takes a method in every step that it serves, and counts them."""
 
     def attend(queries: mx.array, kv: PagedKV, params: AttentionParams) -> mx.array:
         rows = kv.step.rows
         plain = kv.value_in_key is None and params.slopes is None
         serves = {
-            Way.VIEW: plain and params.softcap is None and rows == 1 and kv.step.runs[0] is not None,
-            Way.GATHER: plain and (params.sinks is None or params.softcap is None),
-        }.get(way, True)
+            DecodeMethod.VIEW: plain and params.softcap is None and rows == 1 and kv.step.runs[0] is not None,
+            DecodeMethod.GATHER: plain and (params.sinks is None or params.softcap is None),
+        }.get(method, True)
         if not rows or not serves:
             return reference.attend(queries, kv, params)
-        parts = [PLAIN[way](queries, kv, params)]
+        parts = [PLAIN[method](queries, kv, params)]
         if kv.step.pieces:
             parts += reference.attend_pieces(queries, kv, params)
         return mx.concatenate(parts)
@@ -41,11 +48,11 @@ def attend_by(way: Way) -> Attend:
     return attend
 
 
-@pytest.mark.parametrize("way", [Way.VIEW, Way.GATHER, Way.ROWS])
+@pytest.mark.parametrize("method", [DecodeMethod.VIEW, DecodeMethod.GATHER, DecodeMethod.ROWS])
 @given(data=st.data())
 @settings(max_examples=examples(60, few=10), deadline=None)
-def test_any_step_is_softmax_attention(way: Way, data: st.DataObject) -> None:
-    Case(data.draw, attend_by(way)).run()
+def test_any_step_is_softmax_attention(method: DecodeMethod, data: st.DataObject) -> None:
+    Case(data.draw, attend_by(method)).run()
 
 
 @pytest.mark.parametrize(
@@ -57,41 +64,45 @@ def test_a_lone_row_over_its_view(tail: int, window: int | None, dtype: str) -> 
     chosen: list[Any] = [7, 8, (2, 3), (16, 8, False), dtype, dtype, window, False, None]
     chosen += [*([0.3] if dtype == "float32" else []), True, False, tail, 1, 33, *([] if tail else [0]), True, False]
     given = iter(chosen)
-    Case(lambda _: next(given), attend_by(Way.VIEW)).run()
+    Case(lambda _: next(given), attend_by(DecodeMethod.VIEW)).run()
     assert next(given, None) is None, "everything that was chosen is part of the case"
 
 
 def test_where_each_way_serves() -> None:
-    assert plain_ways(LAYER, ONE_RUN) == (Way.REFERENCE, Way.VIEW)
-    assert plain_ways(LAYER, PIECES) == plain_ways(LAYER, FEW) == (Way.REFERENCE, Way.GATHER)
+    assert plain_methods(LAYER, ONE_RUN) == (DecodeMethod.REFERENCE, DecodeMethod.VIEW)
+    assert plain_methods(LAYER, PIECES) == plain_methods(LAYER, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
     quantized = replace(LAYER, spec=replace(LAYER.spec, kv_bits=8, kv_group_size=64))
-    assert plain_ways(quantized, ONE_RUN) == (Way.REFERENCE,)
-    assert plain_ways(quantized, FEW) == (Way.REFERENCE, Way.GATHER)
+    assert plain_methods(quantized, ONE_RUN) == (DecodeMethod.REFERENCE,)
+    assert plain_methods(quantized, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
     capped = replace(LAYER, softcap=5.0)
-    assert plain_ways(capped, ONE_RUN) == (Way.REFERENCE,)
-    assert plain_ways(capped, FEW) == (Way.REFERENCE, Way.GATHER)
+    assert plain_methods(capped, ONE_RUN) == (DecodeMethod.REFERENCE,)
+    assert plain_methods(capped, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
     for other in (
         replace(LAYER, slopes=True),
         replace(capped, sinks="float32"),
         replace(LAYER, spec=KVSpec(1, 80, 64, "float32", value_in_key=True)),
     ):
-        assert plain_ways(other, FEW) == plain_ways(other, PIECES) == (Way.REFERENCE,)
+        assert plain_methods(other, FEW) == plain_methods(other, PIECES) == (DecodeMethod.REFERENCE,)
 
 
 def test_below_float32_a_cpu_has_one_way_and_a_gpu_several(monkeypatch: pytest.MonkeyPatch) -> None:
     half = replace(LAYER, dtype="float16", spec=replace(LAYER.spec, dtype="float16"))
-    assert plain_ways(half, FEW) == (Way.REFERENCE,)
+    assert plain_methods(half, FEW) == (DecodeMethod.REFERENCE,)
     monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
-    assert plain_ways(half, FEW) == (Way.REFERENCE, Way.GATHER)
+    assert plain_methods(half, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
 
 
 def test_no_way_copies_more_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the rows or their lengths have no bound, nothing is copied at all."""
     per_token = 2 * 2 * 64 * 4
-    assert plain_ways(LAYER, BatchClass(4, None)) == plain_ways(LAYER, BatchClass(None, 512)) == (Way.REFERENCE,)
+    assert (
+        plain_methods(LAYER, BatchClass(4, None))
+        == plain_methods(LAYER, BatchClass(None, 512))
+        == (DecodeMethod.REFERENCE,)
+    )
     assert FEW.most is not None and FEW.most * per_token < MOST_COPIED
-    monkeypatch.setattr(ways, "MOST_COPIED", FEW.most * per_token)
-    assert plain_ways(LAYER, FEW) == (Way.REFERENCE, Way.GATHER)
-    monkeypatch.setattr(ways, "MOST_COPIED", FEW.most * per_token - 1)
-    assert plain_ways(LAYER, FEW) == (Way.REFERENCE,)
-    assert plain_ways(LAYER, ONE_RUN) == (Way.REFERENCE, Way.VIEW)
+    monkeypatch.setattr(decode_methods, "MOST_COPIED", FEW.most * per_token)
+    assert plain_methods(LAYER, FEW) == (DecodeMethod.REFERENCE, DecodeMethod.GATHER)
+    monkeypatch.setattr(decode_methods, "MOST_COPIED", FEW.most * per_token - 1)
+    assert plain_methods(LAYER, FEW) == (DecodeMethod.REFERENCE,)
+    assert plain_methods(LAYER, ONE_RUN) == (DecodeMethod.REFERENCE, DecodeMethod.VIEW)

@@ -1,4 +1,4 @@
-"""What the ways of a layer are timed on."""
+"""What the methods of a layer are timed on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention import choices as problem
-from cortexmlx.attention.choices import Slabs, TimedProblem, times_together
-from cortexmlx.attention.ways import PLAIN, BatchClass, LayerAttention, Way, plain_ways
+from cortexmlx.attention import autotuning
+from cortexmlx.attention.autotuning import Slabs, TimedProblem, times_together
+from cortexmlx.attention.decode_methods import PLAIN, BatchClass, DecodeMethod, LayerAttention, plain_methods
+from cortexmlx.autotune.job import CannotServe
 from cortexmlx.kv.spec import KVSpec
-from cortexmlx.timed_choice.job import CannotServe
 
 LAYER = LayerAttention("float32", 8, KVSpec(2, 64, 64, "float32"), 16, 0.125, None, None, False, None)
 FEW, ONE_RUN, PIECES = BatchClass(4, 512), BatchClass(1, 512, True), BatchClass(1, 512)
@@ -32,34 +32,34 @@ SHAPES = {
 @pytest.mark.parametrize("layer", SHAPES.values(), ids=SHAPES.keys())
 def test_every_way_that_serves_a_layer_agrees_with_the_first(layer: LayerAttention, batch: BatchClass) -> None:
     made = TimedProblem(layer, batch, 1 if batch.rows == 1 else 4, 100, Slabs())
-    for way in (*plain_ways(layer, batch), Way.ROWS):
-        made.check(PLAIN[way])
-        made.run(PLAIN[way])()
+    for method in (*plain_methods(layer, batch), DecodeMethod.ROWS):
+        made.check(PLAIN[method])
+        made.run(PLAIN[method])()
 
 
 def test_a_launch_that_was_dropped_is_no_fast_one() -> None:
     """It leaves zeros. So does a wrong result, or none at all, not serve."""
     made = TimedProblem(LAYER, FEW, 4, 300, Slabs())
-    made.check(PLAIN[Way.REFERENCE])
+    made.check(PLAIN[DecodeMethod.REFERENCE])
     for factor in (0.0, 1.1, float("nan")):
 
         def wrong(*given: Any, factor: float = factor) -> mx.array:
-            return PLAIN[Way.REFERENCE](*given) * factor
+            return PLAIN[DecodeMethod.REFERENCE](*given) * factor
 
         with pytest.raises(CannotServe, match="differs by"):
             made.check(wrong)
-    made.check(PLAIN[Way.GATHER])
+    made.check(PLAIN[DecodeMethod.GATHER])
 
 
 def test_a_runs_attentions_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU would compute independent ones side by side, and no layer of a model runs beside another."""
-    monkeypatch.setattr(problem, "times_together", lambda *shape: 3)
+    monkeypatch.setattr(autotuning, "times_together", lambda *shape: 3)
     made = TimedProblem(LAYER, FEW, 2, 50, Slabs())
     given = []
 
     def attend(queries: mx.array, *others: Any) -> mx.array:
         given.append(queries)
-        return PLAIN[Way.REFERENCE](queries, *others)
+        return PLAIN[DecodeMethod.REFERENCE](queries, *others)
 
     made.run(attend)()
     assert len(given) == 3
@@ -75,11 +75,11 @@ def test_a_gpu_computes_several_at_once_where_they_are_short(monkeypatch: pytest
 
 
 def test_memory_is_bounded_and_rows_share_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problem, "MOST_BYTES", 10 * 16 * LAYER.spec.bytes_per_token)
+    monkeypatch.setattr(autotuning, "MOST_BYTES", 10 * 16 * LAYER.spec.bytes_per_token)
     slabs = Slabs()
-    TimedProblem(LAYER, FEW, 4, 16 * 8, slabs).check(PLAIN[Way.REFERENCE])
+    TimedProblem(LAYER, FEW, 4, 16 * 8, slabs).check(PLAIN[DecodeMethod.REFERENCE])
     assert slabs.of(LAYER, 1).blocks == (10,)
-    TimedProblem(LAYER, ONE_RUN, 1, 16 * 20, slabs).check(PLAIN[Way.VIEW])
+    TimedProblem(LAYER, ONE_RUN, 1, 16 * 20, slabs).check(PLAIN[DecodeMethod.VIEW])
     assert slabs.of(LAYER, 1).blocks == (20,), "one row has its own blocks, however many"
 
 

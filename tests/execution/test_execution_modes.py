@@ -10,7 +10,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 
 from cortexmlx.attention.probe import NotPaged
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
-from cortexmlx.execution.mode import PagedMode, SerialMode, execution_mode
+from cortexmlx.execution.execution_modes import PagedMode, SerialMode, execution_mode
 from cortexmlx.kv.prefix import PrefixCache
 from cortexmlx.kv.sizing import Load
 

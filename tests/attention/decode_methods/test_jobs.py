@@ -9,53 +9,53 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from cortexmlx.attention import choices as made
-from cortexmlx.attention.choices import Slabs, attention_jobs, fixed_jobs, take_choices
+from cortexmlx.attention import autotuning
+from cortexmlx.attention.autotuning import Slabs, attention_jobs, fixed_jobs, take_choices
+from cortexmlx.attention.decode_methods import BatchClass, DecodeMethod, LayerAttention, ReferenceAttention
 from cortexmlx.attention.paged import Attend
-from cortexmlx.attention.ways import BatchClass, LayerAttention, ReferenceAttention, Way
+from cortexmlx.autotune.chooser import Chooser
 from cortexmlx.errors import MemoryRefused
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.stats import ChoiceSource
-from cortexmlx.timed_choice.chooser import Chooser
 from support.scripted_choice import Clock
 
 LAYER = LayerAttention("float32", 4, KVSpec(2, 8, 8, "float32"), 8, 0.35, None, None, False, None)
 
 
 class Scripted(ReferenceAttention):
-    """The reference backend with kernels that do not exist: a way advances the clock by its seconds when its result is
-    computed, and one that is broken gives something else.
+    """The reference backend with kernels that do not exist: a method advances the clock by its seconds when its result
+    is computed, and one that is broken gives something else.
     """
 
-    def __init__(self, clock: Clock, seconds: dict[Way, float], broken: tuple[Way, ...] = ()) -> None:
+    def __init__(self, clock: Clock, seconds: dict[DecodeMethod, float], broken: tuple[DecodeMethod, ...] = ()) -> None:
         super().__init__()
         self.clock, self.seconds, self.broken = clock, seconds, broken
-        self.attended: list[Way] = []
+        self.attended: list[DecodeMethod] = []
 
-    def own_ways(self, layer: LayerAttention) -> tuple[Way, ...]:
-        return tuple(way for way in (Way.VECTOR, Way.MATRIX) if way in self.seconds)
+    def own_methods(self, layer: LayerAttention) -> tuple[DecodeMethod, ...]:
+        return tuple(method for method in (DecodeMethod.VECTOR, DecodeMethod.MATRIX) if method in self.seconds)
 
-    def attend_by(self, way: Way, layer: LayerAttention) -> Attend:
-        real = super().attend_by(Way.REFERENCE if way in self.own_ways(layer) else way, layer)
+    def attend_by(self, method: DecodeMethod, layer: LayerAttention) -> Attend:
+        real = super().attend_by(DecodeMethod.REFERENCE if method in self.own_methods(layer) else method, layer)
 
         def attend(*given: Any) -> mx.array:
-            self.attended.append(way)
-            self.clock.now += self.seconds[way]
-            return real(*given) * (0.0 if way in self.broken else 1.0)
+            self.attended.append(method)
+            self.clock.now += self.seconds[method]
+            return real(*given) * (0.0 if method in self.broken else 1.0)
 
         return attend
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that a way moves when it is computed, not when it is prepared."""
+    """A clock that a method moves when it is computed, not when it is prepared."""
     clock = Clock()
-    real = made.TimedProblem.run
+    real = autotuning.TimedProblem.run
 
     def run(self: Any, attend: Attend) -> Callable[[], None]:
         return lambda: real(self, attend)()
 
-    monkeypatch.setattr(made.TimedProblem, "run", run)
+    monkeypatch.setattr(autotuning.TimedProblem, "run", run)
     return clock
 
 
@@ -69,7 +69,13 @@ def decided(backend: Scripted, **more: Any) -> Chooser:
 
 def test_the_fastest_way_serves_its_class(clock: Clock) -> None:
     """A kernel that spills costs nobody anything."""
-    times = {Way.VECTOR: 1.0, Way.MATRIX: 0.75, Way.REFERENCE: 0.5, Way.VIEW: 0.25, Way.GATHER: 2.0}
+    times = {
+        DecodeMethod.VECTOR: 1.0,
+        DecodeMethod.MATRIX: 0.75,
+        DecodeMethod.REFERENCE: 0.5,
+        DecodeMethod.VIEW: 0.25,
+        DecodeMethod.GATHER: 2.0,
+    }
     backend = Scripted(clock, times)
     chooser = decided(backend)
     assert [(choice.batch, choice.chosen) for choice in chooser.choices()] == [
@@ -78,23 +84,35 @@ def test_the_fastest_way_serves_its_class(clock: Clock) -> None:
         ("1 row in pieces, up to 512 tokens", "reference path"),
     ]
     assert backend.choices._ways == {
-        ("layer", BatchClass(1, 512, True)): Way.VIEW,
-        ("layer", BatchClass(4, 512)): Way.REFERENCE,
-        ("layer", BatchClass(1, 512)): Way.REFERENCE,
+        ("layer", BatchClass(1, 512, True)): DecodeMethod.VIEW,
+        ("layer", BatchClass(4, 512)): DecodeMethod.REFERENCE,
+        ("layer", BatchClass(1, 512)): DecodeMethod.REFERENCE,
     }
 
 
 def test_the_rules_choose_where_the_usual_way_is_the_fastest(clock: Clock) -> None:
     """They say why a shape has no kernel, and a choice would not."""
-    times = {Way.VECTOR: 0.5, Way.MATRIX: 0.75, Way.REFERENCE: 1.0, Way.VIEW: 2.0, Way.GATHER: 2.0}
+    times = {
+        DecodeMethod.VECTOR: 0.5,
+        DecodeMethod.MATRIX: 0.75,
+        DecodeMethod.REFERENCE: 1.0,
+        DecodeMethod.VIEW: 2.0,
+        DecodeMethod.GATHER: 2.0,
+    }
     backend = Scripted(clock, times)
     assert {choice.chosen for choice in decided(backend).choices()} == {"vector kernel"}
     assert backend.choices._ways == {}
 
 
 def test_a_way_with_another_result_cannot_serve_however_fast(clock: Clock) -> None:
-    times = {Way.VECTOR: 1.0, Way.MATRIX: 0.001, Way.REFERENCE: 2.0, Way.VIEW: 0.001, Way.GATHER: 3.0}
-    chooser = decided(Scripted(clock, times, broken=(Way.MATRIX, Way.VIEW)))
+    times = {
+        DecodeMethod.VECTOR: 1.0,
+        DecodeMethod.MATRIX: 0.001,
+        DecodeMethod.REFERENCE: 2.0,
+        DecodeMethod.VIEW: 0.001,
+        DecodeMethod.GATHER: 3.0,
+    }
+    chooser = decided(Scripted(clock, times, broken=(DecodeMethod.MATRIX, DecodeMethod.VIEW)))
     assert {choice.chosen for choice in chooser.choices()} == {"vector kernel"}
     first = chooser.choices()[0]
     assert set(first.refused) == {"matrix kernel", "MLX over the view"}
@@ -146,10 +164,10 @@ def test_an_error_of_a_way_does_not_stay_in_the_stream(monkeypatch: pytest.Monke
     monkeypatch.setattr(mx, "synchronize", lambda: waited.append(True))
     backend = ReferenceAttention()
 
-    def failing(way: Way, layer: LayerAttention) -> Attend:
-        if way is Way.VIEW:
+    def failing(method: DecodeMethod, layer: LayerAttention) -> Attend:
+        if method is DecodeMethod.VIEW:
             raise RuntimeError("[METAL] Command buffer execution failed")
-        return ReferenceAttention.attend_by(backend, way, layer)
+        return ReferenceAttention.attend_by(backend, method, layer)
 
     monkeypatch.setattr(backend, "attend_by", failing)
     jobs = attention_jobs({"layer": LAYER}, backend, 1, 100)

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cortexmlx.autotune.timing import Timing
 from cortexmlx.system.files import cache_folder, in_place_of
-from cortexmlx.timed_choice.timing import Timing
 
 _log = logging.getLogger(__name__)
 

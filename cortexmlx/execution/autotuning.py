@@ -9,15 +9,15 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from cortexmlx.attention.autotuning import attention_jobs, fixed_jobs, identity_here, take_choices
 from cortexmlx.attention.backends import Backend
-from cortexmlx.attention.choices import attention_jobs, fixed_jobs, identity_here, take_choices
-from cortexmlx.attention.ways import layers_of
+from cortexmlx.attention.decode_methods import layers_of
+from cortexmlx.autotune.chooser import SECONDS, Chooser
+from cortexmlx.autotune.table import ChoiceTable
 from cortexmlx.execution.boundary import Runner
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.products.choices import OURS, ProductChoices, product_jobs
+from cortexmlx.products.autotuning import OURS, ProductChoices, product_jobs
 from cortexmlx.stats import TimedChoice
-from cortexmlx.timed_choice.chooser import SECONDS, Chooser
-from cortexmlx.timed_choice.table import ChoiceTable
 
 _log = logging.getLogger(__name__)
 

@@ -9,15 +9,23 @@ from typing import Any
 import pytest
 
 from cortexmlx.attention import reference
+from cortexmlx.attention.autotuning import Slabs, TimedProblem
 from cortexmlx.attention.backends import choose_backend
-from cortexmlx.attention.choices import Slabs, TimedProblem
+from cortexmlx.attention.decode_methods import (
+    KERNELS,
+    PLAIN,
+    BatchClass,
+    ChoosingBackend,
+    DecodeMethod,
+    KernelChoosing,
+    LayerAttention,
+)
 from cortexmlx.attention.metal import MetalAttention
-from cortexmlx.attention.ways import KERNELS, PLAIN, BatchClass, ChoosingBackend, KernelChoosing, LayerAttention, Way
+from cortexmlx.autotune.job import CannotServe
 from cortexmlx.kv.spec import KVSpec
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.rules import Variant
 from cortexmlx.metal.shape import Kernel
-from cortexmlx.timed_choice.job import CannotServe
 from support.kernels.broken_kernels import dropped
 
 pytestmark = pytest.mark.lab  # kernels are executed
@@ -35,54 +43,62 @@ def fast() -> Any:
 
 
 def choosing(attention: MetalAttention) -> ChoosingBackend:
-    return KernelChoosing(attention.ways, attention.attend, attention.decode)
+    return KernelChoosing(attention.methods, attention.attend, attention.decode)
 
 
 @pytest.mark.parametrize(
-    ("layer", "ways"),
+    ("layer", "methods"),
     [
-        (LAYER, (Way.MATRIX, Way.VECTOR)),
-        (replace(LAYER, query_heads=1), (Way.VECTOR, Way.MATRIX)),
-        (replace(LAYER, spec=KVSpec(1, 16, 16, "float32")), (Way.VECTOR,)),
-        (replace(LAYER, spec=KVSpec(1, 512, 512, "float32")), (Way.WIDE,)),
+        (LAYER, (DecodeMethod.MATRIX, DecodeMethod.VECTOR)),
+        (replace(LAYER, query_heads=1), (DecodeMethod.VECTOR, DecodeMethod.MATRIX)),
+        (replace(LAYER, spec=KVSpec(1, 16, 16, "float32")), (DecodeMethod.VECTOR,)),
+        (replace(LAYER, spec=KVSpec(1, 512, 512, "float32")), (DecodeMethod.WIDE,)),
         (replace(LAYER, spec=KVSpec(1, 80, 64, "float32", value_in_key=True)), ()),
         (replace(LAYER, spec=KVSpec(1, 18, 18, "float32")), ()),
     ],
 )
-def test_the_rules_kernel_comes_first_and_only_those_that_serve(layer: LayerAttention, ways: tuple[Way, ...]) -> None:
+def test_the_rules_kernel_comes_first_and_only_those_that_serve(
+    layer: LayerAttention, methods: tuple[DecodeMethod, ...]
+) -> None:
     backend = choosing(MetalAttention(sim.metal_kernel, check=False))
-    assert backend.own_ways(layer) == ways
-    assert backend.fixed_way(layer) is (ways[0] if ways else Way.ROWS)
+    assert backend.own_methods(layer) == methods
+    assert backend.fixed_method(layer) is (methods[0] if methods else DecodeMethod.ROWS)
 
 
 def test_every_kernel_is_a_way() -> None:
-    assert {kernel.value + " kernel" for kernel in Kernel} == {way.value for way in KERNELS}
-    assert set(KERNELS) | set(PLAIN) == set(Way)
+    assert {kernel.value + " kernel" for kernel in Kernel} == {method.value for method in KERNELS}
+    assert set(KERNELS) | set(PLAIN) == set(DecodeMethod)
 
 
 def test_each_way_computes_the_same() -> None:
     backend = choose_backend("sim").choosing
     assert backend is not None
     problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, Slabs())
-    for way in (Way.REFERENCE, Way.MATRIX, Way.VECTOR, Way.GATHER, Way.ROWS):
-        problem.check(backend.attend_by(way, LAYER))
+    for method in (
+        DecodeMethod.REFERENCE,
+        DecodeMethod.MATRIX,
+        DecodeMethod.VECTOR,
+        DecodeMethod.GATHER,
+        DecodeMethod.ROWS,
+    ):
+        problem.check(backend.attend_by(method, LAYER))
 
 
 def test_a_kernel_that_its_self_check_refuses_cannot_serve_but_the_others_can() -> None:
     backend = choosing(MetalAttention(dropped("cortex_paged_matrix", zeros=True)))
     with pytest.raises(CannotServe, match="its decode launch was dropped"):
-        backend.attend_by(Way.MATRIX, LAYER)
+        backend.attend_by(DecodeMethod.MATRIX, LAYER)
     problem = TimedProblem(LAYER, BatchClass(4, 512), 2, 60, Slabs())
-    for way in (Way.REFERENCE, Way.VECTOR):
-        problem.check(backend.attend_by(way, LAYER))
+    for method in (DecodeMethod.REFERENCE, DecodeMethod.VECTOR):
+        problem.check(backend.attend_by(method, LAYER))
 
 
 def test_a_chosen_kernel_that_is_refused_later_leaves_the_rules_choice(caplog: pytest.LogCaptureFixture) -> None:
     """Times on disk may be those of another day."""
     attention = MetalAttention(dropped("cortex_paged_decode", zeros=True))
     with caplog.at_level(logging.WARNING):
-        served = attention.ways.serving(VARIANT, Way.VECTOR)
-        attention.ways.serving(VARIANT, Way.VECTOR)
+        served = attention.methods.serving(VARIANT, DecodeMethod.VECTOR)
+        attention.methods.serving(VARIANT, DecodeMethod.VECTOR)
     assert isinstance(served, Variant) and served.kernel is Kernel.MATRIX
     assert caplog.text.count("is not computed by this kernel: its decode launch was dropped") == 1
     assert attention.notes() == ()
@@ -90,24 +106,24 @@ def test_a_chosen_kernel_that_is_refused_later_leaves_the_rules_choice(caplog: p
 
 def test_a_variant_is_checked_once_until_a_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = []
-    from cortexmlx.attention import ways as kernel_ways
+    from cortexmlx.attention import decode_methods
 
-    real = kernel_ways.check_variant
-    monkeypatch.setattr(kernel_ways, "check_variant", lambda *given: (checked.append(given[1]), real(*given))[1])
+    real = decode_methods.check_variant
+    monkeypatch.setattr(decode_methods, "check_variant", lambda *given: (checked.append(given[1]), real(*given))[1])
     attention = MetalAttention(sim.metal_kernel)
     backend = choosing(attention)
-    for way in (Way.MATRIX, Way.VECTOR, Way.MATRIX):
-        backend.attend_by(way, LAYER)
-    assert isinstance(attention.ways.serving(VARIANT, None), Variant)
-    assert isinstance(attention.ways.serving(VARIANT, Way.VECTOR), Variant)
+    for method in (DecodeMethod.MATRIX, DecodeMethod.VECTOR, DecodeMethod.MATRIX):
+        backend.attend_by(method, LAYER)
+    assert isinstance(attention.methods.serving(VARIANT, None), Variant)
+    assert isinstance(attention.methods.serving(VARIANT, DecodeMethod.VECTOR), Variant)
     assert [variant.kernel for variant in checked] == [Kernel.MATRIX, Kernel.VECTOR]
     attention.reconsider()
-    attention.ways.serving(VARIANT, None)
+    attention.methods.serving(VARIANT, None)
     assert len(checked) == 3
 
 
 def test_without_kernels_a_reproducible_backend_attends_row_by_row() -> None:
     attention = MetalAttention(dropped("cortex_", zeros=True))
-    assert attention.ways.serving(VARIANT, None) is reference.attend_rows
-    attention.ways.choices.reproducible = True
-    assert attention.ways.serving(VARIANT, None) is PLAIN[Way.ROWS]
+    assert attention.methods.serving(VARIANT, None) is reference.attend_rows
+    attention.methods.choices.reproducible = True
+    assert attention.methods.serving(VARIANT, None) is PLAIN[DecodeMethod.ROWS]

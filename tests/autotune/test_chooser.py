@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cortexmlx.autotune.chooser import MARGIN, SECONDS, Chooser, fastest
+from cortexmlx.autotune.job import CannotServe
+from cortexmlx.autotune.table import ChoiceTable, Identity
+from cortexmlx.autotune.timing import ROUNDS, Timing
 from cortexmlx.stats import ChoiceSource
-from cortexmlx.timed_choice.chooser import MARGIN, SECONDS, Chooser, fastest
-from cortexmlx.timed_choice.job import CannotServe
-from cortexmlx.timed_choice.table import ChoiceTable, Identity
-from cortexmlx.timed_choice.timing import ROUNDS, Timing
 from support.scripted_choice import Clock, job_of
 
 HERE = Identity("a GPU", "15.1", "0.32.4", "0123", "0.1.0")
@@ -78,18 +78,6 @@ def test_a_job_with_other_candidates_than_before_is_timed_again(tmp_path: Path) 
         assert chooser.choices()[0].source is ChoiceSource.TIMED
 
 
-def test_one_candidate_needs_no_time_and_no_file(tmp_path: Path) -> None:
-    clock = Clock()
-    chooser = Chooser(ChoiceTable(HERE, tmp_path), clock)
-    chooser.decide([job_of([clock.candidate("rule", 1 / 64)])])
-    chooser.fix(job_of([clock.candidate("kernel", 1 / 64)], "a fixed job"))
-    assert [(c.chosen, c.source) for c in chooser.choices()] == [
-        ("rule", ChoiceSource.RULE),
-        ("kernel", ChoiceSource.FIXED),
-    ]
-    assert clock.runs == [] and list(tmp_path.iterdir()) == []
-
-
 def test_a_job_that_nobody_can_serve_keeps_its_rule_and_is_tried_again(tmp_path: Path) -> None:
     clock = Clock()
     for tried in (2, 4):
@@ -148,14 +136,6 @@ def test_nothing_is_timed_while_somebody_waits(tmp_path: Path) -> None:
     chooser.decide(jobs, waiting=lambda: len(clock.runs) >= 15)
     assert len(clock.runs) == 15
     assert [choice.source.value for choice in chooser.choices()] == ["timed", "rule", "rule"]
-
-
-@given(st.dictionaries(st.sampled_from("abcde"), st.floats(1e-6, 10.0), min_size=1), st.sampled_from("abcde"))
-def test_nobody_is_chosen_who_is_slower_than_the_margin_allows(seconds: dict[str, float], usual: str) -> None:
-    name = fastest(Timing(seconds, {}), usual)
-    assert name in seconds
-    assert seconds[name] <= min(seconds.values()) * (1 + MARGIN)
-    assert name == usual or usual not in seconds or seconds[usual] > seconds[name] * (1 + MARGIN)
 
 
 class Openings(RuleBasedStateMachine):

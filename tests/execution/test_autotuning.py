@@ -10,14 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cortexmlx.attention.autotuning import TimedProblem
 from cortexmlx.attention.backends import Backend
-from cortexmlx.attention.choices import TimedProblem
+from cortexmlx.autotune.chooser import SECONDS
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.core.in_process_model import InProcessModel
-from cortexmlx.execution import timed_choices
-from cortexmlx.execution.timed_choices import SWITCH, times_at_opening
+from cortexmlx.execution import autotuning
+from cortexmlx.execution.autotuning import SWITCH, times_at_opening
 from cortexmlx.stats import ChoiceSource, TimedChoice
-from cortexmlx.timed_choice.chooser import SECONDS
 from support.engine.core_driver import Driver
 from support.models.tiny import tokens_of
 
@@ -113,13 +113,13 @@ def test_an_opening_asks_for_no_more_than_a_second_and_a_half(
     tiny: Tiny, on: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    real = timed_choices.Chooser.decide
+    real = autotuning.Chooser.decide
 
     def decide(self: Any, jobs: Any, **options: Any) -> None:
         asked.append(options["seconds"])
         real(self, jobs, **options)
 
-    monkeypatch.setattr(timed_choices.Chooser, "decide", decide)
+    monkeypatch.setattr(autotuning.Chooser, "decide", decide)
     Driver(tiny("llama"))
     assert asked == [SECONDS] == [1.5]
 
@@ -131,7 +131,7 @@ def test_timing_that_fails_leaves_the_rules_and_an_engine_that_works(
         raise RuntimeError("a model that asks in a strange way")
 
     wanted = Driver(tiny("llama")).answers([tokens_of(20)], 8)
-    monkeypatch.setattr(timed_choices, "layers_of", fail)
+    monkeypatch.setattr(autotuning, "layers_of", fail)
     with caplog.at_level(logging.WARNING):
         driver = Driver(tiny("llama"))
     assert driver.core.stats().choices == () and driver.answers([tokens_of(20)], 8) == wanted

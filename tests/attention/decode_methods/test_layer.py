@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from cortexmlx.attention.decode_methods import LayerAttention, layer_key, layers_of
 from cortexmlx.attention.paged import AttentionParams, PagedKV
-from cortexmlx.attention.ways import LayerAttention, layer_key, layers_of
 from cortexmlx.kv.spec import KVSpec
 from support.engine.core_driver import Driver
 from support.models.tiny import write_tiny
@@ -69,20 +69,3 @@ def test_steps_ask_by_the_keys_that_were_found(name: str, tiny: Tiny, monkeypatc
     monkeypatch.setattr(driver.core.runner, "_attend", noting)
     driver.answers([[5, 6, 7]], 4)
     assert asked and asked <= found.keys()
-
-
-def test_finding_out_computes_nothing(tiny: Tiny) -> None:
-    core = Driver(tiny("llama")).core
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
-    layers_of(core.loaded.model, core.runner.arena)
-    assert mx.get_peak_memory() <= before + 4096
-
-
-def test_labels() -> None:
-    spec = KVSpec(8, 192, 128, "float16", kv_bits=4, kv_group_size=64)
-    layer = LayerAttention("bfloat16", 32, spec, 16, 0.1, 30.0, "float32", True, None)
-    assert layer.label == (
-        "attention bfloat16 on float16, 32 heads on 8, head_dim 192/128, blocks of 16, 4-bit KV in groups of 64, "
-        "softcap, float32 sinks, alibi"
-    )

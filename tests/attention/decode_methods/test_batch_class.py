@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortexmlx.attention.decode_methods import ROWS, TOKENS, BatchClass, classes
 from cortexmlx.attention.paged import Derived
-from cortexmlx.attention.ways import ROWS, TOKENS, BatchClass, classes
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.spec import AttentionWindow
 from cortexmlx.kv.step import GroupStep
@@ -40,13 +40,6 @@ def test_a_decode_windows_class_is_what_it_begins_with() -> None:
     derived, begun = Derived(), step([510])
     first = derived.get(BatchClass.of, begun)
     assert all(derived.get(BatchClass.of, begun) is first for _ in range(16))
-
-
-def test_labels() -> None:
-    assert BatchClass(1, 512, True).label == "1 row in one run, up to 512 tokens"
-    assert BatchClass(1, 4096).label == "1 row in pieces, 513 to 4,096 tokens"
-    assert BatchClass(4, None).label == "2 to 4 rows, more than 4,096 tokens"
-    assert BatchClass(None, 512).label == "more than 16 rows, up to 512 tokens"
 
 
 @given(st.integers(1, 40), st.integers(1, 40_000), st.data())

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
+from cortexmlx.autotune.job import Job
+from cortexmlx.autotune.table import ChoiceTable, Entry
+from cortexmlx.autotune.timing import Budget, Timing, measure
 from cortexmlx.stats import ChoiceSource, TimedChoice
-from cortexmlx.timed_choice.job import Job
-from cortexmlx.timed_choice.table import ChoiceTable, Entry
-from cortexmlx.timed_choice.timing import Budget, Timing, measure
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cortexmlx.disk.tier import STATE, PieceLoad
-from cortexmlx.execution.paged import copy_out, copy_out_state, load, shapes_of
+from cortexmlx.execution.paged_memory import copy_out, copy_out_state, load, shapes_of
 from cortexmlx.execution.states import Batch, StateStore
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import KVSpec, LayerGroup

@@ -15,7 +15,7 @@ from cortexmlx.attention.selfcheck import KernelCheck
 from cortexmlx.errors import InvalidRequest, ModelUnsupported
 from cortexmlx.execution.boundary import Runner, granted
 from cortexmlx.execution.runner import ModelRunner
-from cortexmlx.execution.serial import COUNTED, OneSequence, SerialRunner, kept_by, not_always_cut, sees_ahead
+from cortexmlx.execution.serial_runner import COUNTED, OneSequence, SerialRunner, kept_by, not_always_cut, sees_ahead
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.prefix import PrefixCache
@@ -33,7 +33,7 @@ from cortexmlx.kv.sizing import (
 from cortexmlx.kv.snapshots import Snapshots
 from cortexmlx.kv.spec import Counts, LayerGroup, group_layers, paged, quantized, unquantized
 from cortexmlx.metal.kernels import KernelFactory
-from cortexmlx.products.choices import ProductChoices
+from cortexmlx.products.autotuning import ProductChoices
 from cortexmlx.products.served import QuantizedProducts
 
 

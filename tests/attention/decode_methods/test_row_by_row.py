@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.attention import ways as row_by_row
+from cortexmlx.attention import decode_methods
+from cortexmlx.attention.decode_methods import ReferenceAttention
 from cortexmlx.attention.paged import AttentionParams, PagedKV
-from cortexmlx.attention.ways import ReferenceAttention
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import TAIL_COLUMNS, AttentionWindow, KVSpec, LayerGroup
@@ -95,9 +95,11 @@ def test_the_same_bits_alone_and_in_any_batch(data: st.DataObject) -> None:
         more["softcap"] = 2.0
     if draw(st.booleans()):
         more["slopes"] = mx.array(np.linspace(0.01, 0.5, HEADS * GROUP).astype(np.float32))
-    together = attended(rows, draw(st.integers(0, 16)), window, scattered, row_by_row.attend_rows, **more)
+    together = attended(rows, draw(st.integers(0, 16)), window, scattered, decode_methods.attend_row_by_row, **more)
     for row, result in zip(rows, together, strict=True):
-        [alone] = attended([row], draw(st.integers(0, 16)), window, draw(st.booleans()), row_by_row.attend_rows, **more)
+        [alone] = attended(
+            [row], draw(st.integers(0, 16)), window, draw(st.booleans()), decode_methods.attend_row_by_row, **more
+        )
         assert np.array_equal(alone, result)
 
 

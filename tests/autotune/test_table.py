@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.timed_choice import table as tables
-from cortexmlx.timed_choice.table import ChoiceTable, Entry, Identity
-from cortexmlx.timed_choice.timing import Timing
+from cortexmlx.autotune import table as tables
+from cortexmlx.autotune.table import ChoiceTable, Entry, Identity
+from cortexmlx.autotune.timing import Timing
 from support.effort import examples
 
 HERE = Identity("a GPU", "15.1", "0.32.4", "0123", "0.1.0")
@@ -117,29 +117,6 @@ def test_an_entry_that_makes_no_sense_is_left_out(value: Any, tmp_path: Path) ->
     assert table.read() == {"a": ENTRY}
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"null", b'{"identity": 3}', b"[" * 200_000, b"\xff\xfe", b"{}"])
-def test_a_file_of_something_else_has_no_entries(content: bytes, tmp_path: Path) -> None:
-    table = ChoiceTable(HERE, tmp_path)
-    table.path.write_bytes(content)
-    assert table.read() == {}
-    assert table.add({"a": ENTRY}) and table.read() == {"a": ENTRY}
-
-
-def test_what_is_no_file_is_neither_read_nor_replaced(tmp_path: Path) -> None:
-    table = ChoiceTable(HERE, tmp_path)
-    os.mkfifo(table.path)
-    assert table.read() == {}  # and does not wait for a writer
-    assert not table.add({"a": ENTRY})
-    assert table.path.is_fifo()
-
-
-def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = ChoiceTable(HERE, tmp_path)
-    table.add({"a": ENTRY})
-    monkeypatch.setattr(tables, "_MOST_BYTES", 50)
-    assert table.read() == {}
-
-
 def test_a_folder_that_cannot_be_written_costs_nothing_but_the_times(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     table = ChoiceTable(HERE, tmp_path / "file" / "below")
@@ -161,8 +138,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
 def test_two_processes_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     """Entries may be lost to the other process, but no file is ever half of one and half of another."""
     program = (
-        "import sys; from pathlib import Path; from cortexmlx.timed_choice.table import *\n"
-        "from cortexmlx.timed_choice.timing import Timing\n"
+        "import sys; from pathlib import Path; from cortexmlx.autotune.table import *\n"
+        "from cortexmlx.autotune.timing import Timing\n"
         f"table = ChoiceTable(Identity{(HERE.device, HERE.system, HERE.mlx, HERE.texts, HERE.cortexmlx)}, "
         "Path(sys.argv[1]))\n"
         "for n in range(10):\n"

@@ -1,4 +1,4 @@
-"""The reference backend takes the way that was chosen for the class of its step, and keeps it within a window."""
+"""The reference backend takes the method that was chosen for the class of its step, and keeps it within a window."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cortexmlx.attention import reference
-from cortexmlx.attention import ways as decode
-from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
-from cortexmlx.attention.ways import (
+from cortexmlx.attention import decode_methods, reference
+from cortexmlx.attention.decode_methods import (
     PLAIN,
     BatchClass,
+    DecodeMethod,
     LayerAttention,
     ReferenceAttention,
-    Way,
     layer_key,
-    reproducible_way,
+    reproducible_method,
 )
+from cortexmlx.attention.paged import AttentionParams, Derived, PagedKV
 from cortexmlx.kv.allocator import KVHandle
 from cortexmlx.kv.arena import KVArena
 from cortexmlx.kv.spec import AttentionWindow, KVSpec, LayerGroup
@@ -29,15 +28,15 @@ SPEC = KVSpec(2, 8, 8, "float32")
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[Way]:
-    """The plain ways that were taken."""
-    found: list[Way] = []
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[DecodeMethod]:
+    """The plain methods that were taken."""
+    found: list[DecodeMethod] = []
 
-    def noting(way: Way) -> Any:
-        real = PLAIN[way]
-        return lambda *given: (found.append(way), real(*given))[1]
+    def noting(method: DecodeMethod) -> Any:
+        real = PLAIN[method]
+        return lambda *given: (found.append(method), real(*given))[1]
 
-    monkeypatch.setattr(decode, "PLAIN", {way: noting(way) for way in PLAIN})
+    monkeypatch.setattr(decode_methods, "PLAIN", {method: noting(method) for method in PLAIN})
     return found
 
 
@@ -59,53 +58,55 @@ def queries_of(kv: PagedKV, flat: int | None = None) -> mx.array:
     return mx.ones((flat or kv.step.rows, 4, 1, 8), kv.dtype)
 
 
-def test_without_choices_the_rules_choose(taken: list[Way]) -> None:
+def test_without_choices_the_rules_choose(taken: list[DecodeMethod]) -> None:
     backend, kv = ReferenceAttention(), kv_of([20, 9])
     got = backend.attend(queries_of(kv), kv, AttentionParams(1.0))
     assert np.array_equal(np.array(got), np.array(reference.attend(queries_of(kv), kv, AttentionParams(1.0))))
     assert taken == []
 
 
-def test_the_way_of_a_class_serves_its_steps_and_no_others(taken: list[Way]) -> None:
+def test_the_way_of_a_class_serves_its_steps_and_no_others(taken: list[DecodeMethod]) -> None:
     backend = ReferenceAttention()
     kv = kv_of([20, 9])
     key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
-    backend.choices.take({(key, BatchClass(4, 512)): Way.GATHER, (key, BatchClass(1, 512, True)): Way.VIEW})
+    backend.choices.take(
+        {(key, BatchClass(4, 512)): DecodeMethod.GATHER, (key, BatchClass(1, 512, True)): DecodeMethod.VIEW}
+    )
     for lengths in ([20, 9], [20], [600, 3]):
         kv = kv_of(lengths)
         backend.attend(queries_of(kv), kv, AttentionParams(1.0))
-    assert taken == [Way.GATHER, Way.VIEW]
+    assert taken == [DecodeMethod.GATHER, DecodeMethod.VIEW]
     kv = kv_of([20])
     backend.attend(queries_of(kv), kv, AttentionParams(1.0, sinks=mx.zeros(4)))
-    assert taken == [Way.GATHER, Way.VIEW], "a layer with sinks is another layer"
+    assert taken == [DecodeMethod.GATHER, DecodeMethod.VIEW], "a layer with sinks is another layer"
 
 
-def test_a_row_keeps_its_way_within_a_decode_window(taken: list[Way]) -> None:
+def test_a_row_keeps_its_way_within_a_decode_window(taken: list[DecodeMethod]) -> None:
     """511 tokens become 527 with the tail's, which would be another class at the window's beginning."""
     backend, kv = ReferenceAttention(), kv_of([511])
     key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
-    backend.choices.take({(key, BatchClass(1, 512, True)): Way.VIEW})
+    backend.choices.take({(key, BatchClass(1, 512, True)): DecodeMethod.VIEW})
     for tail in range(1, 17):
         kv.tail_tokens = tail
         backend.attend(queries_of(kv), kv, AttentionParams(1.0))
-    assert taken == [Way.VIEW] * 16
+    assert taken == [DecodeMethod.VIEW] * 16
 
 
-def test_pieces_are_computed_as_ever(taken: list[Way]) -> None:
+def test_pieces_are_computed_as_ever(taken: list[DecodeMethod]) -> None:
     piece = PrefillPiece(1, 4, 5, KVHandle(10, 1), None)
     backend, kv = ReferenceAttention(), kv_of([20], tail=0, pieces=(piece,))
     key = layer_key(queries_of(kv), kv, AttentionParams(1.0))
-    backend.choices.take({(key, BatchClass(1, 512, True)): Way.VIEW})
+    backend.choices.take({(key, BatchClass(1, 512, True)): DecodeMethod.VIEW})
     queries = queries_of(kv, 4)
     got, wanted = (a.attend(queries, kv, AttentionParams(1.0)) for a in (backend, reference))
-    assert taken == [Way.VIEW] and got.shape == wanted.shape
+    assert taken == [DecodeMethod.VIEW] and got.shape == wanted.shape
     assert np.allclose(np.array(got), np.array(wanted), atol=1e-6)
     only = kv_of([], tail=0, pieces=(PrefillPiece(0, 3, 5, KVHandle(10, 1), None),))
     backend.attend(queries_of(only, 3), only, AttentionParams(1.0))
-    assert taken == [Way.VIEW]
+    assert taken == [DecodeMethod.VIEW]
 
 
-def test_a_reproducible_backend_has_one_way_for_all_steps(taken: list[Way]) -> None:
+def test_a_reproducible_backend_has_one_way_for_all_steps(taken: list[DecodeMethod]) -> None:
     backend = ReferenceAttention()
     backend.choices.reproducible = True
     for lengths in ([20], [20, 9], [600] * 5):
@@ -114,7 +115,7 @@ def test_a_reproducible_backend_has_one_way_for_all_steps(taken: list[Way]) -> N
     half = kv_of([20, 9], dtype="float16")
     backend.attend(queries_of(half), half, AttentionParams(1.0))
     backend.attend(queries_of(half), half, AttentionParams(1.0, slopes=mx.zeros(4)))
-    assert taken == [Way.ROWS] * 3 + [Way.REFERENCE, Way.ROWS]
+    assert taken == [DecodeMethod.ROWS] * 3 + [DecodeMethod.REFERENCE, DecodeMethod.ROWS]
 
 
 def test_the_way_that_is_told_is_the_way_that_is_taken() -> None:
@@ -124,7 +125,7 @@ def test_the_way_that_is_told_is_the_way_that_is_taken() -> None:
         kv = kv_of([20], dtype=dtype)
         kind = None if sinks is None else mx.zeros(4, mx.float16)
         backend.choices.reproducible = True
-        taken = backend._way(queries_of(kv), kv, AttentionParams(1.0, kind, softcap))
-        assert backend.fixed_way(layer) is taken
-    assert reproducible_way(True, True, True, False) is Way.ROWS
-    assert reproducible_way(True, True, False, False) is Way.REFERENCE
+        taken = backend._method(queries_of(kv), kv, AttentionParams(1.0, kind, softcap))
+        assert backend.fixed_method(layer) is taken
+    assert reproducible_method(True, True, True, False) is DecodeMethod.ROWS
+    assert reproducible_method(True, True, False, False) is DecodeMethod.REFERENCE

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 import mlx.core as mx
 import mlx.nn as nn
 
+from cortexmlx.autotune.job import Candidate, CannotServe, Job
 from cortexmlx.metal.products.shape import MOST_TILES, TILE, ProductShape
 from cortexmlx.products.served import QuantizedProducts
-from cortexmlx.timed_choice.job import Candidate, CannotServe, Job
 
 MLX, OURS = "MLX", "quantized_product kernel"
 

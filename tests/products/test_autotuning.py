@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_lm.models.switch_layers import SwitchLinear
 
+from cortexmlx.autotune.job import CannotServe
 from cortexmlx.metal.lab import sim
 from cortexmlx.metal.products.shape import ProductShape, split
-from cortexmlx.products.choices import MLX, OURS, PAIRS, ROWS, ProductChoices, class_of, product_jobs
+from cortexmlx.products.autotuning import MLX, OURS, PAIRS, ROWS, ProductChoices, class_of, product_jobs
 from cortexmlx.products.served import QuantizedProducts
-from cortexmlx.timed_choice.job import CannotServe
 
 SHAPE = ProductShape("float32", "affine", 4, 32, 64, 48)
 OF_EXPERTS = ProductShape("float32", "affine", 4, 32, 64, 32, experts=5)
