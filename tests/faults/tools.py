@@ -28,7 +28,7 @@ FAULTS = (
     Fault("other tools than the chosen one", FORMAT, 'self.choice in ("auto", "required", tool.name)', "True"),
     Fault("a required call is not required", FORMAT, 'return self.choice not in ("auto", "none")', "return False"),
     Fault("several calls where one is allowed", FORMAT, "self.parallel and calls.several", "self.parallel"),
-    Fault("text may hold the trigger", FORMAT, "lark.without(self.trigger, opens)", 'f"/{lark.ANY}/"'),
+    Fault("text may hold the trigger", FORMAT, "lark.without(self.trigger, opens)", "f'/{lark.ANY}/'"),
     Fault("arguments have names that the schema does not have", FORMAT, "schema.keys().isdisjoint(_COMPOSED)", "False"),
     Fault("strict tools are lenient", FORMAT, "    if not strict:\n", "    if True:\n"),
     Fault("all calls have one id", FORMAT, "        number += 1\n", "        number += 0\n"),

@@ -160,7 +160,7 @@ def _chain(begin: str, link: str, length: int) -> str:
         StructuredOutput.json({"$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "$ref": "#/$defs/a"}),
         StructuredOutput.json({"type": "string", "minLength": 100_000}),
         StructuredOutput.json({"type": "array", "minItems": 100_000}),
-        StructuredOutput.json({"properties": {f"k{i}": {} for i in range(5_000)}}),
+        StructuredOutput.json({"properties": {f"k{i}": {} for i in range(1_500)}}),
         StructuredOutput.json({"allOf": [{"properties": {f"k{i}": {"type": "string"}}} for i in range(300)]}),
         StructuredOutput.regex("(a*)*b" * 200),
         StructuredOutput.regex("(.{1,500}){1,500}"),
