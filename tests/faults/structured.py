@@ -15,11 +15,10 @@ _CHOOSE = "                    if to_choose is not None:\n                      
 
 TESTS = (
     "structured",
-    "structured/test_sources.py",
     "structured/test_matcher.py",
     "structured/test_compiler.py",
     "structured/test_schemas.py",
-    "protocols/openai/test_forms.py",
+    "protocols/openai/test_parameters.py",
     "engine/test_structured.py",
     "engine/test_structured_machine.py",
     "core/text/test_budget.py",

@@ -19,7 +19,7 @@ COMMAND = "cli/embed/command.py"
 TESTS = (
     "protocols/openai/test_embeddings.py",
     "protocols/test_rerank.py",
-    "server/test_embedding_paths.py",
+    "server/test_embeddings.py",
     "server/test_models_adapters.py",
     "server/test_models_adapters_engine.py",
     "cli/embed/test_run.py",

@@ -16,7 +16,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     },
 }
-ROWS = 4
+ROWS = 3
 
 
 def written(turns: Sequence[Turn]) -> str:
@@ -25,7 +25,7 @@ def written(turns: Sequence[Turn]) -> str:
 
 
 def test_every_row_writes_its_own_text_though_rows_are_preempted(scripted: Path) -> None:
-    with Engine(str(scripted), kv_memory="48KB", block_size=16, max_rows=ROWS) as engine:
+    with Engine(str(scripted), kv_memory="36KB", block_size=16, max_rows=ROWS) as engine:
         params = SamplingParams(max_tokens=300, logits_processors=[Script(engine, written)])
         questions = [f"Question {number}: größer 🙂?" for number in range(ROWS)]
         prompts = [ChatPrompt([{"role": "user", "content": question}]) for question in questions]

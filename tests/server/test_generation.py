@@ -1,4 +1,4 @@
-"""Streams and clients that go away: nothing is computed for nobody, and a reader holds up nobody."""
+"""Requests that generate text: nothing is computed for nobody, and a reader holds up nobody."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from cortexmlx.protocols.request import Defaults
 from cortexmlx.server import app, generation
 from cortexmlx.server.generation import Mailbox
 from cortexmlx.server.http import with_error_replies
+from cortexmlx.types.request import TokenEvent
 from support.engine.held import hold_long_answers
 from support.patience import PATIENCE, soon
 
@@ -172,3 +173,53 @@ def test_a_client_that_is_gone_before_its_stream_begins_leaves_nothing(engine: E
         asyncio.run(ask())
     assert application.state.generation.open == 0
     assert soon(lambda: idle(engine))
+
+
+# Events for many streams wake the loop once, and none is lost.
+
+
+def test_events_that_come_together_wake_the_loop_once() -> None:
+    async def read() -> None:
+        mailbox, got = Mailbox(asyncio.get_running_loop()), list[str]()
+
+        def put() -> None:
+            for number in range(1000):
+                mailbox.put(lambda event: got.append(event.text), TokenEvent(str(number)))
+
+        thread = threading.Thread(target=put)
+        thread.start()
+        thread.join()  # the loop is busy meanwhile
+        await asyncio.sleep(0)
+        assert got == list(map(str, range(1000))) and mailbox.wakeups == 1
+
+    asyncio.run(read())
+
+
+def test_no_event_is_left_behind_while_the_loop_reads() -> None:
+    async def read() -> None:
+        mailbox, got, done = Mailbox(asyncio.get_running_loop()), list[int](), asyncio.Event()
+
+        def take(event: TokenEvent) -> None:
+            got.append(int(event.text))
+            if len(got) == 20_000:
+                done.set()
+
+        def put(first: int) -> None:
+            for number in range(first, 20_000, 2):
+                mailbox.put(take, TokenEvent(str(number)))
+
+        threads = [threading.Thread(target=put, args=(first,)) for first in (0, 1)]
+        for thread in threads:
+            thread.start()
+        await done.wait()
+        assert sorted(got) == list(range(20_000))
+        assert [n for n in got if n % 2] == list(range(1, 20_000, 2)), "each stream's events come in order"
+
+    asyncio.run(read())
+
+
+def test_a_closed_loop_is_told_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    mailbox = Mailbox(loop)
+    loop.close()
+    mailbox.put(lambda event: None, TokenEvent("a"))

@@ -1,8 +1,9 @@
-"""The table keeps within its bound, and one client's transcripts from another."""
+"""The transcripts of each model, of which the nearest is found."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,7 +12,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from cortexmlx.server import transcripts as tables
-from cortexmlx.server.transcripts import Remembered, RememberedAnswer, TranscriptTable
+from cortexmlx.server.transcripts import Remembered, RememberedAnswer, TranscriptTable, TranscriptTables
 from cortexmlx.sessions.turn import Transcript
 from cortexmlx.structured.tools import ToolCall
 from support.effort import examples
@@ -137,3 +138,24 @@ def test_one_that_is_too_large_is_not_kept() -> None:
     table = TranscriptTable(MOST)
     table.keep("a", remembered("x" * MOST))
     assert table.all() == [] and table.size == 0
+
+
+# Each model has a table of its own, on disk if there is a folder that can be used.
+
+
+ONE = Remembered(Transcript("a", (1,), ((0, 0), (1, 1))), 1, RememberedAnswer("b", "", (), "b", (2,), "$"))
+
+
+def test_each_model_has_its_own() -> None:
+    tables = TranscriptTables(1 << 20)
+    table = tables.of("one")
+    assert table is not None and table is tables.of("one") and table is not tables.of("another")
+    assert TranscriptTables(0).of("one") is None
+
+
+def test_a_folder_that_cannot_be_used_is_told_and_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    table = TranscriptTables(1 << 20, tmp_path / "file").of("one")
+    assert table is not None and "not kept on disk" in caplog.text
+    table.keep("key", ONE)
+    assert table.all() == [("key", ONE)]

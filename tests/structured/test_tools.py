@@ -1,14 +1,15 @@
-"""Tools of requests: what is taken, and what is refused by name."""
+"""Tools and their calls, as apps, templates and models write them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import pytest
 
 from cortexmlx import InvalidRequest, SamplingParams
 from cortexmlx.structured.functions import run
-from cortexmlx.structured.tools import MOST_TOOLS, Tool, check_choice, checked_tools
+from cortexmlx.structured.tools import MOST_TOOLS, Tool, ToolCall, check_choice, checked_tools, result_message
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -194,3 +195,25 @@ def test_the_parameters_of_a_request_hold_tools() -> None:
         SamplingParams(tools=[WEATHER], tool_choice="x")
     with pytest.raises(InvalidRequest, match="parallel_tool_calls is 'no'"):
         SamplingParams(parallel_tool_calls="no")  # type: ignore[arg-type]
+
+
+# Calls as chat templates read them.
+
+
+CALL = ToolCall("call_1", "f", '{"b": 1, "a": {"c": [null, "é"]}}')
+
+
+def test_a_template_gets_the_arguments_as_an_object_in_their_order() -> None:
+    called = CALL.as_mapping()
+    assert called["id"] == "call_1" and called["type"] == "function"
+    assert called["function"] == {"name": "f", "arguments": {"b": 1, "a": {"c": [None, "é"]}}}
+    assert list(CALL.values) == ["b", "a"]
+
+
+def test_whole_numbers_of_any_length_are_read() -> None:
+    call = ToolCall("call_1", "f", f'{{"a": {"1" * 5000}, "b": -{"1" * 5000}, "c": {"1" * 4000}}}')
+    assert call.values == {"a": math.inf, "b": -math.inf, "c": int("1" * 4000)}
+
+
+def test_a_result_names_its_call() -> None:
+    assert result_message(CALL, "42") == {"role": "tool", "tool_call_id": "call_1", "name": "f", "content": "42"}
