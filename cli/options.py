@@ -198,11 +198,12 @@ def _number(name: str) -> Any:
     number, optional = NUMBERS[name], getattr(SamplingParams, name) is None
     kind: Any = int if number.whole else float
     metavar = "N" if number.whole else "X"
-    option = typer.Option(*number.flags, metavar=metavar, help=number.help, show_default=not optional)
+    flags = number.flags or (f"--{name.replace('_', '-')}",)
+    option = typer.Option(*flags, metavar=metavar, help=number.help, show_default=not optional)
     return Annotated[kind | None if optional else kind, option]
 
 
-_NUMBERS = {name: _number(name) for name, number in NUMBERS.items() if number.flags and name != "seed"}
+_NUMBERS = {name: _number(name) for name, number in NUMBERS.items() if number.help and name != "seed"}
 _PENALTIES = list(_NUMBERS)[list(_NUMBERS).index("repetition_penalty") :]
 
 SAMPLING = {

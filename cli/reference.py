@@ -6,8 +6,7 @@ It reads the functions and their annotations. It does not read what typer makes 
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, get_args
 
@@ -33,7 +32,7 @@ COMPLETION = """\
 SHARED = """\
 ## Options of several commands
 
-The table of a command says which of these it has, and with which default."""
+The table of a command says which of these it has, and its default where commands differ."""
 
 _ENOUGH = 3
 """An option that means the same in so many commands is explained once."""
@@ -57,18 +56,29 @@ def page() -> str:
     shared = _shared()
     for name, command, _ in COMMANDS:
         parts += ["", f"## cortexmlx {name}", "", *_command(name, command, shared)]
-    rows = [f"| {names} | {meaning} |" for names, meaning in shared.items()]
-    return "\n".join([*parts, "", SHARED, "", "| option | |", "|---|---|", *rows, "", EXIT_CODES]) + "\n"
+    rows = [f"| {names} | {default or ''} | {meaning} |" for names, (default, meaning) in shared.items()]
+    return "\n".join([*parts, "", SHARED, "", "| option | default | |", "|---|---|---|", *rows, "", EXIT_CODES]) + "\n"
 
 
-def _shared() -> dict[str, str]:
-    """Return the meaning of each option that means the same in several commands, by its names."""
+_Shared = dict[str, tuple[str | None, str]]
+"""The options of several commands, by their names: the default, None where commands differ, and the meaning."""
+
+
+def _shared() -> _Shared:
+    """Return the options that mean the same in several commands."""
     options = [option for _, command, _ in COMMANDS for option in _parameters(command)]
-    found = Counter((_names(*each), _meaning(*each)) for each in options if isinstance(each[1], OptionInfo))
-    return {names: meaning for (names, meaning), count in found.items() if count >= _ENOUGH}
+    named = [(_names(*each), _meaning(*each), _default(*each)) for each in options if isinstance(each[1], OptionInfo)]
+    defaults: dict[tuple[str, str], list[str]] = {}
+    for names, meaning, default in named:
+        defaults.setdefault((names, meaning), []).append(default)
+    return {
+        names: (found[0] if len(set(found)) == 1 else None, meaning)
+        for (names, meaning), found in defaults.items()
+        if len(found) >= _ENOUGH
+    }
 
 
-def _command(name: str, command: Callable[..., None], shared: Mapping[str, str]) -> Iterator[str]:
+def _command(name: str, command: Callable[..., None], shared: _Shared) -> Iterator[str]:
     arguments = [(p, info) for p, info in _parameters(command) if isinstance(info, ArgumentInfo)]
     shapes = [str(info.metavar) if p.default is p.empty else f"[{info.metavar}]" for p, info in arguments]
     yield f"`{' '.join(['cortexmlx', name, *shapes, '[options]'])}`"
@@ -81,17 +91,20 @@ def _command(name: str, command: Callable[..., None], shared: Mapping[str, str])
     yield from _options(command, shared)
 
 
-def _options(command: Callable[..., None], shared: Mapping[str, str]) -> Iterator[str]:
-    """Yield the rows of a command. Of a shared option, it says the default; those without one are in one row."""
+def _options(command: Callable[..., None], shared: _Shared) -> Iterator[str]:
+    """Yield the rows of a command. Shared options are named in one row, those whose default is the command's own in
+    rows of theirs.
+    """
     yield "| option | default | |"
     yield "|---|---|---|"
     others = []
     for parameter, info in _parameters(command):
         if isinstance(info, OptionInfo):
             names, default, meaning = _names(parameter, info), _default(parameter, info), _meaning(parameter, info)
-            if shared.get(names) != meaning:
+            usual, same = shared.get(names, (None, None))
+            if same != meaning:
                 yield f"| {names} | {default} | {meaning} |"
-            elif default:
+            elif usual != default:
                 yield f"| {names} | {default} | |"
             else:
                 others.append(names)

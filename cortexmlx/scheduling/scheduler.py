@@ -298,6 +298,9 @@ class Scheduler:
         if pools.max_blocks != limit or self._running.outgrown:
             self.fit_cache()
             plan = plan or self._plan(in_flight)
+            if plan is None and not in_flight and not self.idle:  # who ran has ended, and who waits does not fit
+                self.fit_cache()
+                plan = self._plan(in_flight)
         return plan
 
     def _grow_again(self) -> None:

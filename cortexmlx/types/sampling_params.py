@@ -77,10 +77,10 @@ class Number:
     """Whether it must be below `high`."""
     note: str = ""
     """What an error says after the range."""
-    flags: tuple[str, ...] = ()
-    """Its option on the command line; none: it has no option."""
     help: str = ""
-    """The meaning of that option."""
+    """The meaning of its option on the command line; empty: it has none."""
+    flags: tuple[str, ...] = ()
+    """The names of that option; none: it is called like the parameter."""
     setting: str = ""
     """Its meaning as a setting of a chat; empty: it is none."""
     recommended: bool = False
@@ -152,7 +152,6 @@ class SamplingParams:
         _INT_MAX,
         whole=True,
         optional=True,
-        flags=("--max-thinking-tokens",),
         help="Tokens of thoughts at most, then the answer.",
         setting="tokens of thoughts at most; none: no limit",
     )
@@ -176,7 +175,6 @@ class SamplingParams:
         0.0,
         1.0,
         above=True,
-        flags=("--top-p",),
         help="Sample from the likeliest, to this probability in all.",
         setting="from the likeliest tokens, to this probability in all",
         recommended=True,
@@ -188,7 +186,6 @@ class SamplingParams:
         _INT_MAX,
         whole=True,
         note=" (0: all tokens)",
-        flags=("--top-k",),
         help="Sample from the N likeliest; 0: from all.",
         setting="from so many of the likeliest; 0: from all",
         recommended=True,
@@ -199,7 +196,6 @@ class SamplingParams:
         0.0,
         1.0,
         below=True,
-        flags=("--min-p",),
         help="Drop what is less likely than X times the likeliest.",
         setting="none less likely than so much of the likeliest",
         recommended=True,
@@ -210,7 +206,6 @@ class SamplingParams:
         0.01,
         100.0,
         note=" (1: none)",
-        flags=("--repetition-penalty",),
         help="Above 1: repeat less.",
         setting="above 1: repeat less",
         recommended=True,
@@ -219,23 +214,9 @@ class SamplingParams:
     ones, as mlx-lm does.
     """
     repetition_context: int = _number(20, 1, _INT_MAX, whole=True, setting="tokens that it looks back")
-    presence_penalty: float = _number(
-        0.0,
-        -100.0,
-        100.0,
-        flags=("--presence-penalty",),
-        help="As in the OpenAI API.",
-        setting="as in the OpenAI API",
-    )
+    presence_penalty: float = _number(0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API")
     """Subtracted from the logits of tokens that the answer has already, as in the OpenAI API."""
-    frequency_penalty: float = _number(
-        0.0,
-        -100.0,
-        100.0,
-        flags=("--frequency-penalty",),
-        help="As in the OpenAI API.",
-        setting="as in the OpenAI API",
-    )
+    frequency_penalty: float = _number(0.0, -100.0, 100.0, help="As in the OpenAI API.", setting="as in the OpenAI API")
     """The same, for each time that the answer has the token."""
     logit_bias: Mapping[int, float] = field(default_factory=lambda: TokenBiases({}))
     """Added to single logits, by token id."""
@@ -253,7 +234,6 @@ class SamplingParams:
         2**64 - 1,
         whole=True,
         optional=True,
-        flags=("--seed",),
         help="Repeatable sampling.",
         setting="repeatable sampling; none: another each time",
     )

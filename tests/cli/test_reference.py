@@ -13,6 +13,9 @@ from cortexmlx.cli.app import COMMANDS
 from cortexmlx.cli.start import run
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+SHARED = PAGE.read_text(encoding="utf-8").partition("## Options of several commands")[2].partition("|---|---|---|\n")[2]
+SHARED = SHARED.partition("\n\n")[0]
+"""The rows of what several commands have."""
 
 
 def test_the_page_is_up_to_date() -> None:
@@ -36,8 +39,10 @@ def test_the_page_has_the_options_and_defaults_that_help_shows(
     written = {f for line in table.splitlines() if line for f in flag.findall(line.split("|")[1])}
     assert written == helped - {"-h", "--help"}
     defaults = re.findall(r"\[default: ([^\];]+)", re.sub(r"\s+", " ", shown))
-    cells = [line.split("|")[2].strip().strip("`") for line in table.splitlines() if line]
-    assert [c.removeprefix("--") for c in cells if c] == defaults
+    shared = {line.split("|")[1].strip(): line.split("|")[2] for line in SHARED.splitlines()}
+    named = [names for names in shared if table and f"{names}, " in f"{table.splitlines()[-1].split('|')[1].strip()}, "]
+    cells = [line.split("|")[2] for line in table.splitlines() if line] + [shared[names] for names in named]
+    assert sorted(c.strip(" `").removeprefix("--") for c in cells if c.strip()) == sorted(defaults)
 
 
 OTHERS = {"hostfile", "backend", "starting-port", "map-by", "bind-to", "env", "hf-path", "mlx-path"}

@@ -53,3 +53,16 @@ def test_memory_is_read_as_people_write_it() -> None:
     assert EngineConfig("a model", kv_memory="4GB").kv_bytes == 4_000_000_000
     assert EngineConfig("a model", kv_memory=4096).kv_bytes == 4096
     assert EngineConfig("a model").kv_bytes is None
+
+
+def test_an_engine_names_the_option_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"no option 'max_row' \(did you mean 'max_rows'\?\): see help\(Engine\)$"):
+        Engine("smollm2", max_row=3)  # type: ignore[call-arg]
+
+
+def test_every_option_says_what_it_means() -> None:
+    """Each field is followed by a text."""
+    lines = [line.strip() for line in inspect.getsource(EngineConfig).splitlines()]
+    for name in inspect.signature(EngineConfig).parameters:
+        (at,) = (i for i, line in enumerate(lines) if line.startswith(f"{name}: "))
+        assert lines[at + 1].startswith('"""'), name

@@ -11,18 +11,10 @@ from typing import Any
 
 import pytest
 
-from cortexmlx import Engine
 from cortexmlx.core.handle import RequestHandle
 from cortexmlx.errors import CortexError, EngineClosed, ForkedProcess, KVCacheFull
 from cortexmlx.types.request import Completion, FinishReason, RequestState, Timings, TokenEvent, Usage
-from support.engine.asked import LONG, PROMPT
 from support.patience import PATIENCE
-
-
-def test_a_handle_keeps_its_engine_until_the_request_has_ended(tiny: Any) -> None:
-    handle = Engine(tiny("llama"), kv_memory="256KB", block_size=8).submit(PROMPT, LONG)
-    assert len(handle.result(PATIENCE).token_ids) == 400
-
 
 # -- the handle alone -------------------------------------------------------------------------------------------------
 
@@ -180,9 +172,3 @@ def test_a_copy_in_a_forked_child_raises_though_its_lock_is_held_and_tells_nobod
     with pytest.raises(ForkedProcess):
         list(handle)
     assert told == []
-
-
-def test_a_result_may_be_waited_for_for_ever() -> None:
-    handle, _ = handle_of()
-    threading.Timer(0.05, handle.push, [ended()]).start()
-    assert handle.result(float("inf")) is handle.result()

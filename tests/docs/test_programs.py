@@ -43,7 +43,7 @@ def run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(folder))
     for file in ("book.txt", "notes.txt"):
-        Path(file).write_text("The sky is blue. Grass is green, and water is wet. " * 30)
+        Path(file).write_text("The sky is blue. Grass is green, and water is wet. " * 12)
     Path("questions.csv").write_text("id,question\nq1,Why?\n")
     shown = (line for block in blocks("jsonl") for line in block.text.splitlines())
     Path("answers.jsonl").write_text("\n".join(line for line in shown if line.startswith('{"id": "batch_req_')))

@@ -1,6 +1,6 @@
 """A step whose rows attend to listed blocks: the same as rows that have only those tokens.
 
-What else is in the module is plain data; `tests/scheduling/test_placement.py` judges who fills it in.
+What else is in the module is plain data; the shadow arena of the scheduler's tests judges who fills it in.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ from hypothesis import given
 from cortexmlx.kv.cache import KVCache
 from cortexmlx.kv.pools import BlockPools
 from cortexmlx.kv.spec import KVSpec, LayerGroup
-from cortexmlx.scheduling.builder import StepBuilder, logit_rows
+from cortexmlx.metal.prefill import PrefillVariant
+from cortexmlx.metal.shape import PARTITION
+from cortexmlx.scheduling.builder import ORIGIN, StepBuilder, logit_rows
 from cortexmlx.scheduling.job import Job, JobId, Lane
 from cortexmlx.scheduling.plan import Flush, Segment, StepKind, StepPlan
 from support.scheduling.requests import job_of
@@ -112,3 +114,12 @@ def test_a_result_that_is_lost_is_looked_into_by_nobody() -> None:
     builder.forget()
     plan = builder.decode(lanes, 0, 16, {}, False, None)
     assert plan.source is not None and np.array_equal(plan.source, [0, 0])
+
+
+def test_rows_of_windows_are_cut_where_the_kernels_cut_whole_rows() -> None:
+    """What a kernel adds up in one go must not depend on how much of a row is gone."""
+    assert ORIGIN % (2 * PARTITION) == 0, "the longest partition"
+    for group in (1, 2, 3, 4, 8, 16):
+        for dim in (64, 128, 256):
+            variant = PrefillVariant("float16", "float16", dim, dim, 32, group)
+            assert ORIGIN % variant.tile == 0

@@ -18,7 +18,7 @@ from support.scheduling.stage import Stage
 @pytest.mark.parametrize("share", [True, False])
 def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
     stage = Stage(blocks=20, context_length=24, keep=KeepPolicy(2, 11), share_prefixes=share)
-    job = stage.ask([1, 2, 3], max_tokens=2000)
+    job = stage.ask([1, 2, 3], max_tokens=400)
     used, lengths = set(), []
     while not stage.scheduler.idle:
         stage.steps(1)
@@ -26,10 +26,10 @@ def test_an_answer_of_any_length_takes_the_same_blocks(share: bool) -> None:
             used.add(stage.cache.stats().used_blocks)
             lengths.append(stage.cache.tables.length(job.id))
     stage.finish()
-    assert job.generated == 2000 and max(lengths) == 24 and max(used) == 6
+    assert job.generated == 400 and max(lengths) == 24 and max(used) == 6
     shorter = [b for a, b in pairwise(lengths) if b < a]
     assert set(shorter) == {14} and min(used) < 6, "what is between is free while the row runs"
-    assert stage.scheduler.dropped_tokens == len(job.dropped) == 11 * job.drops == 1980
+    assert stage.scheduler.dropped_tokens == len(job.dropped) == 11 * job.drops > 350
 
 
 def test_an_answer_without_end_ends_when_it_is_told_to() -> None:

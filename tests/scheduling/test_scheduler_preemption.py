@@ -115,14 +115,3 @@ def test_a_stream_of_short_requests_does_not_starve_a_long_one() -> None:
         assert steps < 100, "four short answers and one long prompt take fewer steps than this"
     crowd.shadow.finish(20_000)
     assert all(job.finish_reason for job in crowd.jobs)
-
-
-def test_everybody_is_admitted_in_order_when_all_are_alike() -> None:
-    crowd = Crowd(blocks=16, max_rows=3)
-    for i in range(30):
-        crowd.add(prompt_of(9, i), 12)
-    begun: list[int] = []
-    while not crowd.scheduler.idle:
-        crowd.step()
-        begun += [j.id for j in crowd.jobs if j.num_computed_tokens and j.id not in begun]
-    assert begun == sorted(begun) and len(begun) == 30

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cortexmlx.kv.spec import AttentionWindow
+from cortexmlx.types.sampling_params import SamplingParams
 from tests.scheduling.test_scheduler_model import SchedulerMachine
 
 
-def test_drafts_for_which_memory_is_refused_are_dropped() -> None:
-    """As the state machine found it."""
+def begun(first: int) -> tuple[Any, Callable[..., Any]]:
+    """A machine with a cache of so many blocks of a token, and what does one of its rules."""
     machine: Any = SchedulerMachine()
 
     def do(name: str, **arguments: Any) -> Any:
@@ -18,9 +20,25 @@ def test_drafts_for_which_memory_is_refused_are_dropped() -> None:
         return rule.function(machine, **arguments)
 
     none = dict.fromkeys(("token_target", "client_tokens", "snapshots", "keep"))
-    sizes = {"origin": 1, "block_size": 1, "first": 20, "more": 0, "max_rows": 1, "prefill_budget": 1}
+    sizes = {"origin": 1, "block_size": 1, "first": first, "more": 0, "max_rows": 1, "prefill_budget": 1}
     off = {"pipeline": False, "headroom": 0, "share": False, "between": False, "worth_waiting": 1, "long_tail_rows": 0}
     do("begin", reaches=[AttentionWindow()], more_than_a_row=0, **sizes, **off, **none)
+    return machine, do
+
+
+def test_those_that_wait_end_with_the_one_that_ran_where_none_of_them_fits() -> None:
+    """Nobody is left for whom there is nothing to compute. As the state machine found it."""
+    machine, do = begun(first=2)
+    do("memory_pressure", critical=True)
+    do("the_system_refuses", share=0.0)
+    machine.submit([0], SamplingParams(max_tokens=None), 0, False, None, None, False)
+    do("press_equal_answers", after=0, answers=2, before=3, max_tokens=1, prompt=[0, 0], seed=0)
+    machine.teardown()
+
+
+def test_drafts_for_which_memory_is_refused_are_dropped() -> None:
+    """As the state machine found it."""
+    machine, do = begun(first=20)
     answers = do("press_equal_answers", after=0, answers=2, before=0, max_tokens=18, prompt=[0], seed=0)
     first, second = answers.values
     for name, arguments in (

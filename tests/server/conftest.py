@@ -48,22 +48,30 @@ def engine(folder: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def serve(engine: Engine) -> Iterator[Serve]:
-    """Serve the engine with some settings; returns the address."""
+def served(engine: Engine) -> Any:
+    """What is served: the engine, unless a module has something else."""
+    return engine
+
+
+@pytest.fixture
+def serve(served: Any, engine: Engine) -> Iterator[Serve]:
+    """Serve on a socket, with some settings. Return the address."""
     with ExitStack() as stack:
-
-        def start(**options: Any) -> str:
-            return stack.enter_context(listening(app(engine, ServerSettings(**options))))
-
-        yield start
+        yield lambda **options: stack.enter_context(listening(app(served, ServerSettings(**options))))
     finally_nothing_lost(engine)
 
 
 @pytest.fixture
-def ask(engine: Engine) -> Iterator[Callable[..., httpx.Client]]:
-    """Return clients of the engine, without a socket: for all that does not depend on one."""
+def ask(served: Any, engine: Engine) -> Iterator[Callable[..., httpx.Client]]:
+    """Return clients of a server without a socket: for all that does not depend on one."""
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(in_process(app(engine, ServerSettings(**options))))
+
+        def make(**options: Any) -> httpx.Client:
+            made = in_process(app(served, ServerSettings(**options)))
+            stack.callback(made.close)
+            return made
+
+        yield make
     finally_nothing_lost(engine)
 
 
@@ -73,8 +81,8 @@ def http(ask: Callable[..., httpx.Client]) -> httpx.Client:
 
 
 @pytest.fixture
-def client(engine: Engine) -> Iterator[openai.OpenAI]:
-    web = openai.DefaultHttpxClient(transport=InProcess(app(engine)))
+def client(served: Any, engine: Engine) -> Iterator[openai.OpenAI]:
+    web = openai.DefaultHttpxClient(transport=InProcess(app(served)))
     with openai.OpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=web) as made:
         yield made
     finally_nothing_lost(engine)

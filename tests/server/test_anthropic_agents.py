@@ -180,9 +180,9 @@ def test_a_model_without_thoughts_ignores_thinking(http: httpx.Client) -> None:
         assert http.post("/v1/messages", json=body).status_code == 200
 
 
-def test_the_servers_own_defaults_make_one_answer(serve: Any) -> None:
+def test_the_servers_own_defaults_make_one_answer(ask: Any) -> None:
     params = replace(SamplingParams(), n=2, logprobs=1)
-    with httpx.Client(base_url=serve(defaults=Defaults(params)), timeout=PATIENCE, trust_env=False) as http:
+    with ask(defaults=Defaults(params)) as http:
         for stream in (False, True):
             assert (
                 http.post("/v1/messages", json={"max_tokens": 2, "messages": USER, "stream": stream}).status_code == 200

@@ -140,8 +140,8 @@ def test_the_package_raises_its_own_errors(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="tinny", messages=USER)
 
 
-def test_the_model_is_listed_under_its_names(serve: Any) -> None:
-    with httpx.Client(base_url=serve(names=("small",)), trust_env=False) as http:
+def test_the_model_is_listed_under_its_names(ask: Any) -> None:
+    with ask(names=("small",)) as http:
         assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["tiny", "small"]
         assert http.get("/v1/models/small").json()["context_length"] == 4096
         assert http.get("/v1/models/x").status_code == 404
@@ -151,13 +151,13 @@ def test_the_model_is_listed_under_its_names(serve: Any) -> None:
         assert tokens["count"] == len(tokens["tokens"]) > 0
         body = {"model": "small", "messages": USER, "max_tokens": 2}
         assert http.post("/v1/chat/completions", json=body).status_code == 200
-    with httpx.Client(base_url=serve(any_name=True), trust_env=False) as http:
+    with ask(any_name=True) as http:
         body = {"model": "gpt-9", "messages": USER, "max_tokens": 2}
         assert http.post("/v1/chat/completions", json=body).json()["model"] == "tiny"
 
 
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(serve: Any) -> None:
-    with httpx.Client(base_url=serve(max_body=1000), trust_env=False) as http:
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(ask: Any) -> None:
+    with ask(max_body=1000) as http:
         assert http.post("/v1/completions", content=b"x" * 1001).status_code == 413
 
         def pieces() -> Any:

@@ -7,17 +7,14 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import httpx2 as httpx
 import numpy as np
 import openai
 import pytest
-from server.conftest import listening
 
 from cortexmlx import EmbeddingRefused, Engine
-from cortexmlx.server import ServerSettings, app
 from cortexmlx.server.settings import LoggedRequest, RequestTokens
 from support.fakes.numbers import INFO, MadeUpNumbers, score_of, vector_of
 from support.patience import PATIENCE
@@ -26,20 +23,15 @@ Serve = Callable[..., str]
 
 
 @pytest.fixture
-def numbers(engine: Engine) -> MadeUpNumbers:
-    return MadeUpNumbers(engine)
+def numbers(engine: Engine) -> Iterator[MadeUpNumbers]:
+    made = MadeUpNumbers(engine)
+    yield made
+    made.held.set()
 
 
 @pytest.fixture
-def serve(numbers: MadeUpNumbers) -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(**options: Any) -> str:
-            made: Any = numbers
-            return stack.enter_context(listening(app(made, ServerSettings(**options))))
-
-        yield start
-        numbers.held.set()
+def served(numbers: MadeUpNumbers) -> Any:
+    return numbers
 
 
 @pytest.mark.parametrize("form", [None, "float", "base64"])

@@ -6,9 +6,7 @@ import gzip
 import json
 from typing import Any
 
-import pytest
-
-from cortexmlx import Engine, EngineClosed
+from cortexmlx import Engine
 from cortexmlx.server.monitoring import MOST_REQUESTS, LiveState, live
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 
@@ -57,17 +55,6 @@ def test_open_requests_are_numbers_without_texts_and_clients(engine: Engine) -> 
         each.result()
 
 
-def test_several_clients_see_totals_only(engine: Engine) -> None:
-    handle = engine.submit(SECRET, max_tokens=3000, ignore_eos=True)
-    next(iter(handle))
-    found = body(live([("tiny", engine)], whole=False))
-    handle.cancel()
-    handle.result()
-    [model] = found["models"]
-    assert not found["whole"] and model["blocks"] is None and model["requests"] is None
-    assert model["running"] == 1 and model["block_counts"]["used"] > 0
-
-
 def test_a_hundred_thousand_blocks_are_compact(engine: Engine) -> None:
     states = bytes(BlockState(each % 5) for each in range(100_000))
     looks: Any = Looks(engine, states)
@@ -76,18 +63,6 @@ def test_a_hundred_thousand_blocks_are_compact(engine: Engine) -> None:
     assert len(found.plain) < 110_000 and len(found.gzipped) < 5_000
 
 
-@pytest.mark.parametrize("name", ['</script><img onerror="x">', "a\nb", "half \udc80", ""])
-def test_any_name_is_json(engine: Engine, name: str) -> None:
-    assert body(live([(name, engine)], whole=True))["models"][0]["name"] == name
-
-
-def test_a_closed_engine_is_said_to_be_closed(engine: Engine) -> None:
-    class Closed:
-        info = engine.info
-
-        def stats(self) -> None:
-            raise EngineClosed("closed")
-
-    closed: Any = Closed()
-    first, second = body(live([("gone", closed), ("tiny", engine)], whole=True))["models"]
-    assert (first["name"], first["open"], second["open"]) == ("gone", False, True)
+def test_any_name_is_json(engine: Engine) -> None:
+    for name in ('</script><img onerror="x">', "a\nb", "half \udc80", ""):
+        assert body(live([(name, engine)], whole=True))["models"][0]["name"] == name

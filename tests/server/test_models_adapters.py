@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
@@ -14,6 +13,7 @@ from server.conftest import listening
 
 from cortexmlx import Engine
 from cortexmlx.server import ModelPool, ServedModel, ServerSettings, app
+from support.clients.in_process import InProcess
 from support.fakes.adapted import Adapted
 from support.patience import PATIENCE
 
@@ -27,17 +27,11 @@ def adapted(engine: Engine) -> Adapted:
 
 
 @pytest.fixture
-def serve(adapted: Adapted) -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(**options: Any) -> str:
-            made: Any = adapted
-            return stack.enter_context(listening(app(made, ServerSettings(**options))))
-
-        yield start
+def served(adapted: Adapted) -> Any:
+    return adapted
 
 
-def ask(http: httpx.Client, model: str | None) -> Any:
+def asked(http: httpx.Client, model: str | None) -> Any:
     named = {} if model is None else {"model": model}
     return http.post("/v1/chat/completions", json={**named, "messages": USER, "max_tokens": 2})
 
@@ -59,26 +53,27 @@ def test_every_protocol_asks_the_adapter_that_is_named(
     assert {chunk.model for chunk in chunks} == {"tiny:poems"}
     assert client.completions.create(model="tiny:sql", prompt=["a", "b"], max_tokens=2).model == "tiny:sql"
     assert client.responses.create(model="tiny:poems", input="a", max_output_tokens=2).model == "tiny:poems"
-    web = anthropic.DefaultHttpxClient(trust_env=False, timeout=PATIENCE)
-    with anthropic.Anthropic(base_url=str(http.base_url), api_key="none", max_retries=0, http_client=web) as other:
+    made: Any = adapted
+    web = anthropic.DefaultHttpxClient(transport=InProcess(app(made)))
+    with anthropic.Anthropic(base_url="http://localhost", api_key="none", max_retries=0, http_client=web) as other:
         assert other.messages.create(model="tiny:sql", messages=USER, max_tokens=2).model == "tiny:sql"
     assert adapted.asked == ["sql", "poems", "sql", "sql", "poems", "sql"]
     adapted.asked.clear()
-    assert ask(http, "tiny").json()["model"] == ask(http, None).json()["model"] == "tiny"
+    assert asked(http, "tiny").json()["model"] == asked(http, None).json()["model"] == "tiny"
     assert adapted.asked == [None, None]
 
 
 def test_other_names_of_the_model_and_the_adapters_own_name_mean_it_too(serve: Serve, adapted: Adapted) -> None:
     with httpx.Client(base_url=serve(names=("small",), any_name=True), trust_env=False, timeout=PATIENCE) as http:
-        assert ask(http, "small:sql").json()["model"] == ask(http, "sql").json()["model"] == "tiny:sql"
-        assert ask(http, "gpt-9").json()["model"] == ask(http, "gpt-9:x").json()["model"] == "tiny"
+        assert asked(http, "small:sql").json()["model"] == asked(http, "sql").json()["model"] == "tiny:sql"
+        assert asked(http, "gpt-9").json()["model"] == asked(http, "gpt-9:x").json()["model"] == "tiny"
         assert adapted.asked == ["sql", "sql", None, None]
         assert "small:sql" not in [each["id"] for each in http.get("/v1/models").json()["data"]]
 
 
 @pytest.mark.parametrize("name", ["tiny:sqll", "tiny:", "tiny:sql:sql", "other:sql", "sqll", ":sql"])
 def test_an_unknown_adapter_is_a_model_that_is_not_there(http: httpx.Client, name: str) -> None:
-    reply = ask(http, name)
+    reply = asked(http, name)
     error = reply.json()["error"]
     assert reply.status_code == 404 and error["code"] == "model_not_found"
     assert repr(name) in error["message"] and "this server has 'tiny', 'tiny:sql', 'tiny:poems'" in error["message"]
@@ -87,7 +82,7 @@ def test_an_unknown_adapter_is_a_model_that_is_not_there(http: httpx.Client, nam
 def test_any_name_does_not_hide_a_mistyped_adapter(serve: Serve, adapted: Adapted) -> None:
     with httpx.Client(base_url=serve(any_name=True), trust_env=False, timeout=PATIENCE) as http:
         for name in ("tiny:sqll", "tiny:sql:sql"):
-            assert ask(http, name).status_code == 404 and adapted.asked == []
+            assert asked(http, name).status_code == 404 and adapted.asked == []
 
 
 @pytest.mark.parametrize("options", [{}, {"any_name": True}])
@@ -98,7 +93,7 @@ def test_an_adapters_name_may_have_a_colon(engine: Engine, options: dict[str, bo
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
         for name in ("tiny:team:sql", "small:team:sql", "team:sql"):
-            assert ask(http, name).json()["model"] == "tiny:team:sql"
+            assert asked(http, name).json()["model"] == "tiny:team:sql"
         assert made.asked == ["team:sql"] * 3
 
 
@@ -116,5 +111,5 @@ def test_a_pool_lists_the_adapters_of_models_that_are_not_loaded(engine: Engine)
         httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as http,
     ):
         assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["one", "two", "one:sql"]
-        assert not pool.loaded() and ask(http, "two:sql").status_code == 404 and not pool.loaded()
-        assert ask(http, "one:sql").json()["model"] == "one:sql" and made.asked == ["sql"]
+        assert not pool.loaded() and asked(http, "two:sql").status_code == 404 and not pool.loaded()
+        assert asked(http, "one:sql").json()["model"] == "one:sql" and made.asked == ["sql"]

@@ -35,25 +35,6 @@ def test_all_who_ask_at_once_get_one_result() -> None:
     asyncio.run(ask())
 
 
-def test_a_due_result_is_made_anew_and_never_by_two_calls_at_a_time() -> None:
-    running, most, calls = 0, 0, 0
-
-    def make() -> int:
-        nonlocal running, most, calls
-        running += 1
-        most, calls = max(most, running), calls + 1
-        running -= 1
-        return calls
-
-    async def ask() -> None:
-        shared = SharedResult(make, every=0.0)
-        assert [await shared.take() for _ in range(3)] == [1, 2, 3]
-        results = await asyncio.gather(*(shared.take() for _ in range(50)))
-        assert set(results) == {4} and most == 1
-
-    asyncio.run(ask())
-
-
 def test_an_error_is_shared_and_kept_as_long_as_a_result() -> None:
     calls = 0
 
@@ -70,11 +51,6 @@ def test_an_error_is_shared_and_kept_as_long_as_a_result() -> None:
 
     asyncio.run(ask(SharedResult(make, every=3600.0), 20))
     assert calls == 1
-
-
-def test_another_event_loop_makes_its_own() -> None:
-    shared = SharedResult(lambda: 7, every=3600.0)
-    assert [asyncio.run(shared.take()) for _ in range(2)] == [7, 7]
 
 
 def test_callers_who_have_all_gone_leave_no_complaint() -> None:

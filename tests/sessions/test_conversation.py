@@ -250,7 +250,7 @@ def test_a_saved_conversation_goes_on_in_another_engine_with_the_same_tokens(
         assert there.ask("three").token_ids == judge.token_ids
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3_text", marks=pytest.mark.slow), "lfm2"])
+@pytest.mark.parametrize("name", [pytest.param("gemma3_text", marks=pytest.mark.slow), "lfm2"])
 def test_a_restart_computes_only_what_is_new_with_the_disk_tier(tiny: Any, tmp_path: Path, name: str) -> None:
     options: dict[str, Any] = {"kv_memory": "2MB", "block_size": BLOCK, "kv_store": tmp_path / "store"}
     with Engine(tiny(name), **options) as engine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -114,16 +113,3 @@ def test_nothing_certain_is_held_back() -> None:
     assert given[1] == [("a", Kind.THOUGHT)] and given[3] == [(" b", Kind.THOUGHT)]
     assert given[7] == [("yes", Kind.ANSWER)] and given[8] == [("<think>", Kind.ANSWER)]
     assert [*splitter.rest()] == []
-
-
-@pytest.mark.parametrize("piece", [" ", "<", "a"])
-def test_the_time_of_a_piece_does_not_grow(piece: str) -> None:
-    def seconds(count: int) -> float:
-        splitter = ThoughtSplitter(replace(PLAIN, begun=True))
-        [*splitter.feed("x")]
-        began = time.process_time()
-        for _ in range(count):
-            [*splitter.feed(piece)]
-        return time.process_time() - began
-
-    assert min(seconds(8000) for _ in range(3)) < 6 * min(seconds(4000) for _ in range(3))

@@ -12,9 +12,9 @@ from support.patience import PATIENCE, soon
 BODY: Any = {"messages": [{"role": "user", "content": "A secret question, quite long " * 9}], "max_tokens": 5}
 
 
-def test_requests_are_logged(serve: Any) -> None:
+def test_requests_are_logged(ask: Any) -> None:
     seen: list[LoggedRequest] = []
-    with httpx.Client(base_url=serve(log=seen.append, keys={"sekret": "a"}), trust_env=False) as http:
+    with ask(log=seen.append, keys={"sekret": "a"}) as http:
         http.headers["x-api-key"] = "sekret"
         http.post("/v1/chat/completions", json={**BODY, "seed": 1})
         http.post("/v1/chat/completions", json={**BODY, "stream": True})

@@ -42,8 +42,8 @@ def test_no_way_to_write_a_path_goes_around_the_key(serve: Any) -> None:
 
 
 @pytest.fixture
-def bounded(serve: Any) -> Any:
-    with httpx.Client(base_url=serve(max_body=1 << 20), timeout=PATIENCE, trust_env=False) as http:
+def bounded(ask: Any) -> Any:
+    with ask(max_body=1 << 20) as http:
         yield lambda data, coding: http.post(CHAT, content=data, headers={"content-encoding": coding})
 
 

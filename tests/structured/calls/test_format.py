@@ -126,16 +126,6 @@ def test_llamas_json_that_is_no_call_is_text() -> None:
     assert [each.name for each in parser.calls] == ["now"]
 
 
-def test_a_huge_call_takes_time_in_proportion() -> None:
-    value = "x" * 300_000
-    parser = Calls(Hermes(), TOOLS).parser("key", streamed=True)
-    assert parser is not None
-    text = hermes([("weather", {"city": value})])
-    for place in range(0, len(text), 16):
-        parser.feed(text[place : place + 16])
-    assert parser.calls[0].values == {"city": value}
-
-
 def test_arguments_have_no_other_names_unless_the_schema_says_so() -> None:
     assert closed({"type": "object"}) == {"type": "object", "properties": {}, "additionalProperties": False}
     for more in ({"additionalProperties": True}, {"anyOf": [{}]}, {"$ref": "#/$defs/a"}, {"patternProperties": {}}):

@@ -187,14 +187,6 @@ def test_a_choice_of_tools_is_enforced(written: Written) -> None:
 
 
 @each_format
-def test_calls_that_are_not_streamed_come_when_they_are_complete(written: Written) -> None:
-    case = cases(written)[2]
-    answer = written.answer(case)
-    for pieces in every_cut(answer):
-        assert read(written.format, pieces, streamed=False)[:2] == (said(case), case.calls)
-
-
-@each_format
 def test_a_number_of_thousands_of_digits_is_a_part_of_a_call(written: Written) -> None:
     """The grammar takes it, and Python's own reader of JSON does not."""
     answer = written.write([("weather", {"city": "Paris", "days": 7})])

@@ -63,14 +63,6 @@ def test_a_value_has_the_type_of_its_schema(schema: dict[str, Any], value: str, 
     assert type(values["a"]) is type(read)
 
 
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [({"type": "integer"}, "five"), ({"type": "object"}, "{"), ({"type": "number"}, "NaN"), ({"type": "array"}, "")],
-)
-def test_what_is_no_json_of_the_type_is_the_text_that_was_written(schema: dict[str, Any], value: str) -> None:
-    assert called(schema, value) == (("f", {"a": value}),)
-
-
 def test_references_in_a_circle_end() -> None:
     circle = {"$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}}
     assert called({"$ref": "#/$defs/A"}, "x", **circle) == (("f", {"a": "x"}),)
@@ -104,13 +96,3 @@ def test_other_names_come_back_as_they_are(key: str) -> None:
     assert parser is not None and len(list(Tagged(QWEN_CODER).schemas(0, tool, {}))) == 1
     parser.feed(f"<tool_call>\n<function=f>\n<parameter={key}>\nx\n</parameter>\n</function>\n</tool_call>")
     assert [call.values for call in parser.calls] == [{key: "x"}]
-
-
-def test_a_name_that_comes_twice_is_no_call() -> None:
-    tool = Tool.of(mapping("f", {"a": {"type": "string"}}))
-    parser = Calls(Tagged(QWEN_CODER), (tool,)).parser("key", streamed=False)
-    assert parser is not None
-    twice = "<parameter=a>\n1\n</parameter>\n" * 2
-    text = f"<tool_call>\n<function=f>\n{twice}</function>\n</tool_call>"
-    assert parser.feed(text)[0] + parser.rest()[0] == text
-    assert parser.calls == ()

@@ -27,7 +27,8 @@ class InProcess(httpx.BaseTransport):
 
     async def _reply(self, request: httpx.Request) -> httpx.Response:
         reply = await self._inner.handle_async_request(request)
-        return httpx.Response(reply.status_code, headers=reply.headers, content=await reply.aread())
+        body = b"".join([piece async for piece in reply.aiter_raw()])  # perhaps compressed, as on a socket
+        return httpx.Response(reply.status_code, headers=reply.headers, stream=httpx.ByteStream(body))
 
     def close(self) -> None:
         """End the event loop."""
