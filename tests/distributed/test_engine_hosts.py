@@ -193,6 +193,29 @@ def test_quantized_keys_and_the_ring_give_the_same_tokens(
         two.core.release()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in models.CUT), ("llama", 4), ("gpt_oss", 4)])
+def test_parts_of_every_kind_of_layer_answer_as_one(hosts: str, tmp_path: Path, name: str, ranks: int) -> None:
+    folder = models.write(tmp_path / "model", name)
+    several, one = Driver(folder, hosts=f"{ranks}:mpi"), Driver(folder)
+    try:
+        for asked in (ragged, shared_beginning, forks):
+            assert asked(several) == asked(one), asked
+    finally:
+        several.core.release()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_starter_model_runs_on_three_processes_and_not_on_two(hosts: str) -> None:
+    with pytest.raises(HostRefused, match="9 attention heads and 3 key-value heads cannot be divided by 2"):
+        Engine("smollm2", hosts=hosts)
+    prompt = tokens_of(12, seed=1)
+    with Engine("smollm2", hosts="3:mpi") as several, Engine("smollm2") as one:
+        answers = [engine.generate(prompt, max_tokens=12).token_ids for engine in (several, one)]
+    assert answers[0] == answers[1]
+
+
 ODD = {"num_attention_heads": 3, "num_key_value_heads": 1}
 """Heads that two workers cannot divide, so that they are a pipeline."""
 

@@ -24,14 +24,6 @@ from support.patience import PATIENCE
 _NEEDED = re.compile(r"(openmpi-(bin|common)|libopenmpi|libpmix|libprrte|libevent-(core|pthreads)|libhwloc\d|libmunge)")
 """What a process needs of all that openmpi-bin depends on. Networks' libraries are not among it."""
 
-_SETTINGS = {
-    "pml": "ob1",
-    "btl": "self,vader",
-    "mpi_yield_when_idle": "1",
-    "mca_base_component_show_load_errors": "0",
-}
-"""Shared memory only, and a process that waits lets others run: there are fewer cores than processes."""
-
 
 @dataclass(frozen=True)
 class Mpi:
@@ -39,12 +31,6 @@ class Mpi:
 
     launcher: str
     environment: Mapping[str, str]
-
-    def command(self, processes: int, program: Sequence[str]) -> list[str]:
-        """The command that runs a program in so many processes."""
-        settings = [word for name, value in _SETTINGS.items() for word in ("--mca", name, value)]
-        head = [self.launcher, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *settings]
-        return [*head, "-np", str(processes), *program]
 
 
 def mpi() -> Mpi:

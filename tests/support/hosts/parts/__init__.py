@@ -1,1 +1,0 @@
-"""Ranks that run their part of a model in processes of their own, without a controller."""
