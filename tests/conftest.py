@@ -59,7 +59,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attention", choices=choices, default="auto", help="of engines that do not say")
 
 
-LAB = ("lab", "metal", "products", "pictures", "bench/studies", "house/test_ci.py")
+LAB = (
+    *("lab", "metal", "products", "pictures", "house/test_ci.py"),
+    *("bench/studies", "bench/suites", "bench/replay", "bench/measure", "bench/changes/test_compared_noise.py"),
+)
 """Tests that `make test-lab` runs: they execute, judge and compile kernels, or measure."""
 
 

@@ -6,14 +6,14 @@ from tests.faults.planted import Fault
 
 WATCH, ARENA = "cortexmlx/execution/paged.py", "cortexmlx/kv/arena.py"
 BUFFERS, BINDINGS = "cortexmlx/execution/footprint/command_buffers.py", "cortexmlx/execution/footprint/bindings.py"
-REPORT, IMPERSONAL = "cli/doctor/report.py", "cli/doctor/impersonal.py"
+REPORT = IMPERSONAL = "cli/doctor/report.py"
 
 TESTS = (
     "execution/test_copy_watch.py",
     "execution/footprint/test_command_buffers.py",
     "execution/footprint/test_bindings.py",
     "kv/test_arena.py",
-    "cli/doctor/test_impersonal.py",
+    "cli/doctor/test_report_impersonal.py",
     "cli/doctor/test_report.py",
 )
 """The tests that judge these faults."""
