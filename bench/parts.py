@@ -9,7 +9,7 @@ import mlx.core as mx
 from cortexmlx.bench.measure.machine import Machine
 from cortexmlx.bench.measure.yardstick import Yardstick
 from cortexmlx.bench.report import memory
-from cortexmlx.bench.report.choices import choices as report_choices
+from cortexmlx.bench.report.memory import choices as report_choices
 from cortexmlx.bench.report.report import Report
 from cortexmlx.bench.suites import allocations, choices, kernels, pool
 

@@ -12,6 +12,7 @@ from cortexmlx.bench.report.text import number
 from cortexmlx.bench.suites.allocations import BLOCKS, OURS, ROWS, Replay
 from cortexmlx.bench.suites.kernels import Speed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
+from cortexmlx.stats import TimedChoice
 
 TARGET = 3.0
 """How many times as fast as a buffer for each block a pool should be."""
@@ -120,3 +121,33 @@ def kernel(found: Sequence[Speed], peak: str, gpu: bool) -> ReportSection:
         Bar("decode attention", f"{s.kernel}, {s.shape.name}", "GB/s", median(s.rates), *_ends(s.rates)) for s in found
     )
     return ReportSection("kernel", "Decode attention", (table,), (below,), records, bars)
+
+
+# The ways of decode attention in a report.
+
+
+def choices(found: Sequence[TimedChoice]) -> ReportSection:
+    """Return the section with the time of each way, the fastest first, and the one that an engine would take."""
+    rows = tuple(
+        (choice.batch, name, f"{seconds * 1e6:,.0f}", "serves" if name == choice.chosen else "")
+        for choice in found
+        for name, seconds in sorted(choice.seconds.items(), key=lambda each: each[1])
+    )
+    refused = sorted({f"{name} cannot serve: {why}" for choice in found for name, why in choice.refused.items()})
+    below = (
+        "Microseconds of one layer's attention, median. The fastest way serves, unless the rules' choice is nearly as "
+        "fast. Classes with one way are left out.",
+        *refused,
+    )
+    records = tuple(
+        {
+            "job": choice.job,
+            "batch": choice.batch,
+            "chosen": choice.chosen,
+            "seconds": dict(choice.seconds),
+            "refused": dict(choice.refused),
+        }
+        for choice in found
+    )
+    table = Table(("decode attention", "way", "us", ""), rows, 2)
+    return ReportSection("choices", "Ways of decode attention", (table,), below, records)

@@ -13,21 +13,61 @@ from cortexmlx.cli import engine as engines
 from cortexmlx.cli import options
 from cortexmlx.cli.batch.files import BatchFiles
 from cortexmlx.cli.batch.input import BatchReader, Ids, ids_of
-from cortexmlx.cli.batch.progress import Progress
 from cortexmlx.cli.batch.resume import RunIdentity, remaining
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files.outputs import STDOUT, mode_of, named
 from cortexmlx.cli.files.source import Format, is_jsonl, opened
+from cortexmlx.cli.files.status_line import StatusLine
 from cortexmlx.cli.prompts import checked, prepared, template_vars
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import FAILED
+from cortexmlx.cli.terminal.text import duration
 from cortexmlx.core.config import EngineConfig
+from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.batch import Recorder
 from cortexmlx.server.model_pool import public_name
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.engine import Engine
+
+
+class Progress(StatusLine):
+    """A thread that shows `run` on stderr.
+
+    - `before`: requests of the `total` that an earlier run finished. They count as done, but not for the time left.
+    - `live`: False if the results go to stdout. On a terminal, no live line is then drawn over them.
+    """
+
+    def __init__(self, engine: Engine, run: BatchRun, *, total: int | None, live: bool, before: int = 0) -> None:
+        super().__init__(self._line, live=live)
+        self._engine = engine
+        self._run = run
+        self._before = before
+        self._total = total
+
+    def _line(self) -> str:
+        stats, run = self._engine.stats(), self._run
+        elapsed = run.seconds
+        done = self._before + run.done
+        running, waiting = stats.rows_running, stats.rows_waiting
+        if self._total is not None:  # the engine knows a few requests at a time; the rest waits, too
+            running = min(running, self._total - done)
+            waiting = self._total - done - running
+        parts = [
+            f"{done}/{self._total} done" if self._total is not None else f"{done} done",
+            *([f"{run.failed} failed"] if run.failed else []),
+            f"{running} running",
+            f"{waiting} waiting",
+            f"{stats.generated_tokens / elapsed:.0f} tok/s",
+            f"KV {format_bytes(stats.kv_bytes_in_use)} of {format_bytes(stats.kv_bytes_limit)}",
+        ]
+        answered = run.done - run.failed  # most errors come at once and say nothing about the others
+        if self._total is not None and answered > 0:
+            asked = max(self._total - done, 0)
+            left = run.last / answered * asked - (elapsed - run.last)  # counts down until the next one is done
+            parts.append(f"{duration(max(left, 0.0))} left")
+        return " · ".join(parts)
 
 
 @options.takes_sampling(without=("presence_penalty", "frequency_penalty"))

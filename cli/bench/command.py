@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -15,14 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cortexmlx.cli import options
-from cortexmlx.cli.bench import lists
-from cortexmlx.cli.bench.progress import shown
-from cortexmlx.cli.bench.sections import Section, Suite, check_options, sections
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.exits import INTERRUPTED, SLOWER
+from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
-from cortexmlx.kv.spec import DEFAULT_BLOCK_SIZE
+from cortexmlx.kv.spec import BLOCK_SIZES, DEFAULT_BLOCK_SIZE
 from cortexmlx.models.resolve import STARTER, starter_path
 from cortexmlx.system.files import in_place_of
 
@@ -30,6 +29,181 @@ if TYPE_CHECKING:
     from cortexmlx.bench.changes.saved import Saved
     from cortexmlx.bench.measure.engines import Plan
     from cortexmlx.bench.report.report import Report
+
+
+def numbers(option: str, text: str, least: int) -> list[int]:
+    """Return the numbers of a list like `1,4,8`, each once. Raises typer.BadParameter."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers like 1,4,8", param_hint=option) from None
+    if min(found) < least:
+        raise typer.BadParameter(f"{min(found)} is below {least}", param_hint=option)
+    if len(set(found)) < len(found):
+        raise typer.BadParameter(f"{text} names a number twice", param_hint=option)
+    return found
+
+
+def block_sizes(text: str) -> list[int]:
+    """Return sizes of blocks. Raises typer.BadParameter for one that no engine takes."""
+    found = numbers("--block-size", text, 1)
+    wrong = [size for size in found if size not in BLOCK_SIZES]
+    if wrong:
+        raise typer.BadParameter(f"{wrong[0]} is none of {', '.join(map(str, BLOCK_SIZES))}", param_hint="--block-size")
+    return found
+
+
+def only(option: str, found: list[int], why: str) -> int:
+    """Return the one number of a list. Raises typer.BadParameter if there are several."""
+    if len(found) > 1:
+        raise typer.BadParameter(f"takes one number {why}, and here are {len(found)}", param_hint=option)
+    return found[0]
+
+
+def promise(text: str) -> tuple[float, float]:
+    """Return the seconds to the first token and per token, from a text like `ttft:2000,tpot:200` (milliseconds). A
+    missing one is not limited. Raises typer.BadParameter.
+    """
+    limits = {"ttft": float("inf"), "tpot": float("inf")}
+    for part in text.split(","):
+        name, _, value = part.partition(":")
+        try:
+            seconds = float(value) / 1_000
+        except ValueError:
+            seconds = 0.0
+        if name not in limits or not seconds > 0:
+            wrong = f"{part!r} is not like ttft:2000 or tpot:200, in milliseconds"
+            raise typer.BadParameter(wrong, param_hint="--goodput")
+        limits[name] = seconds
+    return limits["ttft"], limits["tpot"]
+
+
+# Show on stderr what is being measured: a live line for a person, a line now and then for a log.
+
+
+LOG_SECONDS = 10.0
+
+
+@contextmanager
+def shown() -> Iterator[Callable[[str], None]]:
+    """Yield a function that is called with the name of what is running."""
+    if not console.is_terminal(sys.stderr):
+        yield _Log()
+        return
+    from rich.text import Text
+
+    with console.stderr().status("starting") as status:
+
+        def update(what: str) -> None:
+            status.update(Text(in_a_line(what)))
+
+        yield update
+
+
+class _Log:
+    """A log that prints a line only if the last one is `LOG_SECONDS` ago."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + LOG_SECONDS
+
+    def __call__(self, what: str) -> None:
+        if time.monotonic() >= self._next:
+            console.note(what)
+            self._next = time.monotonic() + LOG_SECONDS
+
+
+# The sections of `cortexmlx bench`, and the options that each takes. Other options are refused, not ignored.
+
+
+class Suite(str, Enum):
+    """What to measure."""
+
+    basic = "basic"
+    serving = "serving"
+    trace = "trace"
+    pool = "pool"
+    allocator = "allocator"
+    kernel = "kernel"
+    all = "all"
+
+
+class Section(Enum):
+    """A group of measurements that are taken together."""
+
+    ROWS = "basic"
+    RATIOS = "basic or serving"
+    TRACE = "trace"
+    POOL = "pool"
+    ALLOCATOR = "allocator"
+    KERNEL = "kernel"
+    SPECULATION = "speculate"
+
+
+_ENGINES = {Section.ROWS, Section.RATIOS, Section.TRACE, Section.SPECULATION}
+
+TAKEN: dict[str, Collection[Section]] = {
+    "model": _ENGINES,
+    "model_option": _ENGINES,
+    "adapter": _ENGINES,
+    "draft": _ENGINES,
+    "hosts": {Section.ROWS, Section.TRACE},
+    "prompt": {Section.ROWS, Section.RATIOS},
+    "generate": {Section.ROWS, Section.RATIOS},
+    "batch": {Section.ROWS, Section.RATIOS, Section.SPECULATION},
+    "depth": {Section.ROWS, Section.RATIOS},
+    "block_size": set(Section),
+    "repetitions": set(Section),
+    "case": {Section.RATIOS},
+    "requests": {Section.TRACE},
+    "request_rate": {Section.TRACE},
+    "goodput": {Section.TRACE},
+    "kv_memory": _ENGINES,
+    "kv_bits": _ENGINES,
+    "kv_group_size": _ENGINES,
+    "attention": {*_ENGINES, Section.KERNEL},
+    "seed": {*_ENGINES, Section.ALLOCATOR},
+}
+"""The sections to which an option applies. An option that is not listed applies to all."""
+
+
+def sections(suite: Suite, against: bool, speculate: bool = False) -> list[Section]:
+    """Return the sections of a suite, or of `speculate`. Raises typer.BadParameter if the suite is empty with, or
+    without, a peer.
+    """
+    if speculate:
+        if against or suite is not Suite.basic:
+            other = "--against" if against else f"--suite {suite.value}"
+            raise typer.BadParameter(f"is measured alone: leave {other} out", param_hint="--speculate")
+        return [Section.SPECULATION]
+    speed = Section.RATIOS if against else Section.ROWS
+    if suite is Suite.all:
+        return [speed, Section.TRACE, Section.POOL, Section.ALLOCATOR, Section.KERNEL]
+    if suite is Suite.serving and not against:
+        raise typer.BadParameter("these cases are comparisons: add --against mlx-lm", param_hint="--suite serving")
+    found = {Suite.basic: speed, Suite.serving: speed}.get(suite)
+    chosen = Section[suite.value.upper()] if found is None else found
+    if against and chosen not in (Section.RATIOS, Section.TRACE):
+        raise typer.BadParameter(f"--suite {suite.value} has no peer to run: leave it out", param_hint="--against")
+    return [chosen]
+
+
+def check_options(names: Iterable[str], chosen: Collection[Section], suite: Suite, against: bool) -> None:
+    """Raise typer.BadParameter for an option that applies to none of the sections."""
+    names = list(names)
+    if against and "hosts" in names:
+        raise typer.BadParameter("no peer shares weights that are in other processes", param_hint="--hosts")
+    for name in names:
+        if name not in TAKEN or set(TAKEN[name]) & set(chosen):
+            if name in ("prompt", "generate", "batch", "depth") and suite is Suite.serving:
+                raise typer.BadParameter("the cases of --suite serving have sizes of their own", param_hint=_hint(name))
+            continue
+        suited = f"--suite {suite.value}" + (" with --against" if against else "")
+        asked = "--speculate" if Section.SPECULATION in chosen else suited
+        raise typer.BadParameter(f"says nothing to {asked}: leave it out", param_hint=_hint(name))
+
+
+def _hint(name: str) -> str:
+    return "MODEL" if name == "model" else "--model" if name == "model_option" else f"--{name.replace('_', '-')}"
 
 
 REPETITIONS = 5
@@ -122,12 +296,12 @@ def bench(
     check_options(given, chosen, suite, against is not None)
     if not 0 < request_rate < float("inf"):
         raise typer.BadParameter("must be above 0, and finite", param_hint="--request-rate")
-    sizes, prompts = lists.block_sizes(block_size), lists.numbers("--prompt", prompt, 0)
-    generates, batches = lists.numbers("--generate", generate, 0), lists.numbers("--batch", batch, 1)
-    depths = lists.numbers("--depth", depth, 0)
+    sizes, prompts = block_sizes(block_size), numbers("--prompt", prompt, 0)
+    generates, batches = numbers("--generate", generate, 0), numbers("--batch", batch, 1)
+    depths = numbers("--depth", depth, 0)
     if chosen != [Section.ROWS]:
-        lists.only("--block-size", sizes, "here")
-    ttft, tpot = lists.promise(goodput)
+        only("--block-size", sizes, "here")
+    ttft, tpot = promise(goodput)
     memory = options.memory_size(kv_memory)
 
     from cortexmlx.cpu import blas

@@ -16,12 +16,40 @@ from itertools import pairwise
 from rich.text import Text
 
 from cortexmlx.cli.markdown.blocks import Block, blocks, certain, first_lines
-from cortexmlx.cli.markdown.budget import Budget
 from cortexmlx.cli.markdown.code import Highlighter
 from cortexmlx.cli.markdown.flows import Flow, Prose, ScreenRow, Verbatim, wrapped
 from cortexmlx.cli.markdown.render import OPEN_MARK, flows
 from cortexmlx.cli.markdown.table import Printed, TableRow
 from cortexmlx.cli.terminal.harmless import harmless
+
+RATE = 64
+"""Characters that the parser may read per character of the answer."""
+BURST = 20_000
+"""Characters that the parser may read in addition. An answer of usual length never uses them up."""
+
+
+class Budget:
+    """The number of characters that the parser may still read.
+
+    One reading may overdraw the budget, and the next then waits for more text. So all readings of `n` characters of
+    text are at most `RATE * n + BURST` and one reading.
+    """
+
+    def __init__(self) -> None:
+        self._left = BURST
+
+    def earn(self, characters: int) -> None:
+        """Count new characters of the answer."""
+        self._left += RATE * characters
+
+    def spend(self, characters: int) -> None:
+        """Count characters that the parser reads."""
+        self._left -= characters
+
+    def allows(self, characters: int = 0) -> bool:
+        """Return whether more than `characters` of the budget are left."""
+        return self._left > characters
+
 
 ITEM, FENCE, TABLE, PARAGRAPH = "list_item_open", "fence", "table_open", "paragraph_open"
 MARKS = ("*", "_", "~", "`")

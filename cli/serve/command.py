@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +18,9 @@ import typer
 
 from cortexmlx.cli import options
 from cortexmlx.cli.prompts import template_vars
-from cortexmlx.cli.serve.duration import seconds_of
-from cortexmlx.cli.serve.keys import KEY, keys_in
-from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
+from cortexmlx.cli.serve.keys import KEY, kept_secret, keys_in
 from cortexmlx.cli.serve.names import Names, names_of
 from cortexmlx.cli.serve.pool import Asked, open_pool, preload
-from cortexmlx.cli.serve.secret import kept_secret
 from cortexmlx.cli.terminal import console
 from cortexmlx.cli.terminal.harmless import in_a_line
 from cortexmlx.core.config import EngineConfig
@@ -33,6 +32,58 @@ from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from cortexmlx.server.model_pool import ModelPool
+
+
+_WRITTEN = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([smhd]?)\s*", re.IGNORECASE)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of "30s", "10m", "1.5h", "1d" or a number of seconds; None for "never". Raises InvalidRequest
+    for anything else, and for 0.
+    """
+    if text.strip().lower() == "never":
+        return None
+    written = _WRITTEN.fullmatch(text)
+    seconds = float(written[1]) * _SECONDS[written[2].lower()] if written else 0.0
+    if not 0 < seconds < 1e12:
+        raise InvalidRequest(f"{text!r:.40} is no duration: write 30s, 10m, 1h, or never")
+    return seconds
+
+
+# The line of a request in the log of a server.
+
+
+class LogFormat(StrEnum):
+    """The lines of a log."""
+
+    text = "text"
+    json = "json"
+    none = "none"
+
+
+def line_of(logged: Logged, form: LogFormat, now: float) -> str:
+    """Return the line of a request that ended `now`, in seconds since 1970."""
+    if form is LogFormat.json:
+        counts = {} if logged.tokens is None else asdict(logged.tokens)
+        parts = {name: value for name, value in asdict(logged).items() if name != "tokens"}
+        return json.dumps({"time": round(now, 3), **parts, "seconds": round(logged.seconds, 4), **counts})
+    at = time.strftime("%H:%M:%S", time.localtime(now))
+    line = f"{at} {logged.method} {in_a_line(logged.path)[:100]} {logged.status} {logged.seconds:.2f} s"
+    if logged.model is not None:
+        line += f" · {in_a_line(logged.model)[:100]}"
+    if (tokens := logged.tokens) is None:
+        return line
+    cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
+    return f"{line} · {tokens.prompt:,}{cached} + {tokens.answer:,} tokens"
+
+
+def event_line(text: str, form: LogFormat, now: float) -> str:
+    """Return the line of an event of the server `now`, in seconds since 1970: a model was loaded, or unloaded."""
+    if form is LogFormat.json:
+        return json.dumps({"time": round(now, 3), "event": text})
+    return f"{time.strftime('%H:%M:%S', time.localtime(now))} {in_a_line(text)}"
+
 
 _USUAL_IDLE = 600.0
 """Seconds after which one of several models is unloaded, if nobody says otherwise."""

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.harmless import in_a_line
+from cortexmlx.disk.folder import SECRET, open_folder, open_plain
 from cortexmlx.errors import InvalidRequest
+from cortexmlx.system.files import state_folder
 
 KEY = "CORTEXMLX_API_KEY"
 """The environment variable with a key."""
@@ -36,3 +44,54 @@ def keys_in(path: Path | None) -> dict[str, str]:
 def _named(key: str) -> str:
     """Return a client's name that does not tell its key."""
     return f"key {sha256(key.encode()).hexdigest()[:8]}"
+
+
+# The secret of the servers of one user, which outlives them.
+
+
+_LOST = "Conversations with thoughts from before are refused."
+
+
+def secret_folder() -> Path:
+    """Return the folder with the secret. It is a file that only its user can read."""
+    return state_folder() / "server"
+
+
+def kept_secret() -> bytes:
+    """Return the secret that thoughts are signed with, so that a server accepts those of an earlier one. It is made
+    once, and is the same for servers that start at the same time.
+
+    A damaged secret, or one that others could read, is made anew. If none can be kept, it lasts as long as the server.
+    Both are told.
+    """
+    path = secret_folder() / SECRET
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path.parent):  # or two servers could both replace a damaged secret
+            before = _content(path)
+            secret = open_folder(path.parent)
+    except OSError as error:
+        console.tell(in_a_line(f"the server's secret cannot be kept in {path}: {error}. {_LOST}"))
+        return secrets.token_bytes(32)
+    if before not in (None, secret):
+        console.tell(in_a_line(f"the server's secret in {path} was damaged or open to others: it is new. {_LOST}"))
+    return secret
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder in this context, if its file system has locks. Raises OSError if it cannot be opened."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _content(path: Path) -> bytes | None:
+    """Return what a file begins with; None if it cannot be read."""
+    with suppress(OSError), open_plain(path) as file:
+        return file.read(64)
+    return None

@@ -9,20 +9,152 @@ from typing import TYPE_CHECKING, Any
 
 from cortexmlx.cli import engine as engines
 from cortexmlx.cli.prompts import checked
-from cortexmlx.cli.serve.memory import plan_memory
 from cortexmlx.cli.terminal.exits import leave_now
 from cortexmlx.cli.terminal.progress import loading
 from cortexmlx.core.config import EngineConfig
-from cortexmlx.errors import InvalidRequest
+from cortexmlx.errors import InvalidRequest, ModelUnsupported
+from cortexmlx.kv import sizing
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.protocols.request import Defaults
+from cortexmlx.scheduling.shortage import Limits
 from cortexmlx.server.model_pool import ModelPool, ServedModel
 from cortexmlx.system.machine import memory_bytes, working_set_bytes
 from cortexmlx.types.progress import OnProgress
 from cortexmlx.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from cortexmlx.cli.planning.figures import MachineFigures, Plan
+    from cortexmlx.cli.planning.skeleton import Skeleton
+    from cortexmlx.cli.planning.source import PlanSource
     from cortexmlx.engine import Engine
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a model takes when it is loaded, in bytes."""
+
+    config: EngineConfig
+    """With the KV memory that is planned, so that each load takes as much."""
+    fixed: int
+    """Weights, and what the steps of all rows keep."""
+    kv: int
+    context_length: int
+    """Tokens that a prompt and its answer may have."""
+
+    @property
+    def memory(self) -> int:
+        """All of it."""
+        return self.fixed + self.kv
+
+
+def plan_memory(configs: Mapping[str, EngineConfig], budget: int, keep: Collection[str] = ()) -> dict[str, Planned]:
+    """Return what each model gets of `budget` bytes. No weights are loaded.
+
+    The models share half of what their weights leave, if that holds a text of 32k tokens, or of its context, for each.
+    Otherwise each gets what it would have alone, beside the models in `keep`. Raises InvalidRequest with the numbers
+    for a model that cannot fit, and ModelUnsupported and what `cortexmlx plan` raises.
+    """
+    models = {name: _Outline(name, config) for name, config in configs.items()}
+    if together := _together(models, budget):
+        return together
+    planned: dict[str, Planned] = {}
+    for name in sorted(models, key=lambda name: name not in keep):
+        planned[name] = models[name].planned(budget, None)
+        if name in keep:
+            budget -= planned[name].memory
+    return {name: planned[name] for name in configs}
+
+
+def _together(models: Mapping[str, _Outline], budget: int) -> dict[str, Planned]:
+    """Return the plans of models that all fit at once; empty if they do not, or with too little for a text."""
+    left = budget - sum(model.fixed for model in models.values())
+    if left <= 0:
+        return {}
+    share = left // (2 * len(models))
+    if any(model.config.kv_memory is None and share < model.least_kv(budget) for model in models.values()):
+        return {}
+    planned = {name: model.planned(budget, min(share, model.usual_kv(budget))) for name, model in models.items()}
+    return planned if sum(each.memory for each in planned.values()) <= budget else {}
+
+
+class _Outline:
+    """A model that is planned with different amounts of memory."""
+
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        from cortexmlx.cli.planning.skeleton import build, build_draft
+        from cortexmlx.cli.planning.source import find
+        from cortexmlx.models.adapters.files import read_adapter
+
+        source = find(str(config.model))
+        folders = (*([] if config.adapter is None else [config.adapter]), *(config.adapters or {}).values())
+        source = replace(source, adapter=sum(read_adapter(folder).added_bytes for folder in folders))
+        skeleton = build(source.config).quantized(config.kv_bits, config.kv_group_size)
+        if skeleton.refusal is not None:
+            raise ModelUnsupported(f"{name}: {skeleton.refusal}")
+        self.name, self.config = name, config
+        self._source: PlanSource = source
+        self._skeleton: Skeleton = skeleton
+        self._draft = None if config.used_draft is None else build_draft(str(config.used_draft))
+        self._load = sizing.Load(config.max_rows, config.prefill_budget, config.block_size)
+        self.fixed = _fixed(self._figures(0, None))
+
+    def _figures(self, budget: int, kv: int | None) -> MachineFigures:
+        from cortexmlx.cli.planning.figures import make_plan
+        from cortexmlx.cli.planning.machine import this_machine
+
+        machine = replace(this_machine(), working_set=budget)
+        memory, keep = self.config.kv_bytes or kv, self.config.keep
+        plan: Plan = make_plan(
+            self._source,
+            self._skeleton,
+            machine,
+            load=self._load,
+            kv_memory=memory,
+            keep=keep if memory else None,
+            draft=self._draft,
+        )
+        return plan.here
+
+    def usual_kv(self, budget: int) -> int:
+        """Return the bytes of keys and values of a model that is alone."""
+        here = self._figures(budget, None)
+        return self.config.kv_bytes or here.arena_bytes + here.draft_kv_bytes + here.snapshot_bytes
+
+    def least_kv(self, budget: int) -> int:
+        """Return the bytes that hold one text of the usual length."""
+        here = self._figures(budget, None)
+        context = self._skeleton.context_length
+        tokens = min(context if here.row_tokens is None else here.row_tokens, context, sizing.DEFAULT_TOKENS_PER_ROW)
+        return min(self.usual_kv(budget), tokens * here.kv_bytes_per_token)
+
+    def planned(self, budget: int, kv: int | None) -> Planned:
+        """Return the plan with `kv` bytes for keys and values; None: as it would be alone within the budget. Raises
+        InvalidRequest.
+        """
+        memory = self.config.kv_bytes or kv or self.usual_kv(budget)
+        takes = f"{self.name} takes {format_bytes(self.fixed)} for weights and steps"
+        if not memory:
+            raise InvalidRequest(
+                f"{takes}, and {format_bytes(budget)} are left for it: give the models more (--memory), or choose "
+                "a smaller one"
+            )
+        if self.fixed + memory > budget:
+            raise InvalidRequest(
+                f"{takes} and {format_bytes(memory)} for keys and values, but {format_bytes(budget)} are left for it: "
+                "give the models more (--memory), or less for keys and values (--kv-memory)"
+            )
+        here = self._figures(budget, memory)
+        if here.kv_bytes_per_token and not here.arena_tokens:
+            raise InvalidRequest(
+                f"{takes}, and {format_bytes(memory)} hold no block of keys and values: give the models more (--memory)"
+            )
+        capacity = here.arena_tokens if here.kv_bytes_per_token else self._skeleton.context_length
+        longest = Limits(self._skeleton.context_length, None, self.config.keep).room(0, capacity)
+        return Planned(replace(self.config, kv_memory=memory), self.fixed, memory, longest)
+
+
+def _fixed(here: MachineFigures) -> int:
+    return here.weight_bytes + here.tail_bytes + here.logits_bytes + here.states_bytes + here.draft_bytes
 
 
 @dataclass(frozen=True)

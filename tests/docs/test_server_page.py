@@ -11,7 +11,7 @@ import anthropic
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.cli.serve.duration import seconds_of
+from cortexmlx.cli.serve.command import seconds_of
 from cortexmlx.protocols.anthropic import conversation, messages
 from cortexmlx.protocols.responses import reader as responses
 from cortexmlx.protocols.responses.offered import LEFT_OUT

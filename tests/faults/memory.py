@@ -6,13 +6,13 @@ from tests.faults.planted import Fault
 
 WATCH, ARENA = "cortexmlx/execution/paged_memory.py", "cortexmlx/kv/arena.py"
 BUFFERS = BINDINGS = "cortexmlx/execution/command_buffers.py"
-REPORT, IMPERSONAL = "cli/doctor/report.py", "cli/doctor/impersonal.py"
+REPORT = IMPERSONAL = "cli/doctor/report.py"
 
 TESTS = (
     "execution/test_copy_watch.py",
     "execution/test_command_buffers.py",
     "kv/test_arena.py",
-    "cli/doctor/test_impersonal.py",
+    "cli/doctor/test_report_impersonal.py",
     "cli/doctor/test_report.py",
 )
 """The tests that judge these faults."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from cortexmlx.bench.report import memory
+from cortexmlx.bench.report.memory import choices
 from cortexmlx.bench.report.text import of_part
 from cortexmlx.bench.suites.allocations import Replay
 from cortexmlx.bench.suites.kernels import SHAPES, Speed
 from cortexmlx.bench.suites.pool import NAIVE, POOL, Sizes, Writing
+from cortexmlx.stats import ChoiceSource, TimedChoice
 
 
 def words(text: str) -> str:
@@ -38,3 +40,25 @@ def test_kernels_say_what_was_measured_and_beside_which_peak() -> None:
     assert "the Metal kernels" in words(of_part(memory.kernel(found, "x", gpu=True)))
     others = [*found, Speed(SHAPES[1], "MLX", (50.0,), 120.0)]
     assert "peak: 100.0 to 120.0 GB/s, x." in words(of_part(memory.kernel(others, "x", gpu=True)))
+
+
+def test_the_fastest_is_first_and_the_one_that_serves_is_marked() -> None:
+    found = [
+        TimedChoice(
+            "attention float16",
+            "1 row",
+            "vector kernel",
+            ChoiceSource.TIMED,
+            {"vector kernel": 12.4e-6, "matrix kernel": 12e-6},
+            {"wide kernel": "it spills"},
+        ),
+        TimedChoice("attention float16", "2 rows", "vector kernel", ChoiceSource.RULE),
+    ]
+    part = choices(found)
+    lines = [line for line in of_part(part).splitlines() if line.startswith("| 1 row")]
+    assert [" ".join(line.split()) for line in lines] == [
+        "| 1 row | matrix kernel | 12 | |",
+        "| 1 row | vector kernel | 12 | serves |",
+    ]
+    assert "wide kernel cannot serve: it spills" in part.below
+    assert part.records[0]["seconds"] == {"vector kernel": 12.4e-6, "matrix kernel": 12e-6} and len(part.records) == 2

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from cortexmlx.bench.report.section import ReportSection, Table
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from cortexmlx.bench.report.chart import WIDTH, chart
+from cortexmlx.bench.report.report import model_lines
+from cortexmlx.bench.report.section import Bar, ReportSection, Table
 from cortexmlx.bench.report.text import items, markdown, table
-from support.cli.bench_reports import report
+from support.cli.bench_reports import MODEL, report
 
 
 def test_long_lines_are_wrapped_and_short_tables_are_aligned() -> None:
@@ -22,3 +28,47 @@ def test_spare_columns_leave_only_where_there_is_no_room() -> None:
     assert "model" in table(narrow)
     wide = Table(("model", "t/s"), (("m" * 90, "1"),), 1, ("model",))
     assert "model" not in table(wide) and "t/s" in table(wide)
+
+
+def bar(label: str, value: float, group: str = "generation") -> Bar:
+    return Bar(group, label, "tokens per second", value, value, value)
+
+
+def test_bars_are_as_long_as_their_figures_and_fit_the_terminal() -> None:
+    drawn = chart([bar("block 16", 10.0), bar("block 32", 40.0), bar("pp512", 9.0, "prompt")])
+    title, short, long = drawn.splitlines()  # a single bar has nothing beside it
+    assert title == "generation, tokens per second"
+    assert long.count("█") == 4 * short.count("█") or abs(long.count("█") - 4 * short.count("█")) <= 4
+    assert len(long) <= WIDTH and long.split()[2] == "40.0"
+
+
+def test_groups_stand_in_the_order_of_the_report() -> None:
+    drawn = chart([bar("b", 1_234.0, "z"), bar("a", 1.0, "a"), bar("c", 2.0, "z"), bar("d", 4.0, "a")])
+    assert [line.split(",")[0] for line in drawn.splitlines()[::4]] == ["z", "a"] and "b 1,234.0 █" in drawn
+
+
+def test_a_narrow_terminal_has_shorter_bars() -> None:
+    assert max(map(len, chart([bar("block 16", 10.0), bar("block 32", 40.0)], 40).splitlines()[1:])) <= 40
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    assert chart([]) == chart([bar("alone", 1.0)]) == ""
+    assert "█" not in chart([bar("a", 0.0), bar("b", 0.0)])
+
+
+def test_a_part_needs_no_more_than_a_title_and_does_not_change() -> None:
+    part = ReportSection("rows", "Speed", ())
+    assert not (part.records or part.bars or part.series or part.below)
+    with pytest.raises(FrozenInstanceError):
+        part.key = "other"  # type: ignore[misc]
+
+
+def test_the_header_names_machine_model_and_notes() -> None:
+    made = report()
+    assert made.header()[:3] == made.machine.lines()
+    assert made.header()[3:] == ["m: 3 M parameters, 512 MiB, llama, float32", "a note", "another"]
+
+
+def test_a_tiny_models_parameters_are_counted() -> None:
+    assert "3 M parameters" in model_lines(MODEL)[0]
+    assert "90,000 parameters" in model_lines(replace(MODEL, parameters=90_000))[0]

@@ -43,10 +43,3 @@ def test_every_case_is_measured_on_both_sides(monkeypatch: pytest.MonkeyPatch) -
         c["same_tokens"] == c["requests"] > 0 and min(*c["ours"], *c["theirs"]) > 0 for c in measured.parts[0].records
     )
     assert "random weights, kind: full" in measured.notes
-
-
-def test_a_kind_that_there_is_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["kinds", "hybird"])
-    with pytest.raises(SystemExit, match="2"):
-        layer_kinds.main()
-    assert "'hybird' is no kind; there are: full" in capsys.readouterr().err

@@ -35,15 +35,12 @@ def cases(capsys: pytest.CaptureFixture[str], model: str, *arguments: str) -> di
 
 def test_batch_and_depth_choose_the_rows_that_bench_measures(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Prompts behind a depth for one row only, as without a peer."""
-    assert cases(capsys, model, "-p", "8,24", "-n", "6", "-b", "1,18", "-d", "0,40") == {
+    assert cases(capsys, model, "-p", "8", "-n", "6", "-b", "1,18", "-d", "0,40") == {
         "pp8": 1.0,
         "pp8 x18": 1.0,
-        "pp24": 1.0,
-        "pp24 x18": 1.0,
         "tg6": 0.95,
         "tg6 x18": 1.0,
         "pp8 @ d40": 1.0,
-        "pp24 @ d40": 1.0,
         "tg6 @ d40": 0.95,
         "tg6 @ d40 x18": 1.0,
     }
@@ -51,7 +48,6 @@ def test_batch_and_depth_choose_the_rows_that_bench_measures(model: str, capsys:
 
 def test_lists_of_sizes_alone_are_more_of_the_usual_cases(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(cases(capsys, model, "-p", "8,16", "-n", "0")) == ["pp8", "pp16", "pp20 x16"]
-    assert list(cases(capsys, model, "-p", "0", "-n", "12,14")) == [f"tg{n} x{b}" for n in (12, 14) for b in (1, 8, 16)]
 
 
 def test_too_few_tokens_to_decode_together_are_refused_with_the_option(

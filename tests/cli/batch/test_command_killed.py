@@ -19,7 +19,7 @@ BATCH = [sys.executable, "-c", "from cortexmlx.cli import main; main()", "batch"
 KILLED = """
 import os, signal, sys, threading
 from cortexmlx.cli import main
-from cortexmlx.cli.batch.output import RecordFile
+from cortexmlx.cli.batch.files import RecordFile
 left, delay = int(sys.argv.pop(1)), float(sys.argv.pop(1))
 append = RecordFile.append
 def counted(file, record):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from cortexmlx.sessions.saved import SavedConversation
+from support.cli import cli_fakes
 from support.cli.terminal import STOP, Terminal
 
 FIGURES = "TTFT 12 ms · prompt"
+PROGRAM = (sys.executable, cli_fakes.__file__)
+"""A process that starts by itself, as a user's does: here its end is what is tested."""
 
 
 def kept(tmp_path: Path) -> list[tuple[str, str]]:
@@ -24,7 +28,7 @@ def kept(tmp_path: Path) -> list[tuple[str, str]]:
 def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    with Terminal("--no-history") as terminal:
+    with Terminal("--no-history", program=PROGRAM) as terminal:
         terminal.wait_for_prompt()
         terminal.type("one\r")
         terminal.wait_for(FIGURES)
@@ -46,7 +50,7 @@ def test_a_signal_keeps_the_answer_so_far_and_leaves_the_terminal_as_it_was(
 def test_a_window_that_is_closed_before_the_first_word_keeps_the_question_which_can_be_asked_again(
     tmp_path: Path,
 ) -> None:
-    with Terminal("--no-history") as terminal:
+    with Terminal("--no-history", program=PROGRAM) as terminal:
         terminal.wait_for_prompt()
         terminal.ask([STOP, "never"])
         terminal.wait_for("reading 25 tokens")

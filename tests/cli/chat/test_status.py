@@ -15,6 +15,7 @@ from cortexmlx.errors import EngineClosed
 from cortexmlx.stats import BlockMap, BlockState, GroupBlocks
 from cortexmlx.types.progress import Progress
 from support.cli.statuses import Written, closed
+from support.cli.terminal import STOP, Terminal, pieces
 from support.patience import soon
 
 
@@ -136,3 +137,40 @@ def test_its_figures_are_those_of_the_answer_in_the_end(engine: Engine) -> None:
         reply._handle._cancelling = False
         assert f"context {share:.0%}{cached}" in status.figures()
     assert cached
+
+
+SIZES = [(80, 24), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((40, 10), (200, 50)))]
+
+
+@pytest.mark.parametrize(("columns", "lines"), SIZES)
+def test_a_long_prompt_says_how_far_it_is_and_a_stop_is_heard_at_once(columns: int, lines: int) -> None:
+    with Terminal("--no-history", columns=columns, lines=lines, held=True) as terminal:
+        terminal.wait_for_prompt()
+        terminal.type("!read 40\r")
+        terminal.go_on()
+        terminal.shows("reading 100 of 4,000")
+        terminal.type("\x03")
+        terminal.shows("stopping")
+        terminal.go_on()
+        terminal.wait_for_prompt()
+        assert any("stopped before the first word" in line for line in terminal.lines())
+        terminal.type("hello\r")
+        terminal.wait_for("You said: hello")
+        terminal.wait_for_prompt()
+        assert not any("reading" in line or "stopping" in line for line in terminal.lines()), "nothing of it stays"
+
+
+def test_a_key_shows_and_hides_the_arena_while_an_answer_is_written() -> None:
+    with Terminal("--no-history", columns=80, lines=24) as terminal:
+        terminal.wait_for_prompt()
+        terminal.ask([*pieces("The sky is blue, "), STOP, *pieces("and the grass is green.")])
+        terminal.wait_for_stop()
+        terminal.shows("TTFT")
+        assert not any("▒" in row for row in terminal.screen.rows())
+        terminal.type("a\x14b")
+        terminal.shows("███▒▒·")
+        terminal.type("\x14")
+        terminal.wait_until(lambda: not any("▒" in row for row in terminal.screen.rows()), "the end of the picture")
+        terminal.go_on()
+        terminal.wait_until(lambda: ">>> ab" in terminal.screen.rows(), "what was typed besides")
+        assert terminal.answer() == ["The sky is blue, and the grass is green."]

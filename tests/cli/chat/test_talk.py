@@ -144,40 +144,6 @@ def test_the_last_question_is_changed_in_the_input_line(tmp_path: Path) -> None:
         assert kept(tmp_path) == ["what is a dog?", "and now?"], "an edit that was given up changes nothing"
 
 
-def test_whoever_comes_from_ollama_finds_the_habits_kept(tmp_path: Path) -> None:
-    with Terminal("--no-history", columns=100, lines=40) as terminal:
-        terminal.wait_for_prompt()
-        terminal.type("/set parameter num_predict 50\r")
-        terminal.wait_for("max_tokens          50")
-        terminal.type("/set parameter stop END\r")
-        terminal.wait_for('"END"')
-        terminal.type('/set system """\rBe brief,\rand kind.\r"""\r')
-        terminal.wait_for("and kind.")
-        terminal.wait_for_prompt()
-        terminal.type("/set verbose\r")
-        terminal.wait_for("answer: verbose")
-        terminal.type('"""\rtwo\rlines"""\r')
-        terminal.wait_for("prefill 500 tok/s")
-        terminal.wait_for_prompt()
-        assert kept(tmp_path) == ["two\nlines"]
-        terminal.type("/set nowordwrap\r")
-        terminal.wait_for("error: /set nowordwrap: lines are always wrapped at words")
-        terminal.type("/load llama3\r")
-        terminal.wait_for("/model llama3")
-        terminal.wait_for_prompt()
-        terminal.type("half a line\x03")
-        terminal.wait_for("Ctrl-D or /bye leaves")
-        terminal.wait_for_prompt()
-        terminal.type("/? set\r")
-        terminal.wait_for("/set [NAME VALUE]")
-        terminal.type("/bye\r")
-        assert terminal.exit_code() == 0
-    with Terminal("--no-history") as terminal:
-        terminal.wait_for_prompt()
-        terminal.type("\x04")
-        assert terminal.exit_code() == 0
-
-
 CODE = "\n".join(f"/* line {number} */  // {'x' * 40}" for number in range(200))
 
 
@@ -214,23 +180,6 @@ def test_a_paste_that_the_end_of_an_answer_cuts_in_two_is_one_turn(tmp_path: Pat
         terminal.wait_for(FIGURES)
         terminal.wait_for_prompt()
         assert kept(tmp_path) == ["!script", "one\ntwo\nthree"]
-
-
-@pytest.mark.slow
-def test_two_hundred_pastes_are_what_was_pasted(tmp_path: Path) -> None:
-    pasted = [f"one {number}\ntwo " for number in range(200)]
-    with Terminal("--no-history") as terminal:
-        terminal.wait_for_prompt()
-        terminal.ask(["so ", STOP, "it is"])
-        terminal.wait_for_stop()
-        for each in pasted:
-            terminal.paste(each)
-        terminal.type("\r")
-        terminal.go_on()
-        for _ in range(2):
-            terminal.wait_for(FIGURES)
-        terminal.wait_for_prompt()
-    assert kept(tmp_path) == ["!script", "".join(pasted)]
 
 
 def test_ctrl_c_while_the_prompt_is_read_and_twice_loses_nothing_that_was_kept(

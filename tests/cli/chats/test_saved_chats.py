@@ -15,7 +15,7 @@ from threading import Event, Thread
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.completion import candidates
+from cortexmlx.cli.chat.input import candidates
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME
 from cortexmlx.cli.chats import saved_chats

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from cortexmlx.cli.doctor.check import Verdict
+from cortexmlx.cli.doctor.check import Check, Verdict
 from cortexmlx.cli.doctor.checks import CHECKS, all_checks
 from cortexmlx.kv.sizing import format_bytes
 from cortexmlx.metal.prefill import PREFILL_VARIANTS
@@ -160,3 +161,13 @@ def test_an_install_without_the_developers_parts_is_told_how_to_get_them(monkeyp
     [check] = CHECKS["simulator"]()
     assert check.verdict is Verdict.OK and check.detail.startswith("not in this install")
     assert "pip install -e '.[dev]'" in check.detail
+
+
+def test_a_line_is_plain_data_for_json() -> None:
+    assert asdict(Check("device", Verdict.OK, "CPU")) == {
+        "name": "device",
+        "verdict": "ok",
+        "detail": "CPU",
+        "advice": "",
+        "message": "",
+    }

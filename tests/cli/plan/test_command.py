@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.plan.text import page
+from cortexmlx.cli.plan.command import page
 from cortexmlx.cli.planning.figures import make_plan
 from cortexmlx.cli.planning.machine import this_machine
 from cortexmlx.cli.planning.skeleton import build

@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.terminal import console
+from cortexmlx.cli.terminal.console import ThoughtsPrinter
 from support.cli import cli_fakes
+from support.cli.chat_commands import TerminalText
 
 FAKE_COMMAND = [sys.executable, cli_fakes.__file__]
 
@@ -24,18 +26,13 @@ def test_a_terminal_that_cannot_show_a_character_gets_a_question_mark() -> None:
     assert (done.returncode, done.stdout) == (0, b"You said: n?\n")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize(
     ("environment", "stream", "terminal", "coloured"),
     [
-        ({"TERM": "xterm"}, Terminal, True, True),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, Terminal, True, False),
-        ({"TERM": "xterm", "NO_COLOR": ""}, Terminal, True, True),
-        ({"TERM": "dumb"}, Terminal, False, False),
+        ({"TERM": "xterm"}, TerminalText, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, TerminalText, True, False),
+        ({"TERM": "xterm", "NO_COLOR": ""}, TerminalText, True, True),
+        ({"TERM": "dumb"}, TerminalText, False, False),
         ({"TERM": "xterm"}, io.StringIO, False, False),
     ],
 )
@@ -61,7 +58,7 @@ def test_colours_go_to_a_person_who_wants_them(
 def test_an_error_and_a_note_break_at_words_and_a_pipe_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [f"word{number}" for number in range(40)]
     monkeypatch.setenv("TERM", "xterm")
-    for stream, most in ((Terminal(), console.NARROW), (io.StringIO(), 1000)):
+    for stream, most in ((TerminalText(), console.NARROW), (io.StringIO(), 1000)):
         monkeypatch.setattr(sys, "stderr", stream)
         console.error(" ".join(words))
         console.note(" ".join(words))
@@ -101,3 +98,34 @@ def test_rows_keep_their_texts_in_one_column_or_below_the_labels_of_a_narrow_win
     ]
     console.print_rows(Console(file=out, width=width), rows, 10)
     assert out.getvalue() == shown
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "wanted"),
+    [(True, "", "\x1b[2mso be it\x1b[0m\n\n"), (True, "1", "so be it\n\n"), (False, "", "so be it\n\n")],
+)
+def test_they_are_dim_on_a_terminal_and_end_once(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, wanted: str
+) -> None:
+    class Stderr(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    stderr = Stderr()
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    printer = ThoughtsPrinter()
+    printer.end()
+    printer.show("so ")
+    printer.show("be it")
+    printer.end()
+    printer.end()
+    assert stderr.getvalue() == wanted
+
+
+def test_hidden_ones_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = ThoughtsPrinter(hidden=True)
+    printer.show("so")
+    printer.end()
+    assert capsys.readouterr() == ("", "")

@@ -20,12 +20,6 @@ def test_each_kind_of_work_names_adapters_that_are_written(tiny: Any, tmp_path: 
             assert len(served.adapters["seven 0"].targets) == 14 and len(served.adapters["two 0"].targets) == 4
 
 
-def test_a_ratio_is_without_over_with(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with cost.opened(str(tiny("llama")), None) as plain, cost.opened(str(tiny("llama")), None) as served:
-        kind = ("work", lambda engine, names: 1.0 if engine is plain else 4.0, [None])
-        assert str(cost.measure(plain, served, kind, 3)) == "work: 0.250 (0.250 to 0.250)"
-
-
 def test_the_work_is_done(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "TOKENS", 3)
     monkeypatch.setattr(cost, "PROMPT", 60)
@@ -35,11 +29,3 @@ def test_the_work_is_done(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert cost.decode(served, cost.SEVENS) > 0 and cost.prefill(served, cost.TWOS) > 0
             stats = served.stats()
             assert stats.generated_tokens == 16 * 3 + cost.PROMPTS and stats.prompt_tokens == 16 * 3 + cost.PROMPTS * 60
-
-
-def test_it_prints_every_kind(tiny: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cost, "TOKENS", 2)
-    monkeypatch.setattr(cost, "PROMPT", 20)
-    cost.main(str(tiny("llama")), 1)
-    said = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in said[1:]] == [what for what, _, _ in cost.KINDS]

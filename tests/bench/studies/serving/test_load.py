@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cortexmlx.bench.studies.serving.load import WARM, body, measured, percentiles
+from cortexmlx.bench.studies.serving.load import WARM, body, measured
 
 ANSWERS = {
     "good": b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"choices":[{"delta":{"content":"b"}}]}\n\n'
@@ -54,7 +54,3 @@ def test_agents_share_a_long_beginning_and_chats_none() -> None:
     first, second = (body("agent", number, 5, "m")["messages"] for number in (0, 1))
     assert first[0] == second[0] and len(first[0]["content"]) > 2000 and first[1] != second[1]
     assert [m["role"] for m in body("chat", 0, 5, "m")["messages"]] == ["user"] and WARM == 3
-
-
-def test_percentiles_are_milliseconds() -> None:
-    assert percentiles([n / 1000 for n in range(1, 101)]) == "51 / 91 / 100"

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from cortexmlx.cli.chat.completion import candidates
+from cortexmlx.cli.chat.input import candidates
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash.commands import BY_NAME, COMMANDS, Leave
 from cortexmlx.cli.chats.saved_chats import ChatSaver

@@ -18,6 +18,7 @@ from cortexmlx.cli.chat.view import RawView
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest
 from cortexmlx.stats import BlockMap, GroupBlocks, StoreState, StoreStats
+from support.cli.chat_commands import run_command
 from support.cli.cli_fakes import FakeEngine
 from support.engine.asked import SHORT
 
@@ -118,3 +119,21 @@ def test_a_sparkline_shows_peaks_and_never_more_than_its_width() -> None:
     assert sparkline([0, 8, 4, 1]) == " █▄▁"
     assert sparkline([1] * 9 + [100] + [1] * 90, width=10) == "█" + "▁" * 9
     assert sparkline([]) == sparkline([0, 0]) == "-"
+
+
+def test_the_thoughts_of_the_last_answer_are_shown_and_those_to_come_folded(session: ChatSession) -> None:
+    screen = Console(file=io.StringIO(), width=40)
+    with pytest.raises(InvalidRequest, match="has no thoughts"):
+        run_command("/thoughts", session, screen)
+    session.ask(Question("!say <think>\n**So** it is.\n</think>yes <think>or not</think>"))
+    run_command("/thoughts", session, screen)
+    assert screen.file.getvalue() == "So it is.\n"  # type: ignore[attr-defined]
+    run_command("/thoughts fold", session, screen)
+    assert session.folding.folded
+    run_command("/thoughts show", session, screen)
+    assert not session.folding.folded
+    with pytest.raises(InvalidRequest, match="takes nothing, fold or show: not 'off'"):
+        run_command("/thoughts off", session, screen)
+    session.ask(Question("without"))
+    with pytest.raises(InvalidRequest, match="has no thoughts"):
+        run_command("/thoughts", session, screen)

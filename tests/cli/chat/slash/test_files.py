@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import Attached, ChatSession, Question
-from cortexmlx.cli.chats.saved_chats import ChatSaver
+from cortexmlx.cli.chats.saved_chats import ChatSaver, chats_folder
 from cortexmlx.errors import ConversationFileError, InvalidRequest
 from cortexmlx.sessions.saved import SavedConversation
 from support.cli.chat_commands import printed, run_command
@@ -141,3 +141,23 @@ def test_a_file_that_never_fits_is_refused_with_its_numbers(
     with pytest.raises(InvalidRequest, match=r"long.txt has 9,000 tokens, more than the context of 8,192 tokens"):
         run_command(f"/file {tmp_path / 'long.txt'}", session, screen)
     assert session.attached == []
+
+
+def test_kept_chats_are_listed_with_the_one_that_goes_on(session: ChatSession, screen: Console) -> None:
+    run_command("/chats", session, screen)
+    assert printed(screen).splitlines() == ["  no chats are kept yet"]
+    session.keeper = ChatSaver()
+    session.ask(Question("monads"))
+    for number in range(25):
+        (chats_folder() / f"2026-01-01-{number:02}.json").touch()
+    run_command("/chats monads", session, screen)
+    run_command("/chats", session, screen)
+    run_command("/chats nothing", session, screen)
+    said = printed(screen).splitlines()
+    assert said[1].startswith(" * ") and said[1].endswith("-monads")
+    assert "  and 6 older: /chats WORD finds them" in said
+    assert said[-1] == "  no kept chat has 'nothing' in its name"
+    with pytest.raises(
+        InvalidRequest, match="/load needs a file, or the name of a kept chat: the newest are 2026-01-01-"
+    ):
+        run_command("/load", session, screen)

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from rich.console import Console
 
 from cortexmlx.cli.chat.session import ChatSession, Question
 from cortexmlx.cli.chat.slash import models
+from cortexmlx.cli.chat.slash.models import device_line
 from cortexmlx.cli.engine import OpenEngine
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import InvalidRequest, ModelNotFound
@@ -155,3 +157,11 @@ def test_an_adapter_stays_with_its_model(fakes: Fakes, hosted: ChatSession, scre
     assert hosted.conversation.adapter == "sql" and fakes.engine.options.adapters == {"sql": folder}
     run_command("/model org/other", hosted, screen)
     assert hosted.conversation.adapter is None and fakes.engine.options.adapters is None
+
+
+def test_a_gpu_is_named_and_a_cpu_says_which_blas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.metal, "is_available", lambda: False)
+    assert device_line().startswith("CPU, ") and "BLAS" in device_line()
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda device: {"device_name": "Apple M3 Max"})
+    assert device_line() == "Apple M3 Max (Metal)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -136,3 +137,25 @@ def test_more_memory_takes_another_engine_and_the_chat_goes_on(
                 run_command(line, session, screen)
         assert len(fakes.opened) == 5 and not fakes.engine.closed, "what is refused costs nothing"
         assert session.conversation.ask("two").text == "You said: two" and len(session.conversation.messages) == 4
+
+
+def test_set_think_and_any_variable_of_the_template(session: ChatSession) -> None:
+    screen = Console(file=io.StringIO(), width=100)
+    run_command("/set nothink", session, screen)
+    assert session.conversation.template_vars == {"enable_thinking": False}
+    run_command("/set think", session, screen)
+    assert session.conversation.template_vars == {"enable_thinking": True}
+    for line in ("/set think off", "/set reasoning_effort high"):
+        run_command(line, session, screen)
+    assert session.conversation.template_vars == {"enable_thinking": False, "reasoning_effort": "high"}
+    run_command("/set enable_thinking true", session, screen)
+    assert session.conversation.template_vars["enable_thinking"] is True
+    run_command("/set think none", session, screen)
+    assert session.conversation.template_vars == {"reasoning_effort": "high"}
+    assert '  reasoning_effort    "high" ' in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_the_template_does_not_read_is_no_setting(session: ChatSession) -> None:
+    with pytest.raises(InvalidRequest, match="no setting 'colour'"):
+        run_command("/set colour red", session, Console(file=io.StringIO()))
+    assert session.conversation.template_vars == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cortexmlx import Engine
-from cortexmlx.cli.serve.memory import Planned, plan_memory
+from cortexmlx.cli.serve.pool import Planned, plan_memory
 from cortexmlx.core.config import EngineConfig
 from cortexmlx.errors import CortexError, InvalidRequest
 from support.models.tiny import write_tiny

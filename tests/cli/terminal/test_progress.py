@@ -6,21 +6,22 @@ import io
 import re
 import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from rich import progress as rich
 
 from cortexmlx.cli.terminal import progress as module
-from cortexmlx.cli.terminal.progress import loading, numbers
+from cortexmlx.cli.terminal.progress import PrefillProgress, how_far, loading, numbers
 from cortexmlx.types.progress import Progress
+from cortexmlx.types.request import TokenEvent
+from support.cli.chat_commands import TerminalText
+from support.cli.terminal import Terminal
+from support.models.hub import large_model, serving
 from support.patience import soon
 
 MIB = 2**20
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def on_screen(written: str) -> str:
 def test_a_download_is_one_line_that_moves(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setattr(sys, "stderr", screen := TerminalText())
     with loading("org/" + "long-" * 10 + "name") as show:
         for done in (0, 100, 200):
             show(Progress("downloading", done * MIB, 400 * MIB, 0, 50.0 * MIB))
@@ -69,7 +70,7 @@ def test_ctrl_c_while_the_bar_begins_leaves_none(monkeypatch: pytest.MonkeyPatch
     usual, begun = rich.Progress.start, list[rich.Progress]()
     monkeypatch.setattr(rich.Progress, "start", start)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setattr(sys, "stderr", screen := TerminalText())
     with pytest.raises(KeyboardInterrupt), loading("org/model"):
         pytest.fail("it goes on")
     assert begun and not begun[0].live.is_started
@@ -79,7 +80,7 @@ def test_ctrl_c_while_the_bar_begins_leaves_none(monkeypatch: pytest.MonkeyPatch
 def test_the_bar_says_bytes_rate_and_time_left_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setattr(sys, "stderr", screen := TerminalText())
     with loading("mlx-community/A-Model-With-A-Name-8B-4bit") as show:
         show(Progress("downloading", 1200 * MIB, 4500 * MIB, 0, 35.0 * MIB))
         assert soon(lambda: " left" in on_screen(screen.getvalue())), "the bar draws itself"
@@ -116,3 +117,82 @@ def test_an_interrupted_download_says_what_is_kept(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.splitlines()[-1] == (
         "cortexmlx: stopped; 3 of 10 MiB are kept: run the same command to continue"
     )
+
+
+PROGRAM = (sys.executable, "-m", "cortexmlx")
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines", "moving"),
+    [
+        (80, 24, r" of 5.72 MiB · "),
+        pytest.param(40, 10, "%", marks=pytest.mark.slow),
+        pytest.param(200, 50, " of 5.72 MiB · ", marks=pytest.mark.slow),
+    ],
+)
+def test_a_download_is_one_line_that_moves_until_ctrl_c(columns: int, lines: int, moving: str, tmp_path: Path) -> None:
+    """On the real engine, which gets no farther than the download."""
+    command = ("generate", "org/tiny", "-p", "hi")
+    with serving(tiny=large_model(tmp_path / "tiny", (6_000_000,))) as hub:
+        hub.bytes_per_second = 2e5
+        there = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+        with Terminal(columns=columns, lines=lines, environment=there, command=command, program=PROGRAM) as terminal:
+            terminal.shows(moving)
+            seen: set[str] = set()
+            while len(seen) <= 4:
+                terminal.wait_until(lambda: True, "anything")
+                drawn = [line for line in terminal.lines() if line.strip()]
+                assert len(drawn) <= 1, "one line, and nothing above it"
+                seen |= {*drawn}
+                time.sleep(0.05)
+            assert all(line.startswith("downloading org/tiny") for line in seen)
+            assert columns < 64 or any("KiB/s · " in line and line.rstrip().endswith(" left") for line in seen)
+            terminal.type("\x03")
+            assert terminal.exit_code() == 130
+            said = " ".join(line.strip() for line in terminal.lines() if line.strip())
+            assert "downloading" not in said and said.endswith("are kept: run the same command to continue")
+        (kept,) = (tmp_path / "home").glob("hub/*/blobs/*.incomplete")
+        assert 0 < kept.stat().st_size < 6_000_000
+
+
+CHUNK = TokenEvent("", progress=Progress("prefilling", 1024, 4096, cached=512))
+
+
+def test_it_says_what_is_done_and_what_was_there() -> None:
+    assert how_far(Progress("prefilling", 0, 4096)) == "reading 0 of 4,096 tokens"
+    assert CHUNK.progress is not None and how_far(CHUNK.progress) == "reading 1,024 of 4,096 tokens, 512 cached"
+
+
+def test_elsewhere_than_on_a_terminal_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with PrefillProgress() as reading:
+        reading.note(CHUNK)
+        reading.stopping()
+        reading.note(TokenEvent("a", 1))
+    assert stderr.getvalue() == ""
+
+
+def test_generate_shows_how_far_the_prompt_is_and_then_the_answer_alone() -> None:
+    with Terminal(columns=100, lines=10, held=True, command=("generate", "fake", "-p", "!read 3")) as terminal:
+        for done in (0, 100, 200):
+            terminal.shows(f"reading {done} of 300 tokens")
+            terminal.go_on()
+        terminal.shows("That was long.")
+        assert terminal.exit_code() == 0
+        assert next(line for line in terminal.lines() if line) == "That was long."
+        assert not any("reading" in line for line in terminal.lines())
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(("--json",), marks=pytest.mark.slow)])
+def test_a_stop_is_heard_at_once_and_ends_with_the_piece(options: tuple[str, ...]) -> None:
+    command = ("generate", "fake", "-p", "!read 60", *options)
+    with Terminal(columns=100, lines=10, held=True, command=command) as terminal:
+        terminal.shows("reading 0 of 6,000 tokens")
+        terminal.go_on()
+        terminal.shows("reading 100 of 6,000 tokens")
+        terminal.type("\x03")
+        terminal.shows("stopping")
+        terminal.go_on()
+        assert terminal.exit_code() == 130
+        assert not any("stopping" in line for line in terminal.lines())

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cortexmlx.cli.doctor import impersonal
-from cortexmlx.cli.doctor.impersonal import Impersonal, variables
+from cortexmlx.cli.doctor import report
+from cortexmlx.cli.doctor.report import Impersonal, variables
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_user_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_the_environment_only_plain_values_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(impersonal.os.environ):
+    for name in list(report.os.environ):
         if name.startswith(("MLX_", "CORTEXMLX_", "OPENBLAS_", "OMP_", "METAL_", "MTL_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "100")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortexmlx.cli.batch.output import BatchWriter, RecordFile
+from cortexmlx.cli.batch.files import BatchWriter, RecordFile
 from cortexmlx.cli.files.stream import RecordStream
 from cortexmlx.errors import CortexError, InvalidRequest
 
@@ -36,7 +36,7 @@ def test_a_record_is_in_the_file_at_once_and_on_the_disk_when_it_is_synced(
 ) -> None:
     path = tmp_path / "out.jsonl"
     synced: list[int] = []
-    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", lambda file: synced.append(os.fstat(file).st_size))
+    monkeypatch.setattr("cortexmlx.cli.batch.files.os.fsync", lambda file: synced.append(os.fstat(file).st_size))
     file = opened(path)
     for count, record in enumerate([{"id": 1, "text": "né"}, ERROR, {"id": 3}], 1):
         file.append(record)
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_keeps_what_was_written_and_no_half_line(
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cortexmlx.cli.batch.output.os.fsync", full)
+    monkeypatch.setattr("cortexmlx.cli.batch.files.os.fsync", full)
     with pytest.raises(CortexError, match=r"out cannot be written: No space left on device; .* --resume the rest"):
         file.sync()
     with pytest.raises(CortexError, match=r"in the order of the input cannot be written: .* --resume puts them into"):

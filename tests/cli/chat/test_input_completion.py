@@ -9,7 +9,7 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from cortexmlx.cli.chat.completion import completer
+from cortexmlx.cli.chat.input import completer
 from cortexmlx.cli.chat.slash.command import Command
 
 COMMANDS = (

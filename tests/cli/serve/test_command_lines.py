@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from cortexmlx.cli.serve.log import LogFormat, event_line, line_of
+import pytest
+
+from cortexmlx.cli.serve.command import LogFormat, event_line, line_of, seconds_of
+from cortexmlx.errors import InvalidRequest
 from cortexmlx.server.settings import LoggedRequest, RequestTokens
 
 
@@ -25,3 +28,17 @@ def test_a_line_as_json() -> None:
 def test_the_line_of_an_event() -> None:
     assert event_line("loaded a\x1b[2J", LogFormat.text, 0.0)[8:] == " loaded a␛[2J"
     assert json.loads(event_line("loaded a\n", LogFormat.json, 1.5)) == {"time": 1.5, "event": "loaded a\n"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("10m", 600), ("1h", 3600), ("1.5H", 5400), ("2d", 172800), (" 45 ", 45), ("never", None)],
+)
+def test_a_duration(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-1m", "m", "10 minutes", "nan", "inf", "1e3", "1h30m", "9" * 400])
+def test_what_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is no duration: write 30s, 10m, 1h, or never"):
+        seconds_of(text)

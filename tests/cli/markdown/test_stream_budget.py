@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortexmlx.cli.markdown import stream as streaming
-from cortexmlx.cli.markdown.budget import BURST, RATE, Budget
-from cortexmlx.cli.markdown.stream import MarkdownStream
+from cortexmlx.cli.markdown.stream import BURST, RATE, Budget, MarkdownStream
 
 SIGNS = "*a |_b |`c |~~e |<f |\"h |'i |word |**|a_b_|\\*|***x|__|[d |&g |!|](|\n|\\|天 "
 DENSE = st.lists(st.sampled_from(SIGNS.split("|")), min_size=1, max_size=40).map("".join)

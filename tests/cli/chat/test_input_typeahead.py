@@ -14,7 +14,7 @@ from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import DummyOutput
 
-from cortexmlx.cli.chat.typeahead import Typeahead
+from cortexmlx.cli.chat.input import Typeahead
 
 Keyboard = tuple[int, Vt100Input, Typeahead]
 

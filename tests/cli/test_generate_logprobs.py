@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cortexmlx.cli.terminal.logprobs import listed, table
+from cortexmlx.cli.generate import listed, table
 from cortexmlx.types.logprobs import TokenLogprob
 
 TEXTS = {1: "the", 2: " a\n", 3: "好", 4: "\ufffd", 5: "x" * 40}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cortexmlx.cli.batch.output import BatchWriter
-from cortexmlx.cli.batch.progress import Progress
+from cortexmlx.cli.batch.command import Progress
+from cortexmlx.cli.batch.files import BatchWriter
 from cortexmlx.cli.batch.run import BatchRun
 from cortexmlx.cli.files import status_line
 from cortexmlx.cli.files.stream import RecordStream

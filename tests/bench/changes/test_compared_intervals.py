@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from cortexmlx.bench.changes.intervals import by_round, quantile, shift
+from cortexmlx.bench.changes.compared import by_round, quantile, shift
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ def test_quantiles_are_those_of_the_tables(probability: float, freedom: float, t
     assert quantile(probability, freedom) == pytest.approx(table, rel=0.02)
 
 
-@pytest.mark.parametrize("runs", [4, 5, 10, 20])
+@pytest.mark.parametrize("runs", [4, 10])
 def test_an_interval_holds_the_truth_as_often_as_it_says(runs: int) -> None:
     random = np.random.default_rng(runs)
     missed = 0
