@@ -62,7 +62,7 @@ class LogFormat(StrEnum):
     none = "none"
 
 
-def line_of(logged: Logged, form: LogFormat, now: float) -> str:
+def line_of(logged: LoggedRequest, form: LogFormat, now: float) -> str:
     """Return the line of a request that ended `now`, in seconds since 1970."""
     if form is LogFormat.json:
         counts = {} if logged.tokens is None else asdict(logged.tokens)
