@@ -35,7 +35,9 @@ def plans(lengths: list[int], pipeline: bool, rows: int = 4) -> list[StepPlan]:
             made.append(plan)
         if in_flight and (plan is None or len(in_flight) > 1):
             done = in_flight.popleft()
-            scheduler.commit(done, [7] * len(done.logit_rows))
+            for row in scheduler.commit(done, [7] * len(done.logit_rows)):
+                if row.finish_reason is not None:
+                    scheduler.finish(row.job.id, row.finish_reason)
     return made
 
 
