@@ -139,7 +139,7 @@ def test_rows_that_lose_their_blocks_keep_their_adapters_keys(tiny: Any, folders
     driver = Driver(tiny("llama"), tokens=104, max_rows=3)
     core = driver.core
     for name, folder in folders.items():
-        core.adapters.load(name, content(folder))
+        core.adapters.load(name, content(folder), core.scheduler.jobs)
     handles = {name: driver.add(PROMPT[:20], 50, adapter=name, ignore_eos=False) for name in folders}
     while not core.idle:
         core.step()
@@ -173,7 +173,7 @@ def test_a_disk_keeps_the_blocks_of_each_adapter_apart(
     for name, wanted in ((None, 0), ("sql", 0), ("chat", 0), ("sql", 32), (None, 32)):
         with Stored(tiny("llama"), tmp_path / "kv") as driver:
             if name is not None:  # another name each time: it is the content that counts
-                driver.core.adapters.load(f"{name} {wanted}", content(folders[name]))
+                driver.core.adapters.load(f"{name} {wanted}", content(folders[name]), driver.core.scheduler.jobs)
             answer, found = driver.ask(
                 PROMPT, TOKENS, adapter=None if name is None else f"{name} {wanted}", ignore_eos=False
             )
@@ -196,10 +196,10 @@ def test_a_pin_is_that_of_its_adapter(tiny: Any, folders: dict[str, Path]) -> No
 def test_one_in_use_goes_with_its_last_request(tiny: Any, folders: dict[str, Path]) -> None:
     wanted = alone(tiny("llama"), folders["sql"], tokens=60)
     driver = Driver(tiny("llama"), max_rows=2)
-    driver.core.adapters.load("sql", content(folders["sql"]))
+    driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     running = [driver.add(PROMPT, 60, adapter="sql", ignore_eos=False) for _ in range(3)]  # one of them waits
     driver.step(5)
-    driver.core.adapters.unload("sql")
+    driver.core.adapters.unload("sql", driver.core.scheduler.jobs)
     assert driver.core.stats().adapters == 1 and driver.core.adapters.leaving == 1
     late = driver.add(PROMPT, 5, adapter="sql")
     with pytest.raises(UnknownAdapter, match="'sql'"):
@@ -216,14 +216,14 @@ def test_a_row_that_ended_leaves_no_adapter_in_its_window(tiny: Any, folders: di
     driver = Driver(tiny("llama"), max_rows=8, tokens=2048)
     core = driver.core
     for name, folder in folders.items():
-        core.adapters.load(name, content(folder))
+        core.adapters.load(name, content(folder), core.scheduler.jobs)
     short = driver.add(PROMPT, 13, adapter="sql")
     long = [driver.add(PROMPT, 40, adapter="chat", ignore_eos=False) for _ in range(7)]
     while not short.ended:
         driver.step()
     window = core.scheduler._window
     assert not all(lane.live for lane in window.lanes) and window.column and not window.wants_flush
-    core.adapters.unload("sql")
+    core.adapters.unload("sql", core.scheduler.jobs)
     assert core.stats().adapters == 2
     driver.finish()
     wanted = alone(tiny("llama"), folders["chat"], tokens=40)
@@ -234,14 +234,14 @@ def test_a_row_that_ended_leaves_no_adapter_in_its_window(tiny: Any, folders: di
 def test_adapters_come_and_go_in_the_middle_of_answers(tiny: Any, folders: dict[str, Path]) -> None:
     wanted = {name: alone(tiny("llama"), folder, tokens=60) for name, folder in folders.items()}
     driver = Driver(tiny("llama"), max_rows=4)
-    driver.core.adapters.load("sql", content(folders["sql"]))
+    driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     handles = [("sql", driver.add(PROMPT, 60, adapter="sql", ignore_eos=False))]
     for name in ("chat", "poem"):
         driver.step(4)
-        driver.core.adapters.load("other", content(folders[name]))
+        driver.core.adapters.load("other", content(folders[name]), driver.core.scheduler.jobs)
         handles.append((name, driver.add(PROMPT, 60, adapter="other", ignore_eos=False)))
         driver.step(4)
-    driver.core.adapters.unload("sql")
+    driver.core.adapters.unload("sql", driver.core.scheduler.jobs)
     driver.finish()
     for name, handle in handles:
         assert list(driver.result(handle).token_ids) == wanted[name]
@@ -250,22 +250,22 @@ def test_adapters_come_and_go_in_the_middle_of_answers(tiny: Any, folders: dict[
 
 def test_cancelled_and_failed_requests_hold_no_adapter(tiny: Any, folders: dict[str, Path]) -> None:
     driver = Driver(tiny("llama"), max_rows=2)
-    driver.core.adapters.load("sql", content(folders["sql"]))
+    driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     handles = [driver.add(PROMPT, 60, adapter="sql") for _ in range(4)]
     driver.step(3)
-    driver.core.adapters.unload("sql")
+    driver.core.adapters.unload("sql", driver.core.scheduler.jobs)
     for handle in handles[:2]:
         driver.core.cancel(handle.id)
     assert driver.core.stats().adapters == 1
     driver.core.fail_all(UnknownAdapter("a test"))
-    driver.core.adapters.sweep()
+    driver.core.adapters.sweep(driver.core.scheduler.jobs)
     assert driver.core.stats().adapters == 0
     driver.core.release()
 
 
 def test_an_engine_that_begins_anew_still_has_them(tiny: Any, folders: dict[str, Path]) -> None:
     driver = Driver(tiny("llama"))
-    driver.core.adapters.load("sql", content(folders["sql"]))
+    driver.core.adapters.load("sql", content(folders["sql"]), driver.core.scheduler.jobs)
     first = driver.answers([PROMPT], TOKENS, adapter="sql")
     driver.core.begin_anew()
     assert driver.answers([PROMPT], TOKENS, adapter="sql") == first
@@ -360,7 +360,7 @@ def test_rows_of_one_adapter_are_together_in_a_step(tiny: Any, folders: dict[str
     """Whatever the order in which they came: single tokens first, then pieces of prompts."""
     driver = Driver(tiny("llama"), tokens=2048, max_rows=9)
     for name, folder in folders.items():
-        driver.core.adapters.load(name, content(folder))
+        driver.core.adapters.load(name, content(folder), driver.core.scheduler.jobs)
     plans: list[Any] = []
     plan = driver.core.scheduler.plan
     driver.core.scheduler.plan = lambda in_flight: (plans.append(plan(in_flight)), plans[-1])[1]  # type: ignore[method-assign]

@@ -42,7 +42,7 @@ def test_rows_with_all_adapters_and_none_get_mlx_lms_tokens(name: str, adapted: 
     of = adapted(name)
     driver = Driver(of.kind.folder, tokens=4096, max_rows=12, prefill_budget=12, kv_bits=of.kind.kv_bits)
     for folder in of.adapters:
-        driver.core.adapters.load(folder.name, content(folder))
+        driver.core.adapters.load(folder.name, content(folder), driver.core.scheduler.jobs)
     asked = []
     for length in (3, 21):
         for folder in (*of.adapters, None):

@@ -150,7 +150,7 @@ def test_no_run_takes_more_than_is_planned_with_what_is_on_by_default(asked: str
         params = {"structured": {"type": "array", "items": {"type": "integer"}}, "ignore_eos": False}
     if asked == "an adapter":
         folder = write_adapter(tmp_path / "adapter", spoken)
-        core.adapters.load("one", read_low_rank("one", folder, 64, 1 << 30))
+        core.adapters.load("one", read_low_rank("one", folder, 64, 1 << 30), core.scheduler.jobs)
         params["adapter"] = "one"
     mx.synchronize()
     mx.clear_cache()

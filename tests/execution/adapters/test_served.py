@@ -181,7 +181,7 @@ def test_layers_that_cannot_have_one_are_refused_by_name(
     driver = Driver(tiny(other))
     folder = write_adapter(tmp_path / "a", tiny(other), keys=keys)
     with pytest.raises(AdapterRefused) as caught:
-        driver.core.adapters.load("sql", content(folder))
+        driver.core.adapters.load("sql", content(folder), driver.core.scheduler.jobs)
     assert all(word in str(caught.value) for word in ("'sql'", *words))
     assert not driver.core.adapters.infos and not driver.core.adapters.count
     driver.core.release()

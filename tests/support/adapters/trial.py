@@ -70,7 +70,7 @@ class AdaptedTrial(Trial):
             self._load(core, dice.choice(SLOTS), dice.randrange(len(self._contents)))
         if self._stands_for and dice.random() < 0.05:
             name = dice.choice(list(self._stands_for))
-            core.adapters.unload(name)
+            core.adapters.unload(name, core.scheduler.jobs)
             del self._stands_for[name]
         self._check(core)
 
@@ -85,7 +85,7 @@ class AdaptedTrial(Trial):
         return name
 
     def _load(self, core: EngineCore, name: str, which: int) -> None:
-        info = core.adapters.load(name, self._contents[which])
+        info = core.adapters.load(name, self._contents[which], core.scheduler.jobs)
         assert info.digest == self._contents[which].digest.hex()
         self._stands_for[name] = which
 

@@ -243,7 +243,7 @@ class Day:
             self._ask(tokens_of(20, seed=5), SHORT, adapter="one")
             self._finish()
             with suppress(CortexError, ValueError):
-                core.adapters.unload("one")
+                core.adapters.unload("one", core.scheduler.jobs)
 
     def _evening(self) -> None:
         """Nothing is refused any more: all is right."""
@@ -265,7 +265,7 @@ class Day:
         content = read_low_rank(name, self.kind.adapter, 1 << 10, 1 << 30)
         for _ in range(2 + self.plan.times):
             try:
-                self.driver.core.adapters.load(name, content)
+                self.driver.core.adapters.load(name, content, self.driver.core.scheduler.jobs)
                 return
             except (CortexError, ValueError) as error:
                 self.outcomes[f"load: {type(error).__name__}"] += 1
