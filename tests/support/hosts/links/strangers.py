@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Callable
 
 from cortexmlx.distributed.links.handshake import Hello, Purpose, introduce
@@ -12,8 +13,15 @@ from support.hosts.links.peers import IDENTITY, Group
 from support.patience import PATIENCE
 
 
-def open_files() -> int:
-    return len(os.listdir("/dev/fd"))
+def open_sockets() -> set[tuple[int, int]]:
+    """The sockets of this process, by number and inode: those of other tests may go at any time."""
+    found = set()
+    for number in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # the listing's own
+            status = os.fstat(number)
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((number, status.st_ino))
+    return found
 
 
 def is_closed(connection: socket.socket) -> bool:
